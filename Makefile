@@ -3,6 +3,8 @@
 #   PYTHON       the interpreter .venv is made from (3.11 or newer)
 #   PIP_ARGS     more arguments for pip, for instance to choose another index
 #   PYTEST_ARGS  arguments for pytest; one process a core, tests that share a run in one of them, where not given
+#   MUTANTS      for `make mutants`: how many mutants are sampled
+#   MUTANTS_ARGS for `make mutants`: more arguments, such as --again
 #   GPU_PYTHON   for `make gpu`: an interpreter that has torch already; .venv is then neither made nor used
 #   GPU_ARGS     for `make gpu`: more arguments, such as --only exact
 #   GPU_VERSION  for `make carry`: the Python version of the machine with the GPU
@@ -10,6 +12,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?= -n auto --dist loadgroup
+MUTANTS ?= 200
+MUTANTS_ARGS ?=
 GPU_PYTHON ?=
 GPU_ARGS ?=
 GPU_VERSION ?= 3.12
@@ -26,7 +30,7 @@ READY := $(VENV)/.ready
 COMPLETE := $(VENV)/.complete
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-all check bench docs gpu carry man dist clean
+.PHONY: help demo test test-all mutants check bench docs gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -50,6 +54,9 @@ test: $(COMPLETE) ## Run the tests, all but the slow ones.
 test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART))
+
+mutants: $(READY) ## Test the tests: sample changes of the source, and list those that no test detects in build/mutants.
+	$(BIN)/python -m tests.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)
 
 check: $(COMPLETE) ## Run every check that reads the code: lint, format, types, import floors.
 	$(BIN)/ruff check

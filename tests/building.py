@@ -41,7 +41,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage by its key. It is born wherever an operator ``makes`` it, or alive from before where none does."""
+    """A storage by its key. It is allocated where an operator ``makes`` it, or live from the start if none does."""
 
     key: str
     size: int

@@ -6,7 +6,7 @@ import math
 
 
 class Clock:
-    """Stands in for the module ``time`` in a module under test; it goes on only as it is told to.
+    """Replaces the module ``time`` in a module under test; it advances only on request.
 
     Attributes:
         now_s: The moment, in seconds.

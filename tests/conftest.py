@@ -39,6 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+#: Variables by which libraries that earlier tests imported, or the developer's shell, would change what is printed.
+_TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
+
 #: The file whose tests run.
 _of: dict[str, Path] = {}
 
@@ -68,6 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs a GPU where there is none, and says how the processes of this test start."""
     client.set_enabled(item.get_closest_marker("cold") is None)
+    for name in _TERMINAL:
+        os.environ.pop(name, None)
     if item.path != _of.get("path"):
         _of["path"] = item.path
         _forget_older_objects()

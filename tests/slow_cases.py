@@ -39,6 +39,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/launch/test_many_ranks.py": ("names0", "goes_to_an_address"),
     "tests/launch/test_out_of_memory.py": ("[forward]", "[optimizer]", "job_that_goes_on", "after_the_window"),
     "tests/launch/test_parent.py": ("shorter_than_the_skip", "stop_ends_the_job"),
+    "tests/planners/test_find.py": ("are_replayed[checkmate]", "are_replayed[auto]"),
     "tests/policies/test_accumulate.py": ("agree[unet",),
     "tests/policies/test_checkpoint.py": (
         "byte[vit",

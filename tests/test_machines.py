@@ -161,7 +161,7 @@ def test_machine_alone_is_a_budget() -> None:
     ],
 )
 def test_nonsense_is_one_clear_sentence(text: str | None, sentence: str) -> None:
-    """What is no budget is refused with a sentence about it, and exit code 2."""
+    """An invalid budget is refused with a message, and exit code 2."""
     with pytest.raises(UsageError, match=sentence) as caught:
         parse_budget(text, 1000)
     assert "\n" not in str(caught.value)

@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def metadata(wheel: zipfile.ZipFile) -> Message:
-    """Reads what pip is told about the wheel."""
+    """Reads the wheel's metadata."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     return Parser().parsestr(wheel.read(name).decode())
 
@@ -65,14 +65,14 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
 
 
 def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
-    """No source file is left behind, the bootstrap's `sitecustomize.py` included."""
+    """No source file is missing, the bootstrap's `sitecustomize.py` included."""
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "memprof").rglob("*.py")}
     assert modules <= set(wheel.namelist())
     assert "memprof/launch/bootstrap/sitecustomize.py" in modules
 
 
 def test_wheel_holds_the_manual_pages(wheel: zipfile.ZipFile) -> None:
-    """Where `man` looks beside a bin folder; one for each verb, and nothing else lies there."""
+    """Where `man` looks next to a bin folder; one for each verb, and no other file."""
     beside = f"torch_memprof-{memprof.__version__}.data/"
     pages = {name.removeprefix(beside) for name in wheel.namelist() if name.startswith(beside)}
     assert pages == {"data/share/man/man1/memprof.1", *(f"data/share/man/man1/memprof-{verb}.1" for verb in VERBS)}
@@ -131,7 +131,7 @@ def test_record_is_imported_at_its_first_use() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    """A name the package does not have is an AttributeError that says so."""
+    """An unknown name is an AttributeError with a message."""
     with pytest.raises(AttributeError, match="module 'memprof' has no attribute 'recrod'"):
         memprof.recrod  # type: ignore[attr-defined]  # noqa: B018
 

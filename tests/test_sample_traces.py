@@ -1,4 +1,4 @@
-"""The sample traces in the repository: they open, are sound, and show the figures written beside them."""
+"""The sample traces in the repository: they open, are valid, and match their expected figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_step_is_sound(trace: Trace) -> None:
 
 
 def test_the_replay_finds_the_expected_peak(trace: Trace, expected: dict[str, Any]) -> None:
-    """Step, operator, phase and bytes of the peak are those written beside the trace."""
+    """Step, operator, phase and bytes of the peak are those expected of the trace."""
     step = trace.steady_step()
     op = peak_op(step)
     found = (step.number, step.ops.name[op], step.ops.phase[op], int(live_bytes(step).during[op]))
@@ -79,7 +79,7 @@ def test_at_most_a_hundredth_is_unknown(trace: Trace) -> None:
 
 
 def test_the_report_says_the_same(folder: Path, expected: dict[str, Any]) -> None:
-    """`memprof report --json` shows the peak and the categories written beside the trace."""
+    """`memprof report --json` shows the expected peak and categories of the trace."""
     command = [sys.executable, "-m", "memprof.cli.main", "report", "--json", str(folder / "run.memprof")]
     report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert {key: report["peak"][key] for key in expected["peak"]} == expected["peak"]

@@ -79,7 +79,7 @@ def test_parse_bytes(text: str, count: int) -> None:
     ],
 )
 def test_parse_bytes_says_what_is_wrong(text: str, sentence: str) -> None:
-    """What cannot be read is refused in a sentence that says what to write instead."""
+    """Invalid sizes are refused with a message that shows a valid one."""
     with pytest.raises(UsageError) as raised:
         parse_bytes(text)
     assert str(raised.value) == sentence

@@ -73,7 +73,7 @@ def _layout(desk: Workspace) -> html.Div:
             frame.layout(desk),
             dcc.Tabs(
                 id=ids.TABS,
-                value="live",
+                value=View().tab,
                 mobile_breakpoint=0,
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
@@ -138,8 +138,7 @@ def _register(app: Dash, desk: Workspace) -> None:
     def show_panel(place: Any) -> Any:
         if place is None:
             return no_update
-        view = View.from_json(place)
-        return PAGES[view.tab].layout(desk, view)
+        return _panel(desk, View.from_json(place))
 
     @app.callback(Output(ids.TICK, "data"), Input(ids.LIVE, "n_intervals"), State(ids.TICK, "data"))
     def look_again(_: Any, tick: Any) -> Any:
@@ -151,6 +150,17 @@ def _register(app: Dash, desk: Workspace) -> None:
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
         return int(tick or 0) + 1 if has_grown else no_update
+
+
+def _panel(desk: Workspace, view: View) -> Any:
+    """Returns the components of the view's page; for an unknown one, a note and those of the default page."""
+    page = PAGES.get(view.tab)
+    if page is not None:
+        return page.layout(desk, view)
+    default = View().tab
+    names = ", ".join(PAGES)
+    sentence = f"unknown page {view.tab!r}: give one of {names}. This is {default}."
+    return [parts.note(sentence), PAGES[default].layout(desk, view.change(tab=default))]
 
 
 def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> View:
@@ -198,5 +208,5 @@ def _tell(error: Exception) -> None:
     print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in told), file=sys.stderr)
     set_props(
         ids.NOTE,
-        {"children": parts.note("Something went wrong in memprof itself; where it was started, it printed what.")},
+        {"children": parts.note("Internal error; see the terminal running memprof.")},
     )

@@ -25,18 +25,18 @@ Examples:
     default=8050,
     show_default=True,
     metavar="N",
-    help="Port to listen on; where it is taken, the next that is free. 0 takes any.",
+    help="Port to listen on; the next free one if it is taken. 0 picks any.",
 )
 @click.option("--prefix", default="/", metavar="PATH", help="Path below which it is served, behind a proxy.")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser.")
 def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, browser: bool) -> None:
-    """Show recordings in a browser: what fills the memory when, who made it, and which plan makes it fit.
+    """Show recordings in a browser: memory over time, what allocated it, and which plans make the job fit.
 
-    TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or died. Several are shown
-    side by side. The page is for this machine's user alone: its address holds a token.
+    TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or has crashed. Several can
+    be compared. Access needs the token in the printed address.
     """
     if importlib.util.find_spec("dash") is None:
-        raise UsageError("The dashboard needs dash and plotly: pip install 'torch-memprof[dashboard]'")
+        raise UsageError("the dashboard needs dash and plotly: pip install 'torch-memprof[dashboard]'")
     from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
 
     serve(list(traces), host=host, port=port, prefix=prefix, opens_browser=browser, say=_say)

@@ -42,7 +42,7 @@ def layout(desk: Workspace) -> html.Div:
                     html.Span(desk.sources[0].name, className="only", hidden=not is_single),
                     _chosen("rank", dcc.Dropdown(_ranks(desk, 0), None, id=ids.RANK), is_hidden=not has_ranks),
                     _chosen(
-                        "beside it",
+                        "compare with",
                         dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
                         is_hidden=is_single,
                     ),
@@ -60,7 +60,7 @@ def layout(desk: Workspace) -> html.Div:
                         "budget",
                         dcc.Input(id=ids.BUDGET, type="text", debounce=True, placeholder="24GiB or 60%", maxLength=40),
                     ),
-                    html.Button("theme", id=ids.THEME_BUTTON, title="light or dark", type="button"),
+                    html.Button("theme", id=ids.THEME_BUTTON, title="switch between light and dark", type="button"),
                 ],
                 id=ids.HEADER,
             ),
@@ -72,15 +72,15 @@ def layout(desk: Workspace) -> html.Div:
                     *(
                         html.Button(label, id=name, title=title, type="button")
                         for label, name, title in (
-                            ("to the peak", ids.PEAK_BUTTON, "of what is shown (P)"),
+                            ("to the peak", ids.PEAK_BUTTON, "peak of the visible range (P)"),
                             ("+", ids.IN_BUTTON, "zoom in (+)"),
                             ("\N{MINUS SIGN}", ids.OUT_BUTTON, "zoom out (-)"),
                             ("all", ids.ALL_BUTTON, "show everything (Home)"),
-                            ("download", ids.DOWNLOAD_BUTTON, "what the timeline shows, as CSV"),
+                            ("download", ids.DOWNLOAD_BUTTON, "timeline data as CSV"),
                         )
                     ),
                     html.Span(
-                        "drag to zoom, click to see what is alive, ← → by operator, with shift by step",
+                        "drag to zoom, click to move the cursor; ← → move by operator, with Shift by step",
                         className="hint",
                     ),
                 ],
@@ -182,7 +182,7 @@ def register(app: Dash, desk: Workspace) -> None:
             return no_update
         view = View.from_json(window)
         heads, rows = rows_of(desk.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
-        return parts.as_table(heads, rows, label="what the timeline shows")
+        return parts.as_table(heads, rows, label="timeline data")
 
     @app.callback(
         Output(ids.DOWNLOAD, "data"),

@@ -56,18 +56,18 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
     @server.before_request
     def check() -> Response | None:
         if _name_of(request.host) not in known:
-            abort(403, "This dashboard is not served under that name.")
+            abort(403, "The dashboard is not served under this host name.")
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
-            abort(403, "A page of another site asked.")
+            abort(403, "Cross-site request refused.")
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            abort(403, "A page of another site asked.")
+            abort(403, "Cross-site request refused.")
         if hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), token.encode()):
             return None
         if request.method != "GET" or not hmac.compare_digest(
             request.args.get(_PARAMETER, "").encode(), token.encode()
         ):
-            abort(403, "Open the address that memprof printed: it holds the token.")
+            abort(403, "Missing or wrong token: open the address that memprof printed.")
         kept = request.args.to_dict()
         del kept[_PARAMETER]
         answer = redirect(f"{home}?{urlencode(kept)}" if kept else home)
@@ -78,7 +78,7 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
         # Errors in a callback are shown on the page; this one occurred before a callback was found.
         if "/_dash-" not in request.path or isinstance(error, InvalidCallbackReturnValue):
             raise error
-        return "This is no request of the dashboard's page.", 400
+        return "Malformed request.", 400
 
     for kind in _MALFORMED:
         server.register_error_handler(kind, refuse)

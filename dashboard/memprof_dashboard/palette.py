@@ -34,7 +34,7 @@ FILLS = {
     "collective": Fill("collectives", "#000000", "x"),
     "temporary": Fill("temporaries", "#F0E442"),
     "workspace": Fill("kernel workspace", "#D55E00", "\\"),
-    "unknown": Fill("unknown", "#999999", "/"),
+    "unknown": Fill("uncategorized", "#999999", "/"),
 }
 
 #: Colours of the recorder's own phases, from the palette of Okabe and Ito.

@@ -23,7 +23,7 @@ def empty(title: str, sentence: str) -> html.Div:
 
 def error(sentence: str) -> html.Div:
     """Returns the placeholder of a view that cannot be shown."""
-    return html.Div([html.H3("This cannot be shown"), html.P(sentence)], className="state error", role="alert")
+    return html.Div([html.H3("Cannot show this page"), html.P(sentence)], className="state error", role="alert")
 
 
 def note(sentence: str) -> html.P:

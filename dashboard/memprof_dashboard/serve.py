@@ -59,9 +59,9 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{server.port}{prefix}?token={token}"
     if server.port != port and port:
-        say(f"Port {port} is taken, {server.port} is free." if taken else "")
-    say(f"The dashboard is at {url}")
-    say("Others on this machine cannot see it without the token. Ctrl-C ends it.")
+        say(f"port {port} is taken, using {server.port}" if taken else "")
+    say(f"the dashboard is at {url}")
+    say("the address contains an access token: share it with nobody else; Ctrl-C stops the dashboard")
     if opens_browser:
         threading.Thread(target=_open, args=(url, say), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
@@ -95,11 +95,9 @@ def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
             if error.errno in (98, 48) or "in use" in str(error).lower():
                 taken = True
                 continue
-            raise UsageError(
-                f"Nothing can listen on {host}:{number}: {error.strerror}. Try --host 127.0.0.1."
-            ) from None
+            raise UsageError(f"cannot listen on {host}:{number} ({error.strerror}); try --host 127.0.0.1") from None
         return make_server(host, number, app, threaded=True), taken  # type: ignore[arg-type]
-    raise UsageError(f"Ports {port} to {port + _TRIES - 1} are all taken: choose another with --port.")
+    raise UsageError(f"ports {port} to {port + _TRIES - 1} are all taken; choose another with --port")
 
 
 def _open(url: str, say: Callable[[str], None]) -> None:
@@ -109,4 +107,4 @@ def _open(url: str, say: Callable[[str], None]) -> None:
     except (webbrowser.Error, OSError):
         is_open = False
     if not is_open:
-        say("No browser was found: open that address in one, here or through ssh -L.")
+        say("no browser found: open the address in one, on this machine or through ssh -L")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-TABS = ("live", "blocks", "segments", "treemap", "whatif", "diff", "ranks")
-
 #: Longest text accepted from a URL.
 _LONGEST = 200
 _LARGEST = 2**53
@@ -23,7 +21,7 @@ class View:
     Attributes:
         trace: Place of the recording among those opened.
         rank: Its rank; -1 for the lowest.
-        tab: What is shown below the timeline, one of TABS.
+        tab: Name of the page below the timeline, as in ``pages.PAGES``; for an unknown name, the default page is shown.
         first: First operator shown; -1 for the recording's own choice.
         end: End of the visible range (exclusive).
         at: The operator under the cursor; -1 for the peak.
@@ -87,6 +85,4 @@ def _is_sound(name: str, value: Any) -> bool:
     default = next((field.default for field in dataclasses.fields(View) if field.name == name), None)
     if isinstance(default, int):
         return type(value) is int and -1 <= value < _LARGEST
-    return (
-        isinstance(value, str) and default is not None and len(value) <= _LONGEST and (name != "tab" or value in TABS)
-    )
+    return isinstance(value, str) and default is not None and len(value) <= _LONGEST

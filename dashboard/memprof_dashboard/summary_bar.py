@@ -33,7 +33,7 @@ def facts_of(rank: Rank, view: View) -> Any:
     history, manifest = rank.history, rank.trace.manifest
     if not history.ops:
         return parts.empty(
-            "No operators", f"{rank.trace.path.name} holds no operators: the job ran no step in its window."
+            "No operators", f"{rank.trace.path.name} contains no operators: the job ran no step in its window."
         )
     now = shown(view, rank)
     peak = history.peak(now.first, now.end)
@@ -41,11 +41,15 @@ def facts_of(rank: Rank, view: View) -> Any:
     split = {name: int(history.alive_bytes(name, np.array([peak]))[0]) for name in history.categories}
     largest = max(split, key=lambda name: split[name])
     facts = [
-        _fact("peak", format_bytes(size), f"{size:,} bytes, in what is shown"),
+        _fact("peak", format_bytes(size), f"{size:,} B (visible range)"),
         _fact(
             "where", f"step {history.step[peak]}, {_phase(history, peak)}", rank.module_title(int(history.module[peak]))
         ),
-        _fact("most of it", f"{fill_of(largest).label} {format_bytes(split[largest])}", f"{split[largest] / size:.0%}"),
+        _fact(
+            "largest category",
+            f"{fill_of(largest).label} {format_bytes(split[largest])}",
+            f"{split[largest] / size:.0%}",
+        ),
     ]
     budget = budget_of(view.budget, size)
     if budget:
@@ -56,7 +60,8 @@ def facts_of(rank: Rank, view: View) -> Any:
     machine = manifest.machine
     if machine.device_kind != "cpu" and machine.capacity_bytes:
         left = machine.capacity_bytes - size
-        facts.append(_fact("device", format_bytes(machine.capacity_bytes), f"{format_bytes(left)} beside the peak"))
+        room = f"{format_bytes(left)} above the peak" if left >= 0 else f"peak is {format_bytes(-left)} over capacity"
+        facts.append(_fact("device", format_bytes(machine.capacity_bytes), room))
     plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
     if len(plain) and np.isfinite(np.nanmedian(plain)):
         facts.append(_fact("step time", format_us(float(np.nanmedian(plain))), "without the recorder"))
@@ -68,7 +73,7 @@ def facts_of(rank: Rank, view: View) -> Any:
 def _incomplete(rank: Rank) -> Any:
     capture = rank.trace.manifest.capture
     place = f" in {capture.ends_at}" if capture.ends_at else ""
-    return parts.note(f"This recording ended early{place}: {capture.reason or 'it was cut short'}.")
+    return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
 
 
 def _fact(label: str, value: str, detail: str) -> html.Div:

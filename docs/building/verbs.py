@@ -10,9 +10,12 @@ import click
 
 from docs.building.commands import commands_of
 from memprof.cli.main import VERBS, memprof
+from memprof.cli.options.grouped import option_groups
 
 #: The page that explains what a verb is for, where it is not ``<verb>.md``.
 GUIDES = {
+    "largest": "suggest.md",
+    "devices": "sharding.md",
     "predict": "policies.md",
     "verify": "policies.md",
     "check": "diff.md",
@@ -21,6 +24,9 @@ GUIDES = {
 
 #: Verbs that answer until they are interrupted: their examples are shown and not run.
 ENDLESS = ("dashboard",)
+
+#: Verbs whose examples take minutes.
+SLOW = ("largest", "planners")
 
 #: Verbs whose output is of the machine that built the site, and says where things lie on it.
 TELLS_MACHINE = ("doctor",)
@@ -104,12 +110,12 @@ def verb_page(verb: str, pages: set[str], exit_codes: str = "") -> str:
             "",
         ]
     lines += ["## Usage", "", "```text", _usage(command, context), "```", "", *_paragraphs(command), ""]
-    lines += ["## Options", "", *_option_table(command, context), ""]
+    lines += ["## Options", "", *_options(command, context)]
     examples = examples_of(verb)
     if examples:
         lines += ["## Examples", "", "```bash", *examples, "```", ""]
         shown = examples[SHOWN.get(verb, 0)]
-        if verb not in (*ENDLESS, *TELLS_MACHINE) and commands_of(f"```\n{shown}\n```", verb):
+        if verb not in (*ENDLESS, *SLOW, *TELLS_MACHINE) and commands_of(f"```\n{shown}\n```", verb):
             lines += ["One of them, run when this page was built:", "", "```console", f"$ {shown}", "```", ""]
     lines += ["## Exit codes", ""]
     if exit_codes:
@@ -141,8 +147,16 @@ def _paragraphs(command: click.Command) -> Iterator[str]:
     yield re.sub(r"(?<![`\w-])(--[a-z][\w-]*)", r"`\1`", text)
 
 
-def _option_table(command: click.Command, context: click.Context) -> Iterator[str]:
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yields a table of options for each of their groups, below its heading if there is more than one."""
+    groups = option_groups(command, context)
+    for heading, options in groups:
+        if len(groups) > 1:
+            yield from (f"### {heading}", "")
+        yield from (*_option_table(options, context), "")
+
+
+def _option_table(options: list[click.Option], context: click.Context) -> Iterator[str]:
     has_variables = any(option.envvar for option in options)
     yield "| option | variable | meaning |" if has_variables else "| option | meaning |"
     yield "|---|---|---|" if has_variables else "|---|---|"

@@ -164,7 +164,7 @@ def environment(home: Path) -> dict[str, str]:
     return kept | {
         "PATH": os.pathsep.join([here, kept.get("PATH", os.defpath)]),
         "HOME": str(home),
-        "COLUMNS": "120",
+        "COLUMNS": "160",
         "NO_COLOR": "1",
         "OMP_NUM_THREADS": "1",
         "BROWSER": "true",  # the program that does nothing: no window opens

@@ -78,23 +78,8 @@ def _policy_offer(param: click.Parameter) -> Offer | None:
     kind = policy_type(param.name or "")
     if kind is None or param.metavar != kind.flag_example:
         return None
-    known = flag_values().get(kind.name)
-    if known is None:
-        return _words(lambda: [kind.flag_example.strip("'")])
-    return _listed(lambda: list(known)) if kind.name == "optimizer" else _words(lambda: list(known))
-
-
-def flag_values() -> dict[str, tuple[str, ...]]:
-    """Returns the values of policy flags that accept words from a fixed list, by policy."""
-    from memprof.policies.optimizer.policy import LOOPS, STATES
-    from memprof.policies.precision.policy import FLAGS
-
-    return {
-        "optimizer": ("in-backward", *LOOPS, *STATES),
-        "precision": tuple(FLAGS),
-        "shard": ("ddp", "zero1", "zero2", "fsdp"),
-        "swap": ("optimizer", "parameters", "layers.*"),
-    }
+    words = kind.flag_words or (kind.flag_example.strip("'"),)
+    return _listed(lambda: list(words)) if kind.flag_is_list else _words(lambda: list(words))
 
 
 def _words(names: Callable[[], list[str]]) -> Offer:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.main import VERBS, memprof
+from memprof.cli.options.grouped import option_groups
 from memprof.version import __version__
 
 #: Exit codes, common to all verbs except those that run a job, whose descriptions list their own.
@@ -61,7 +62,7 @@ def _top_page(context: click.Context) -> str:
             ".SH VERBS",
             *_terms(verbs),
             ".SH OPTIONS",
-            *_terms(_options(memprof, context)),
+            *_options(memprof, context),
             ".SH EXIT STATUS",
             *_terms(_EXIT_CODES),
             ".SH ENVIRONMENT",
@@ -88,7 +89,7 @@ def _verb_page(verb: str, summary: str, command: click.Command, top: click.Conte
             ".SH DESCRIPTION",
             *_prose(inspect.cleandoc(command.help or "")),
             ".SH OPTIONS",
-            *_terms(_options(command, context)),
+            *_options(command, context),
             *([".SH ENVIRONMENT", *_terms(variables)] if variables else []),
             *([] if verb in _RUN_JOBS else [".SH EXIT STATUS", *_terms(_EXIT_CODES)]),
             *([".SH EXAMPLES", ".nf", *map(_escaped, examples), ".fi"] if examples else []),
@@ -111,9 +112,13 @@ def _synopsis(name: str, command: click.Command, context: click.Context) -> Iter
     yield _escaped(" ".join(command.collect_usage_pieces(context)))
 
 
-def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
-    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
-    return [record for option in options if (record := option.get_help_record(context)) is not None]
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Formats the options, below their groups' headings if there is more than one group."""
+    groups = option_groups(command, context)
+    for heading, options in groups:
+        if len(groups) > 1:
+            yield f".SS {_escaped(heading)}"
+        yield from _terms([record for one in options if (record := one.get_help_record(context)) is not None])
 
 
 def _prose(text: str) -> Iterator[str]:

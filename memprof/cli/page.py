@@ -1,4 +1,4 @@
-"""A page of text and tables: colored and fitted to a terminal, plain and untruncated in a pipe."""
+"""A page of text and tables: colored and fitted to a terminal; in a pipe plain, wrapped where wide, and never cut."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from rich.text import Text
 from memprof.cli.harmless import harmless
 
 _UNCUT_WIDTH = 10_000
+#: Width of tables in a pipe, unless ``COLUMNS`` is set.
+_PIPED_WIDTH = 160
+#: Blanks between columns.
+_GAP = 2
+#: A column of words is not made narrower than this in a pipe.
+_LEAST_WIDTH = 24
 
 
 @dataclass
@@ -24,7 +30,7 @@ class Page:
 
     Attributes:
         is_terminal: Output is a terminal: use colors and bars, and fit lines to the width.
-        width: Width in columns.
+        width: Width in columns; in a pipe that of tables alone, since a sentence stays on one line.
         has_colour: Use colors.
     """
 
@@ -38,9 +44,11 @@ class Page:
         """Creates a page for stdout, from its type and ``NO_COLOR``, ``FORCE_COLOR`` and ``COLUMNS``."""
         is_forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
         is_terminal = is_forced or (sys.stdout is not None and sys.stdout.isatty())
+        given = os.environ.get("COLUMNS", "")
+        piped = int(given) if given.isdecimal() and int(given) else _PIPED_WIDTH
         return Page(
             is_terminal=is_terminal,
-            width=shutil.get_terminal_size((80, 24)).columns if is_terminal else _UNCUT_WIDTH,
+            width=shutil.get_terminal_size((80, 24)).columns if is_terminal else piped,
             has_colour=is_terminal and not os.environ.get("NO_COLOR"),
         )
 
@@ -61,7 +69,7 @@ class Page:
         buffer = io.StringIO()
         console = Console(
             file=buffer,
-            width=self.width,
+            width=self.width if self.is_terminal else _UNCUT_WIDTH,
             force_terminal=self.has_colour,
             color_system="auto" if self.has_colour else None,
             markup=False,
@@ -69,13 +77,43 @@ class Page:
             emoji=False,
         )
         for part in self._parts:
-            console.print(part)
+            if isinstance(part, Table) and not self.is_terminal:
+                console.print(part, width=_wrap(part, console, self.width))
+            else:
+                console.print(part)
         text = harmless(buffer.getvalue(), keeps_colours=self.has_colour)
         return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
     def write(self) -> None:
         """Writes the page to stdout."""
         print(self.render(), end="")
+
+
+def _wrap(table: Table, console: Console, width: int) -> int:
+    """Lets a table's columns of words wrap, so that nothing is cut; numbers, places and modules stay on one line.
+
+    Args:
+        table: The table, which is changed.
+        console: Measures its cells.
+        width: The width that it is to fit.
+
+    Returns:
+        The width to draw it in: the given one, or the least that the table can have.
+    """
+    least = 0
+    for column in table.columns:
+        cells = list(column.cells)
+        natural = max(Measurement.get(console, console.options, one).maximum for one in (column.header, *cells))
+        column.no_wrap = column.no_wrap or any(isinstance(one, TailCell) for one in cells)
+        column.min_width = natural if column.no_wrap else min(natural, _LEAST_WIDTH)
+        least += column.min_width + _GAP
+        if column.no_wrap:
+            continue
+        column.overflow = "fold"
+        for one in cells:
+            if isinstance(one, Text):
+                one.no_wrap, one.overflow = False, "fold"
+    return max(width, least)
 
 
 @dataclass(frozen=True)
@@ -110,7 +148,7 @@ def printable(text: str) -> str:
 
 def make_table(*headers: str) -> Table:
     """Makes a table without rules; a header that starts with ``>`` marks a right-aligned numeric column."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
     for header in headers:
         if header.startswith(">"):
             table.add_column(Text(header[1:]), justify="right", no_wrap=True)
@@ -120,5 +158,5 @@ def make_table(*headers: str) -> Table:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Makes a cell that is truncated, not wrapped, on narrow terminals."""
+    """Makes a cell that is truncated, not wrapped, on narrow terminals; in a pipe it wraps."""
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.status import Status
 
 from memprof.analysis.plans.compare_planners import Point
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
-from memprof.planners.search.tried import Candidate
 from memprof.units import format_us
 
 

@@ -14,8 +14,8 @@ from memprof.errors import UsageError
 from memprof.integrations.asked import Asked
 from memprof.launch.fit.attempt import measure
 from memprof.machines.budget import parse_budget
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
+import importlib
 
 from memprof.errors import UsageError
 from memprof.planners.base import Planner
 
+#: Every planner in the order of tables: ``module:class``, imported on first use, or the class itself. One more planner
+#: needs a line here and nothing else.
+PLANNERS: list[str | type[Planner]] = [
+    "memprof.planners.published.sqrt:Sqrt",
+    "memprof.planners.published.selective:Selective",
+    "memprof.planners.published.bptt:Bptt",
+    "memprof.planners.published.chain:Chain",
+    "memprof.planners.published.checkmate:Checkmate",
+    "memprof.planners.published.dtr:Dtr",
+    "memprof.planners.published.knapsack:Knapsack",
+    "memprof.planners.published.swap:SwapOut",
+    "memprof.planners.published.auto:Auto",
+]
 
-@cache
+
 def planner_types() -> tuple[type[Planner], ...]:
     """Returns the planners in the order of tables."""
-    from memprof.planners.published.auto import Auto
-    from memprof.planners.published.bptt import Bptt
-    from memprof.planners.published.chain import Chain
-    from memprof.planners.published.checkmate import Checkmate
-    from memprof.planners.published.dtr import Dtr
-    from memprof.planners.published.knapsack import Knapsack
-    from memprof.planners.published.selective import Selective
-    from memprof.planners.published.sqrt import Sqrt
-    from memprof.planners.published.swap import SwapOut
+    return tuple(_imported(one) if isinstance(one, str) else one for one in PLANNERS)
 
-    return Sqrt, Selective, Bptt, Chain, Checkmate, Dtr, Knapsack, SwapOut, Auto
+
+def _imported(place: str) -> type[Planner]:
+    module, _, name = place.partition(":")
+    kind: type[Planner] = getattr(importlib.import_module(module), name)
+    assert issubclass(kind, Planner), f"{place} is no planner"
+    return kind
 
 
 def planner_type(name: str) -> type[Planner] | None:

@@ -52,6 +52,13 @@ class Policy(ABC):
         tried_by_default: Whether a search uses the policy where the user names none.
         has_candidates: Whether the policy's folder has a ``candidates.py``.
         errors_combined: Additional errors when combined with a policy that ``handles_saved``.
+        tried_live: Whether a search for a job in the middle of training uses it where the user names none.
+        live_refusal: Why it cannot be applied in the middle of training; "" where it can.
+        dry_refusal: Why a dry run cannot apply it, and what to do instead; "" where it can.
+        flag_words: Values of ``--<name>`` that shells complete; where empty, ``flag_example``.
+        flag_is_list: Whether ``--<name>`` takes several of these words, separated by commas.
+        frameworks_set_it: Whether training frameworks have settings of their own for it (precision, accumulation, the
+            optimizer), so that emitted code must not apply it to the model as well.
     """
 
     name: ClassVar[str]
@@ -64,6 +71,13 @@ class Policy(ABC):
 
     tried_by_default: ClassVar[bool] = False
     has_candidates: ClassVar[bool] = False
+    tried_live: ClassVar[bool] = False
+    live_refusal: ClassVar[str] = ""
+    dry_refusal: ClassVar[str] = ""
+
+    flag_words: ClassVar[tuple[str, ...]] = ()
+    flag_is_list: ClassVar[bool] = False
+    frameworks_set_it: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -148,6 +162,26 @@ class Policy(ABC):
     def held_bytes(self) -> int | None:
         """The hard memory cap in allocated bytes that the policy enforces at run time; None without one."""
         return None
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """Whether it changes the optimizer or its state, so that it cannot be applied to the model alone."""
+        return False
+
+    @property
+    def changes_update(self) -> bool:
+        """Whether it changes what the optimizer's update reads and writes."""
+        return self.needs_optimizer
+
+    @property
+    def excludes_sharding(self) -> bool:
+        """Whether it cannot be applied to parameters that fully_shard has divided over ranks."""
+        return self.changes_update
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch's own API has no equivalent, so that emitted code calls memprof; "" where it has one."""
+        return "torch has no equivalent of it"
 
     def apply(self, job: Job) -> None:
         """Applies the policy to real training, before the job's first step.

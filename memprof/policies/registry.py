@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 
 from memprof.policies.base import Policy
 
+#: The policies' folders, in their order. Policies that change sizes come first, then those that change lifetimes, then
+#: those that run different code: checkpoint frees what precision left, swap moves what checkpoint kept.
+_FOLDERS = (
+    "shard",
+    "precision",
+    "accumulate",
+    "loss",
+    "checkpoint",
+    "swap",
+    "compress",
+    "optimizer",
+    "compile",
+    "remat",
+    "allocator",
+)
+
 
 @cache
 def policy_types() -> tuple[type[Policy], ...]:
-    """Returns the policies in their order: shard, precision, accumulate, loss, checkpoint, swap, compress, ...
+    """Returns the policies in their order: of each folder the one class that its ``policy.py`` defines."""
+    return tuple(_policy_in(folder) for folder in _FOLDERS)
 
-    Policies that change sizes come first, then those that change lifetimes, then those that run different code:
-    checkpoint frees what precision left, swap moves what checkpoint kept.
-    """
-    from memprof.policies.accumulate.policy import Accumulate
-    from memprof.policies.allocator.policy import Allocator
-    from memprof.policies.checkpoint.policy import Checkpoint
-    from memprof.policies.compile.policy import Compile
-    from memprof.policies.compress.policy import Compress
-    from memprof.policies.loss.policy import ChunkedLoss
-    from memprof.policies.optimizer.policy import OptimizerPolicy
-    from memprof.policies.precision.policy import Precision
-    from memprof.policies.remat.policy import Remat
-    from memprof.policies.shard.policy import Shard
-    from memprof.policies.swap.policy import Swap
 
-    return (
-        Shard,
-        Precision,
-        Accumulate,
-        ChunkedLoss,
-        Checkpoint,
-        Swap,
-        Compress,
-        OptimizerPolicy,
-        Compile,
-        Remat,
-        Allocator,
-    )
+def _policy_in(folder: str) -> type[Policy]:
+    module = importlib.import_module(f"memprof.policies.{folder}.policy")
+    kinds = [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    (kind,) = (each for each in kinds if issubclass(each, Policy))
+    return kind
 
 
 def policy_type(name: str) -> type[Policy] | None:

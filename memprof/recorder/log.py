@@ -6,11 +6,14 @@ import os
 import time
 from array import array
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.phases import MOST_NAMES
 from memprof.recorder.faults import raise_if_of_job
 from memprof.trace.files.spool import COLUMNS, SpoolWriter
+
+if TYPE_CHECKING:
+    import torch
 
 #: Bound at import: a job may replace the builtin and count its calls.
 _open = open
@@ -57,6 +60,7 @@ class RawLog:
         self.flushed_ns = time.time_ns()
         self._interned: dict[str, dict[Hashable, int]] = {}
         self._fresh: dict[str, list[Any]] = {}
+        self._tensors: dict[tuple[Any, ...], int] = {}
 
     def intern(self, stream: str, key: Hashable, text: Any = None) -> int:
         """Returns the number of a text (or of any JSON value, identified by key), assigning one if it is new."""
@@ -74,6 +78,17 @@ class RawLog:
             self.names_left_out = True
             return -1
         return self.intern("phases", name)
+
+    def tensor_number(self, tensor: torch.Tensor) -> int:
+        """Returns the number of a tensor's shape, type and device."""
+        sizes = () if tensor.is_nested else tensor.shape  # rows of a nested tensor have different sizes
+        key = (tensor.dtype, sizes, tensor.device)
+        number = self._tensors.get(key)
+        if number is None:
+            shape = "x".join(str(int(size)) for size in sizes)
+            record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
+            number = self._tensors[key] = self.intern("tensors", tuple(record), record)
+        return number
 
     def record(self, stream: str, record: Any) -> None:
         """Writes one record at once, after everything logged before it.

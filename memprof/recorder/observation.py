@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.failures import FailureLog
-from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
-from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
-from memprof.recorder.steps.training import TrainedModels
 from memprof.recorder.steps.window import Watch, Window
+from memprof.recorder.thread_end import ThreadEnd
+from memprof.recorder.thread_observation import ThreadObservation
 from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
 
 if TYPE_CHECKING:
@@ -38,23 +35,12 @@ _RSS_NS = 20_000_000
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
 
 
-class _AtThreadEnd:
-    """Runs an action when the thread that holds this object ends, in that thread."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
-
-    def __del__(self) -> None:
-        self._action()
-
-
-class Observation:
+class Observation(ThreadObservation):
     """Observes and logs the steps of one thread: the one that created it.
 
     Attributes:
         watch: How the current step is observed.
         is_paused: Whether recording is suspended until the next step begins.
-        thread: The thread observed.
         has_ended: The window is over: only larger steps are recorded from then on.
         progress: The job's position within the step.
     """
@@ -94,19 +80,14 @@ class Observation:
         Raises:
             OSError: The spool cannot be written.
         """
-        self.thread = threading.get_ident()
-        self._of_thread = threading.local()
-        self._of_thread.end = _AtThreadEnd(on_thread_end)
+        self._thread_end = ThreadEnd(on_thread_end)
+        log = RawLog(SpoolWriter(folder))
+        super().__init__(log, describe_process(window, is_late=is_late), folder, rounds)
         self.watch = Watch.SKIPPED
         self.is_paused = False
+        self.has_ended = False
         self.progress = Progress()
-        self._rounds = rounds
-        self._trained = TrainedModels(rounds)
         self._is_late = is_late
-        self._log = log = RawLog(SpoolWriter(folder))
-        log.record("start", describe_process(window, is_late=is_late))
-        self._remarks = RemarkReader()
-        self._registry = ModuleRegistry(log)
         self._stacks = StackTable(log, module_call, root_call)
         self._sources = MemorySources(log, can_hear=can_hear)
         self._times = OperatorTimes(log)
@@ -120,23 +101,17 @@ class Observation:
             on_operator_error,
             self._note_out_of_memory,
         )
-        self._failures = FailureLog(folder, log, self._registry, rounds)
         self._has_pending_cut = False
-        self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
         self._dry = dry
         self._batches = batches
         if dry is not None:
             dry.adopt(self._mode, self._inventory, self._sources, log)
         self._registry.scan()
-        self._step_start_ns = 0
         self._step_first_op = 0
         self._paused_ns = 0
-        self._call_count = 0
-        self._stated_holders = 0
         self._sampled_rss_ns = 0
         self._has_new_gradients = False
         self._noted: set[str] = set()
-        self.has_ended = False
 
     @property
     def is_recording(self) -> bool:
@@ -171,8 +146,7 @@ class Observation:
             self._sources.stop()
             if watch is Watch.TIMED and not self._times.start():
                 self._note_untimed()
-        for remark in self._remarks.fresh():
-            self._log.record(*remark)
+        self._write_remarks()
         self._failures.prepare()
         self._log.flush()
         self._paused_ns = 0
@@ -192,9 +166,7 @@ class Observation:
         end_ns = time.time_ns()
         self._times.stop()
         if self.is_recording:
-            with torch._C.DisableTorchFunction(), untraced():
-                for optimizer in self._rounds.alive():
-                    self._inventory.optimizer_state(optimizer)
+            self._state_optimizers()
             self._sources.cut()
             self._log.sample_rss()
         # Once the job's own profiler took over, the rest of the step was not recorded.
@@ -257,14 +229,13 @@ class Observation:
         self._log.close([*self._remarks.fresh(), *end])
 
     def give_up(self, fault: str) -> None:
-        """Ends a recording that failed; sessions started inside backward wait for `drop_sessions`."""
-        self.watch = Watch.CLOSED
+        """Ends a recording that failed; sessions started inside backward wait for `abandon`."""
         self._mode.is_on = False
-        self.drop_sessions()
-        self._log.abort(fault)
+        super().give_up(fault)
 
-    def drop_sessions(self) -> None:
+    def abandon(self) -> None:
         """Ends the sessions still open on this thread, without logging."""
+        self.watch = Watch.CLOSED
         if threading.get_ident() == self.thread:
             self._mode.slide_out()
             self._sources.abandon()
@@ -302,7 +273,7 @@ class Observation:
 
     def is_mine(self) -> bool:
         """Whether this is the observed thread, or a device thread running its backward."""
-        if threading.get_ident() == self.thread:
+        if super().is_mine():
             return True
         return torch._C._current_graph_task_id() != -1 and self._mode.is_here()
 
@@ -320,8 +291,7 @@ class Observation:
                 is_in_function = self._stacks.is_in_function(stack)
                 self._trained.begin_call(progress, module, module_number, is_in_function=is_in_function)
                 self._inventory.inputs(args, kwargs)
-        if self._registry.holders != self._stated_holders:  # created within this step
-            self._state_models()
+        self._state_new_models()
         call = OpenCall(
             number=self._call_count,
             module=module_number,
@@ -335,34 +305,24 @@ class Observation:
         progress.calls.append(call)
         return call
 
-    def close_call(self, call: OpenCall) -> None:
+    def close_call(self, call: OpenCall, error: BaseException | None) -> None:
         """Records the end of a module call, and of nested calls whose end was not reported."""
         calls = self.progress.calls
         if call not in calls:
             return
         while calls.pop() is not call:
             pass
-        if self.watch is not Watch.CLOSED:
-            flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
-            self._log.calls.extend(
-                (
-                    call.number,
-                    call.module,
-                    call.parent,
-                    call.first_op,
-                    self._log.op_count,
-                    call.enter_ns,
-                    time.time_ns(),
-                    flags,
-                )
-            )
+        flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
+        now_ns, end_op = time.time_ns(), self._log.op_count
+        self._log.calls.extend(
+            (call.number, call.module, call.parent, call.first_op, end_op, call.enter_ns, now_ns, flags)
+        )
 
     def begin_update(self, optimizer: Any) -> None:
         """Records that an optimizer is about to update."""
         if self.is_recording:
             self.progress.begin_optimizer()
-            with torch._C.DisableTorchFunction(), untraced():
-                self._inventory.gradients(optimizer)
+            self._state_gradients(optimizer)
 
     def end_update(self) -> None:
         """Records that an optimizer has updated."""
@@ -393,8 +353,7 @@ class Observation:
         self._failures.give_back()
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()  # including the gradients that exist by now
-            for optimizer in self._rounds.alive():
-                self._inventory.optimizer_state(optimizer)
+        self._state_optimizers()
         if torch._C._current_graph_task_id() == -1:
             self._sources.cut()
         else:
@@ -432,11 +391,6 @@ class Observation:
             self.note(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
         if self._log.names_left_out:
             self.note(TOO_MANY_NAMES)
-
-    def _state_models(self) -> None:
-        self._stated_holders = self._registry.holders
-        with torch._C.DisableTorchFunction(), untraced():
-            self._inventory.models()
 
     def _open_epoch(self) -> None:
         """Starts recording memory events; existing allocations are written first."""

@@ -54,7 +54,6 @@ _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
 _cuda: Any = torch.cuda  # not annotated in torch
-_NESTED = torch.Size()
 _FAILED = object()  # result of an operator that raised
 
 
@@ -162,22 +161,11 @@ class OperatorMode(SlidingMode):
         self._on_out_of_memory = on_out_of_memory
         self._operators: dict[Any, _Operator] = {}
         self._flops: dict[tuple[Any, ...], int] = {}
-        self._tensors: dict[tuple[Any, ...], int] = {}
+        self._tensor_number = log.tensor_number
         self.is_on = False
         self.span = _span
         self.fake_type = None
         self.not_followed: set[str] = set()
-
-    def tensor_number(self, tensor: torch.Tensor) -> int:
-        """Returns the number of a tensor's shape and type."""
-        sizes = _NESTED if tensor.is_nested else tensor.shape  # rows of a nested tensor have different sizes
-        key = (tensor.dtype, sizes, tensor.device)
-        number = self._tensors.get(key)
-        if number is None:
-            shape = "x".join(str(int(size)) for size in sizes)
-            record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
-            number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
-        return number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator and logs it."""
@@ -362,7 +350,7 @@ class OperatorMode(SlidingMode):
             for item in (result,) if isinstance(result, _Tensor) else _flat(result):
                 if makes_new:
                     address, size = span(item)
-                    touches.extend((op, address, size, WRITE, self.tensor_number(item)))
+                    touches.extend((op, address, size, WRITE, self._tensor_number(item)))
                     written_bytes += size
                 if self.on_output is not None:
                     self.on_output(item, end_ns)  # even for an in-place operator: it may have resized its input

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memprof.recorder.calls.construction import is_within_constructor
-from memprof.recorder.calls.modules import ModuleCallObserver
-from memprof.recorder.calls.tracebacks import clean_uncaught, remove_own_frames
+from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.calls.untraced import untraced
-from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
-from memprof.recorder.memory.live_objects import live_objects, live_optimizers
-from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
+from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode, skip_compiling
 from memprof.recorder.plan_hooks import PlanHooks
-from memprof.recorder.profiler.native import AllocatorTable
-from memprof.recorder.profiler.profiler_guard import ProfilerGuard
-from memprof.recorder.profiler.sessions import clear_leftovers, is_job_profiling
+from memprof.recorder.process_recorder import ProcessRecorder
+from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
 from memprof.recorder.steps.aside import StepsAside
 from memprof.recorder.steps.batches import BatchObserver
-from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
-from memprof.recorder.steps.rounds import OptimizerRounds
-from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.steps.window import Watch, Window
 
 if TYPE_CHECKING:
@@ -40,15 +29,8 @@ if TYPE_CHECKING:
 _ONE_WINDOW_OPS = 200_000
 
 
-class Recorder:
-    """Records one process. Call `install` once torch is imported; recording starts when a model is first called.
-
-    An internal failure ends the recording, which states the reason; the job continues. Only exceptions that interrupt
-    the job itself (KeyboardInterrupt, SystemExit) propagate.
-
-    Attributes:
-        failure: Traceback of the fault that ended the recording, or the limit that was hit; "" while there is none.
-    """
+class Recorder(ProcessRecorder[Observation]):
+    """Records a window of steps in full."""
 
     def __init__(
         self,
@@ -68,48 +50,21 @@ class Recorder:
             plan: The plan to run the job under; called for its module calls and updates.
             dry: The dry run, if the job is one.
         """
-        self.failure = ""
-        self._folder = folder
+        super().__init__(folder, is_late=is_late, plan=plan, finds_roots=window.goes_on)
         self._window = window
-        self._is_late = is_late
-        self._plan = plan
         self._dry = dry
-        self._table = AllocatorTable()
-        self._rounds = OptimizerRounds()
-        self._calls = ModuleCallObserver(self._enter, self._leave, finds_roots=window.goes_on)
-        self._guard = ProfilerGuard(self._make_way)
         self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
-        self._updates = UpdateHooks(self._before_update, self._after_update)
         self._batches = BatchObserver()
-        self._observation: Observation | None = None
-        self._step = 0
-        self._beginning = threading.Lock()  # acquired once, by the thread that is then observed
-        self._has_manual_steps = False
-        self._has_pending_end = False
         self._waits_for_training = False
-        self._stops_job = False
         self._aside = StepsAside()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Installs the hooks; the job runs unchanged until it calls a model."""
-        skip_compiling(
-            OperatorMode.__torch_dispatch__,
-            Recorder._enter,
-            Recorder._leave,
-            Recorder._before_update,
-            Recorder._after_update,
-            UpdateHooks._call_before,
-            UpdateHooks._call_after,
-        )
-        self._table.switch_on(is_late=self._is_late)
-        self._calls.install()
-        self._guard.install()
-        self._updates.install()
+        skip_compiling(OperatorMode.__torch_dispatch__)
+        super().install()
         self._batches.install()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
     @property
     def has_operators(self) -> bool:
@@ -121,72 +76,33 @@ class Recorder:
         """Whether the window is over."""
         return self._observation is not None and self._observation.watch is Watch.CLOSED
 
-    def begin(self) -> None:
-        """Begins now, without waiting for a model call."""
-        try:
-            if self._observation is None and not self.failure:
-                self._begin()
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
-
-    def step(self) -> None:
-        """Ends a step of a job that marks its own steps; from then on optimizers no longer end steps."""
-        self._has_manual_steps = True
-        try:
-            if self._observation is None:
-                self.begin()
-            elif self._is_observed():
-                self._end_step(self._observation)
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
-        self._stop_job_if_asked()
-
     def pause(self) -> None:
         """Suspends recording until `resume`: what runs between two steps belongs to neither."""
-        try:
-            if self._observation is not None and self._is_observed():
-                self._observation.pause()
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
+        self._guarded(self._pause)
+
+    def _pause(self) -> None:
+        if self._observation is not None and self._is_observed():
+            self._observation.pause()
 
     def resume(self) -> None:
         """Restarts the current step after `pause`."""
-        try:
-            if self._observation is not None and self._is_observed() and self._observation.is_paused:
-                self._begin_step(self._observation)
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
+        self._guarded(self._resume)
 
-    def finish(self, reason: str, error: BaseException | None = None) -> None:
-        """Ends the recording immediately and removes every hook.
+    def _resume(self) -> None:
+        if self._observation is not None and self._is_observed() and self._observation.is_paused:
+            self._begin_step(self._observation)
 
-        Args:
-            reason: Why it ends.
-            error: The error that ends the job, None if it ends normally.
-        """
-        try:
-            failed = find_out_of_memory(error)
-            if failed is not None and self._observation is not None:
-                self._observation.end_with(failed, self._step)
-            elif failed is not None:
-                write_unrecorded(self._folder.parent / f"out-of-memory-{os.getpid()}.json", failed)
-            if self._observation is not None:
-                if self.failure:
-                    self._observation.drop_sessions()
-                elif not self.is_closed:
-                    self._write_last_notes(self._observation)
-                    self._observation.close(self._step, reason, is_inside_step=True)
-            self._remove()
-            clear_leftovers()
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
-
-    def abandon(self) -> None:
-        """Removes everything in a forked child, leaving the parent's recording alone."""
-        if self._observation is not None:
-            self._observation.drop_sessions()
-            self._observation.watch = Watch.CLOSED
-        self._remove()
+    def _close_for_good(self, reason: str, error: BaseException | None, failed: BaseException | None) -> None:
+        observation = self._observation
+        if observation is None:
+            return
+        if failed is not None:
+            observation.end_with(failed, self._step)
+        if self.failure:
+            observation.abandon()
+        elif not self.is_closed:
+            self._write_last_notes(observation)
+            observation.close(self._step, reason, is_inside_step=True)
 
     # -- what the job does --------------------------------------------------------------------------------------
 
@@ -196,7 +112,7 @@ class Recorder:
             self._plan.before_call(module)
         try:
             if self._observation is None and not self.failure and self._should_begin():
-                self._begin()
+                self._begin_if_due()
             observation = self._observation
             if observation is None or not self._is_observed():
                 return None
@@ -221,15 +137,6 @@ class Recorder:
         self._stop_job_if_asked()
         return call
 
-    def _leave(self, call: OpenCall, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                remove_own_frames(error)
-            if self._observation is not None:
-                self._observation.close_call(call)
-        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(fault)
-
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             observation = self._observation
@@ -242,47 +149,24 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._plan is not None:
-            self._plan.after_update(optimizer)
-        try:
-            observation = self._observation
-            if observation is not None and not self._is_observed():
-                return
-            if observation is not None:
-                observation.end_update()
-            ends = self._rounds.update(optimizer)
-            if ends and self._step == 0:  # others may have been created since recording began
-                ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))
-            if observation is None:
-                if ends and not self.failure:  # a job without modules: recording begins with its second step
-                    self._begin(first_step=1)
-            elif ends and not self._has_manual_steps:
-                self._has_pending_end = True
-                self._end_step_if_possible(observation)
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
-        self._stop_job_if_asked()
-
     def _end_with_thread(self) -> None:
-        try:
-            if self._observation is not None and not self.failure and not self.is_closed:
-                self._observation.close(self._step, "the recorded thread ended", is_inside_step=True)
-                self._remove()
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
+        self._guarded(self._close_with_thread)
+
+    def _close_with_thread(self) -> None:
+        if self._observation is not None and not self.failure and not self.is_closed:
+            self._observation.close(self._step, "the recorded thread ended", is_inside_step=True)
+            self._remove()
 
     def _make_way(self) -> None:
-        """Yields to a profiler session that the job begins in this thread, or has the observed thread yield."""
-        try:
-            observation = self._observation
-            if observation is None or self.is_closed or self._dry is not None:
-                return
-            self._aside.is_due = self._aside.is_lost = True
-            if self._is_observed():
-                observation.step_aside(self._step)
-        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
-            self._fail(error)
+        self._guarded(self._step_aside)
+
+    def _step_aside(self) -> None:
+        observation = self._observation
+        if observation is None or self.is_closed or self._dry is not None:
+            return
+        self._aside.is_due = self._aside.is_lost = True
+        if self._is_observed():
+            observation.step_aside(self._step)
 
     def _make_way_if_due(self, observation: Observation) -> None:
         """Yields if the job's profiler started in another thread; restarts the step once the session is over."""
@@ -310,11 +194,7 @@ class Recorder:
             self._waits_for_training = bool(live_objects(torch.optim.Optimizer))
         return not self._waits_for_training
 
-    def _begin(self, first_step: int = 0) -> None:
-        if not self._beginning.acquire(blocking=False):
-            return  # another thread was first
-        self._step = first_step
-        self._rounds.meet(live_optimizers(is_late=self._is_late))
+    def _begin(self) -> None:
         self._observation = Observation(
             self._folder,
             self._window,
@@ -371,9 +251,10 @@ class Recorder:
         self._begin_step(observation)
 
     def _end_step_if_possible(self, observation: Observation) -> None:
-        """Ends the step unless backward is running: the engine holds the profiler's session during backward."""
-        if observation.watch is Watch.PLAIN or torch._C._current_graph_task_id() == -1:
+        if observation.watch is Watch.PLAIN:
             self._end_step(observation)
+        else:
+            super()._end_step_if_possible(observation)
 
     def _end_step_without_optimizer(self, observation: Observation) -> None:
         """Ends the step of a job without an optimizer, when a model is called again after backward."""
@@ -404,39 +285,5 @@ class Recorder:
             observation.note(sentence)
 
     def _remove(self) -> None:
-        self._calls.remove()
-        self._guard.remove()
-        self._table.switch_off()
-        self._updates.remove()
+        super()._remove()
         self._batches.remove()
-
-    def _fail(self, error: Exception) -> None:
-        """Stops recording after an internal fault; re-raises the error if it is the job's own."""
-        if not self.failure:
-            self._give_up(error)
-        raise_if_of_job(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self.failure = explain_fault(error)
-        try:
-            write_fault(self.failure, self._observation, self._folder)
-            self._remove()
-        except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not be affected
-            self.failure += f"\nand then: {second!r}"
-
-    def _stop_job_if_asked(self) -> None:
-        """Ends the job after its window, the way `sys.exit` does."""
-        if self._stops_job and not self.failure:
-            self._stops_job = False
-            end_job()
-
-    def _is_observed(self) -> bool:
-        """Whether the recording is open and this is the observed thread."""
-        return self._observation is not None and not self.is_closed and self._observation.is_mine()
-
-
-def _abandon(reference: weakref.ref[Recorder]) -> None:
-    """Keeps a forked child from writing to its parent's recording."""
-    recorder = reference()
-    if recorder is not None:
-        recorder.abandon()

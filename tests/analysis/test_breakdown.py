@@ -32,7 +32,7 @@ STACK = "/site-packages/torch/nn/linear.py:1:forward\n/job/model.py:{line}:forwa
 
 @pytest.fixture
 def step() -> Step:
-    """Three operators; 1000 bytes of weights are alive throughout, 600 bytes are born, 7 are workspace of the last."""
+    """Three operators; 1000 bytes of weights are live, 600 bytes are allocated, 7 are workspace of the last."""
     ops = [
         Op("aten.addmm.default", module="fc", makes=["a"], reads=["w"], stack=STACK.format(line=5)),
         Op("aten.relu.default", module="act", makes=["b"], reads=["a"], stack=STACK.format(line=6)),
@@ -91,7 +91,7 @@ def test_source_lines_are_the_users_own(step: Step) -> None:
 
 
 def test_stacks_are_the_users_frames(step: Step) -> None:
-    """A stack is told by the frames of the user's code, innermost first."""
+    """A stack is identified by the frames of the user's code, innermost first."""
     split = by_stack(hold_at(step, 1), find_sources(step.stacks))
     assert {tuple(line.place for line in part.key or ()): part.bytes for part in split.parts} == {
         (): 1000,

@@ -59,7 +59,7 @@ def peaks(trace: Trace) -> dict[int, int]:
 
 
 def test_the_fullest_of_all_recorded_steps_counts() -> None:
-    """Not the steady one, and of all ranks the fullest; the sentence names both where it is over."""
+    """Uses the step and rank with the highest peak; the message names both if it is over budget."""
     trace = Trace.open("run.memprof")
     most = max(peaks(trace).values())
     fullest = highest_peak(trace)
@@ -88,7 +88,7 @@ def test_steps_that_were_cut_short_prove_nothing_but_an_excess() -> None:
 
 
 def test_the_words_say_how_a_peak_is_known() -> None:
-    """Measured, dry-run and predicted peaks are told apart."""
+    """Measured, dry-run and predicted peaks are distinguished."""
     assert BudgetVerdict(4096, 2048).describe() == "within the budget, measured: 2.00 of 4.00 KiB."
     assert BudgetVerdict(4096, 2048, "in a dry run").describe() == "within the budget, in a dry run: 2.00 of 4.00 KiB."
     assert BudgetVerdict(1024, 4096, "predicted").describe() == (

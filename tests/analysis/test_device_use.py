@@ -40,7 +40,7 @@ def test_the_parts_sum_to_the_device() -> None:
 
 
 def test_where_the_driver_does_not_tell_processes_apart() -> None:
-    """In a container, say: what is no segment of torch's is in one row."""
+    """Without per-process figures, as in containers, all memory outside torch's segments is in one row."""
     (use,) = summarise_devices(samples((13 * GIB, NONE, 10 * GIB)))
     assert use.own_bytes is None
     assert use.other_bytes == 3 * GIB

@@ -109,7 +109,7 @@ def step(forward: int, backward: int) -> Job:
 
 
 def test_a_peak_that_moved_is_told_in_the_phase_it_is_in_now() -> None:
-    """Forward against forward: what backward holds in the base is no saving of what forward holds now."""
+    """Forward is compared with forward: bytes live in the base's backward do not count as savings in forward."""
     found = compare([summary_of(step(50, 80))], [summary_of(step(90, 80))])
     assert found.has_moved
     assert found.peak.bytes == 10
@@ -133,6 +133,31 @@ def test_a_phase_that_only_one_side_has_is_whole() -> None:
     assert told["change_ratio"] is None
     back = compare([summary_of(step(50, 80))], [summary_of(only_forward)])
     assert_sums(back)
+
+
+def test_json_has_the_figures_of_both_sides_and_of_the_change() -> None:
+    """Raw bytes and microseconds under the promised keys; what is not known, such as a hand-made step's time: null."""
+    sides = [summary_of((ops * 3, storages)) for ops, storages in (step(50, 80), step(90, 80))]
+    record = diff_to_json(compare(sides[:1], sides[1:]), ("a", "b"))
+    base = {
+        "name": "a",
+        "recordings": 1,
+        "peak_allocated_bytes": 180,
+        "peak_in": "backward of fc",
+        "step_time_us": None,
+        "recompute_time_us": 0.0,
+        "reserved_bytes": None,
+        "plan": None,
+        "rank_peaks": record["base"]["rank_peaks"],
+    }
+    assert record["base"] == base
+    head = {**base, "name": "b", "peak_allocated_bytes": 190, "peak_in": "forward of fc"}
+    assert record["head"] == {**head, "rank_peaks": record["head"]["rank_peaks"]}
+    told = next(pair for pair in record["phases"] if pair["name"] == "forward")
+    spot = {"bytes": 150, "phase": "forward", "module": "fc", "operator": "aten.mm.default", "line": None}
+    assert (told["base"], told["head"]) == (spot, {**spot, "bytes": 190})
+    assert (told["change_bytes"], told["change_ratio"]) == (40, 40 / 150)
+    assert told["parts"]["category"] == [{"name": "activation", "base_bytes": 50, "head_bytes": 90, "change_bytes": 40}]
 
 
 def test_nothing_on_a_side_is_no_percentage() -> None:
@@ -164,7 +189,7 @@ def test_of_several_recordings_the_medians_count() -> None:
 
 
 def test_the_rank_with_the_highest_peak_counts() -> None:
-    """The others are told by how far they are below it."""
+    """The others show their distance below it."""
 
     def ranked(*sizes: int) -> Summary:
         made = [

@@ -61,14 +61,14 @@ def test_a_cluster_gives_the_same(folder: Path) -> None:
 
 
 def test_chosen_ranks_alone_are_read(folder: Path) -> None:
-    """Ranks may be named; one that is not there is told."""
+    """Ranks may be named; a missing one is reported."""
     assert set(map_ranks(folder, ops_of, ranks=[1, 4], scheduler="synchronous")) == {1, 4}
     with pytest.raises(UsageError, match="has no rank 9"):
         map_ranks(folder, ops_of, ranks=[9], scheduler="synchronous")
 
 
 def test_a_table_of_all_ranks_is_a_dask_frame(folder: Path) -> None:
-    """The frame has the rank beside the columns asked for, and is computed like any other."""
+    """The frame has the rank in addition to the requested columns, and is computed like any other."""
     frame = read_frame(folder, Ops, ["op_id", "phase"], per_task=4)
     assert list(frame.columns) == ["rank", "op_id", "phase"]
     whole = frame.compute(scheduler="synchronous")

@@ -213,7 +213,7 @@ def test_moments_hold_what_is_there_at_once() -> None:
 
 
 def test_every_term_has_a_formula_and_a_source() -> None:
-    """No figure without who says so, for each model by name."""
+    """Every figure of every model has a source."""
     for name in known_models():
         for precision in PRECISIONS:
             for term in made(name, length=512, precision=precision, zero=3, ranks=4).terms:
@@ -223,7 +223,7 @@ def test_every_term_has_a_formula_and_a_source() -> None:
 
 
 def test_letters_explain_every_formula() -> None:
-    """Each letter that a formula uses has its value beside."""
+    """Every letter used in a formula is listed with its value."""
     import re
 
     for name in ("gpt3-175b", "llama3-8b", "bert-base"):

@@ -38,7 +38,9 @@ def test_parameters_of_gpt3_by_the_usual_formula() -> None:
     """12 L h^2 + 13 L h for the layers, v h and s h for embeddings, 2 h for the last norm."""
     layers, width, vocabulary, positions = 96, 12_288, 50_257, 2048
     by_hand = 12 * layers * width**2 + 13 * layers * width + (vocabulary + positions) * width + 2 * width
-    assert count(find_model("GPT3_175B").parameters) == by_hand
+    parameters = find_model("GPT3_175B").parameters
+    assert count(parameters) == by_hand
+    assert count(one for one in parameters if one.layer) == 12 * layers * width**2 + 13 * layers * width
 
 
 def test_tensor_parallelism_divides_matrices_and_pads_the_vocabulary() -> None:
@@ -153,7 +155,7 @@ KEYS = st.sampled_from(["n_layer", "n_embd", "n_head", "n_inner", "attn_pdrop", 
 
 @given(record=st.dictionaries(KEYS, VALUES))
 def test_any_values_are_read_or_refused(record: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A damaged config.json never ends in anything but a sentence."""
+    """A damaged config.json always results in an error message."""
     path = tmp_path_factory.mktemp("config") / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", **record}))
     try:
@@ -219,7 +221,7 @@ def test_a_perceptron_by_hand() -> None:
 
 
 def test_other_activations_keep_what_they_read() -> None:
-    """GELU's backward reads its input, so the linear layer's output stays beside GELU's own."""
+    """GELU's backward reads its input, so the linear layer's output is kept in addition to GELU's own."""
     assert read_perceptron("784,512,10,gelu").kept == {"linear": 512, "gelu": 512}
     assert read_perceptron("784,512,10,tanh").kept == {"tanh": 512}
 
@@ -244,7 +246,7 @@ def test_strides_groups_and_biases() -> None:
 
 
 def test_a_residual_keeps_its_input_once() -> None:
-    """Both paths read the same tensor, which is counted once; the sum is read by nobody but ReLU, which needs none."""
+    """Both paths read the same tensor, which is counted once; only ReLU reads the sum, and does not save it."""
     shape = Network.read("4x6x6,relu,[4k3p1,bn|4k1,bn],relu")
     assert shape.kept == {"relu": 2 * 144, "conv": 2 * 144}
     assert Network.read("4x6x6,([4k3p1,bn],relu)x3").kept == {"conv": 3 * 144, "relu": 3 * 144}
@@ -279,7 +281,7 @@ def test_networks_that_cannot_be(text: str, says: str) -> None:
 @settings(max_examples=150)
 @given(st.text(alphabet="0123456789xkspgb,[]|()relu bn", max_size=40))
 def test_any_text_is_a_network_or_refused(text: str) -> None:
-    """Whatever is typed ends in a network or a sentence."""
+    """Any input results in a network or an error message."""
     try:
         shape = Network.read(text)
     except MemprofError as error:

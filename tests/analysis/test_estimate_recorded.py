@@ -1,4 +1,4 @@
-"""Formulas beside recordings: of the samples, and of a transformer of the shape that Megatron's form counts."""
+"""Formulas compared with recordings: of the samples, and of a transformer in Megatron's configuration."""
 
 from __future__ import annotations
 

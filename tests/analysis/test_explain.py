@@ -212,7 +212,7 @@ def causes(base: Summary, head: Summary) -> tuple[Cause, ...]:
     ],
 )
 def test_each_cause_is_named_first(change: dict[str, Any], kind: str, words: str) -> None:
-    """What was done to the job is what is said of it, in words that name the place or the numbers."""
+    """The explanation matches the planted change, and names its place or its figures."""
     first = causes(NET.summary(), dataclasses.replace(NET, **change).summary())[0]
     assert first.kind == kind
     assert words in first.sentence
@@ -233,7 +233,7 @@ def test_each_cause_is_named_first(change: dict[str, Any], kind: str, words: str
     ],
 )
 def test_what_is_taken_back_is_named_too(change: dict[str, Any], kind: str, words: str) -> None:
-    """A fix is told like the fault it ends."""
+    """A fix is explained like the regression it reverts."""
     first = causes(dataclasses.replace(NET, **change).summary(), NET.summary())[0]
     assert first.kind == kind
     assert words in first.sentence
@@ -245,7 +245,7 @@ def test_no_cause_without_a_change() -> None:
 
 
 def test_what_is_set_from_outside_comes_first() -> None:
-    """The allocator's settings and the plan are told before what they may have caused."""
+    """The allocator's settings and the plan are listed before their possible effects."""
     wider = dataclasses.replace(NET, width=96)
     settings = Machine(allocator_settings="expandable_segments:True")
     first, second, *_ = causes(NET.summary(), wider.summary(machine=settings))
@@ -256,7 +256,7 @@ def test_what_is_set_from_outside_comes_first() -> None:
 
 
 def test_a_leak_of_numbers_is_told_last() -> None:
-    """A few bytes a step come behind what holds most, and alone where nothing else changed."""
+    """A growth of a few bytes per step is listed after the largest change, and alone if nothing else changed."""
     leaking = dataclasses.replace(NET, left=4)
     (only,) = [cause for cause in causes(NET.summary(), leaking.summary()) if cause.kind != "temporary"]
     assert only.kind == "leak"
@@ -283,7 +283,7 @@ def test_larger_outputs_that_are_held_are_no_kept_graph() -> None:
 
 
 def test_an_output_that_a_name_holds_is_told_with_its_line() -> None:
-    """One tensor of many is no kept graph: it is held, and made at a line."""
+    """A single tensor held across steps is not reported as a kept graph, but with its line."""
     base = dataclasses.replace(NET, layers=8)
     first = causes(base.summary(), dataclasses.replace(base, holds=1).summary())[0]
     assert first.kind == "held"
@@ -317,10 +317,12 @@ def test_a_leak_is_told_with_the_line_that_leaves_it_behind() -> None:
     first = causes(of(10, is_leaking=False), of(12, is_leaking=True))[0]
     assert first.kind == "leak"
     assert first.sentence.endswith("(allocated at train.py:13)")
+    gone = causes(of(10, is_leaking=True), of(12, is_leaking=False))[0]
+    assert gone.sentence == "memory no longer grows by 2.00 KiB per step, as it did (allocated at train.py:11)"
 
 
 def test_types_are_compared_where_a_category_holds_most() -> None:
-    """A peak that moves to where only outputs in full precision are left is no change of types."""
+    """A peak that moves to a moment with only full-precision outputs is not reported as a change of types."""
 
     def of(workspace: int) -> Summary:
         ops = [

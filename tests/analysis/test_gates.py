@@ -39,7 +39,7 @@ def test_gate_fails_beyond_all_of_its_limits(text: str, base: float, head: float
 
 
 def test_what_is_unknown_is_not_judged() -> None:
-    """Neither passed nor failed: whoever asked is told."""
+    """Unknown gates neither pass nor fail, and are reported as unknown."""
     verdict = parse_gate("reserved-allocated>+1GiB").judge(math.nan, 5.0)
     assert not verdict.is_known
     assert not verdict.is_failed

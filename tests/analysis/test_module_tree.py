@@ -112,7 +112,7 @@ def test_layers_of_different_types_stay_apart() -> None:
 
 
 def test_modules_that_hold_one_another_are_refused() -> None:
-    """A damaged table ends in a sentence, not in an endless loop."""
+    """A damaged table results in an error message, not in an endless loop."""
     modules = Modules.of(module_id=[0, 1], name=["a", "b"], type=["A", "B"], parent_id=[1, 0])
     with pytest.raises(BadInputError, match="cycle"):
         module_tree(modules)

@@ -1,4 +1,4 @@
-"""The peak, and the fullest moments of phases and categories."""
+"""The peak, and the maxima of phases and categories."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_phase_has_its_fullest_moment(step: Step) -> None:
 
 
 def test_each_category_has_its_own_maximum(step: Step) -> None:
-    """Workspace is fullest in the second operator, wherever the peak of the whole is."""
+    """Workspace is highest in the second operator, independent of the total peak."""
     maxima = {name: (one.maximum_bytes, one.op_id) for name, one in find_category_maxima(step).items()}
     assert maxima == {
         "parameter": (40, 0),
@@ -81,7 +81,7 @@ def test_the_peak_is_the_fullest_of_the_phases(job: tuple[list[list[Op]], list[S
 
 
 def test_phases_stand_in_the_order_of_the_step() -> None:
-    """Those of the job's own, too: by the place of their fullest moments."""
+    """Phases named by the job are included, ordered by their maxima."""
     phases = ("other", "evaluation", "saving", "rollout 2", "forward", "backward", "optimizer", "other")
     step = make_step([Op(phase=phase, module="fc") for phase in phases], [Storage("w", 4)], [Module("fc")])
     peaks = find_phase_peaks(step, find_sources(step.stacks))

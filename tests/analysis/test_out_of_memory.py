@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from memprof.analysis.out_of_memory.out_of_memory_json import post_mortem_to_json
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.plans.partial_step import examine_partial
@@ -154,7 +155,7 @@ def test_rank_that_failed_is_told() -> None:
 
 
 def test_next_step_has_a_budget_where_one_is_known() -> None:
-    """The budget is what torch could have had: its own segments and what nobody had taken."""
+    """The budget is the memory available to torch: its own segments and free memory."""
     found = post_mortem(reserved_bytes=20 * MIB, free_bytes=4 * MIB, total_bytes=32 * MIB)
     commands = next_steps(
         found, "my run.memprof", Manifest(target="train.py", command=("python", "train.py", "-b", "4"))
@@ -178,3 +179,52 @@ def test_least_that_a_whole_step_needs() -> None:
     assert partial.largest_batch(29 * MIB + 4) == 16
     assert partial.largest_batch(28 * MIB) == 15
     assert partial.largest_batch(15 * MIB) == 0
+
+
+def test_json_has_every_figure_of_the_failed_request() -> None:
+    """Raw bytes under the promised keys; what the error does not state is null."""
+    found = examine(trace_of(tables_of(reserved_bytes=20 * MIB, free_bytes=MIB, total_bytes=24 * MIB)))
+    assert found is not None
+    told = post_mortem_to_json(found)
+    held, optimizers = told.pop("held"), told.pop("optimizers")
+    missing = told.pop("gradients_missing_bytes")
+    assert missing == 4 * MIB
+    assert told == {
+        "rank": 0,
+        "failures": 1,
+        "caught": False,
+        "device": "cuda:0",
+        "step": 0,
+        "phase": "forward",
+        "op": "aten.mul.Tensor",
+        "module": "layer",
+        "source": "a.py:5",
+        "message": "CUDA out of memory.",
+        "requested_bytes": 5 * MIB,
+        "allocated_bytes": HELD,
+        "reserved_bytes": 20 * MIB,
+        "cached_bytes": 4 * MIB,
+        "largest_free_bytes": None,
+        "free_bytes": MIB,
+        "total_bytes": 24 * MIB,
+        "fragmented": False,
+        "has_whole_step": False,
+    }
+    assert held["bytes"] == HELD
+    assert held["by_category"] == {"activation": 11 * MIB, "parameter": 4 * MIB, "input": MIB}
+    assert held["largest"][0] == {
+        "bytes": 6 * MIB,
+        "category": "activation",
+        "name": None,
+        "shape": "16x8",
+        "module": "layer",
+        "source": "a.py:3",
+    }
+    assert optimizers == [
+        {
+            "name": "AdamW",
+            "state_bytes": 0,
+            "full_state_bytes": 8 * MIB + 4,
+            "missing_bytes": 8 * MIB + 4,
+        }
+    ]

@@ -103,7 +103,7 @@ def test_missing_ranks_are_told() -> None:
 
 
 def test_a_job_of_one_has_nothing_to_miss() -> None:
-    """Of one process nothing is said."""
+    """A single process has no notes on ranks."""
     assert job_notes(trace_of({0: 4}, world_size=1)) == ()
 
 
@@ -127,7 +127,7 @@ def test_recordings_of_other_jobs_are_told() -> None:
 
 
 def test_a_dead_rank_is_told_with_its_place() -> None:
-    """Of two ranks that end early the one that got least far is told in full."""
+    """Of two ranks that end early, the earlier one is described in full."""
     cut = Capture(False, "step 0, backward of fc", "the job was killed by SIGKILL", -9)
     ranks = [
         (dataclasses.replace(WHOLE, world_size=3, rank=0), job(4, steps=2)),
@@ -171,7 +171,7 @@ def test_scrubbing_leaves_no_machine_in_the_summaries() -> None:
 
 
 def test_phases_that_ranks_name() -> None:
-    """Each rank may have phases of its own: they stand behind those of training."""
+    """Phases that only some ranks name are listed after those of training."""
     tables = {
         rank: make_tables([[Op(makes=["a"]), Op(phase=f"rollout {rank}"), Op(phase="other")]], [Storage("a", 4 + rank)])
         for rank in range(3)

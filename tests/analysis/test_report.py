@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_trace_without_operators_is_refused() -> None:
 
 
 def test_the_rank_with_the_highest_peak_is_reported() -> None:
-    """Of three ranks the second is the fullest, unless another is asked for."""
+    """Of three ranks the second has the highest peak and is the default."""
     ranks = [(Manifest(rank=rank), tables_with_peak(size)) for rank, size in enumerate((100, 300, 200))]
     trace = trace_of(*ranks)
     report = build_report(trace)
@@ -124,7 +125,7 @@ def test_the_largest_storages_are_described() -> None:
 
 
 def test_host_memory_is_each_processs_highest() -> None:
-    """The trainer first, then workers by size; a process whose private bytes are unknown says so."""
+    """The trainer first, then workers by size; unknown private bytes are shown as unknown."""
     samples = HostMemory.of(
         time_us=[1.0, 1, 1, 2, 2],
         pid=[10, 11, 12, 10, 12],
@@ -175,6 +176,21 @@ def test_blind_spots_are_one_line_each() -> None:
         ("not seen by cpu-native: what libraries malloc", False),
         ("n", False),
     ]
+
+
+def test_a_missing_rank_is_a_warning(small_tables: Tables) -> None:
+    """Of a job of two ranks, one recording alone is reported with a warning that the other is missing."""
+    report = build_report(trace_of((Manifest(world_size=2), small_tables)))
+    (told,) = [note for note in report.notes if "missing" in note.text]
+    assert told.text == "Of 2 ranks, rank 1 is missing: there is no recording of it here."
+    assert told.is_warning
+
+
+def test_json_of_a_light_recording_holds_the_whole_run(small_tables: Tables) -> None:
+    """What is known of the run is under one key, which other recordings do not have."""
+    report = build_report(trace_of((Manifest(), small_tables)))
+    assert "run" not in report_to_json(report, largest=1)
+    assert report_to_json(dataclasses.replace(report, run={"steps": 3}), largest=1)["run"] == {"steps": 3}
 
 
 def test_json_keeps_its_promised_keys(small_tables: Tables) -> None:

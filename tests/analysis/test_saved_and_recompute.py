@@ -103,7 +103,7 @@ def test_micro_batches_free_once_but_cost_every_time() -> None:
 
 
 def test_unknown_times_stay_unknown(step: Step) -> None:
-    """Without operator times there is no cost, and rows are ranked by bytes."""
+    """Without operator times the cost is unknown, and rows are ranked by bytes."""
     untimed = make_step(forward_and_backward(), STORAGES, MODULES)
     object.__setattr__(untimed, "ops", untimed.ops.replace(duration_us=np.full(len(untimed.ops), np.nan)))
     costs = costs_of(untimed)

@@ -220,7 +220,7 @@ def test_no_absolute_path_remains(
 
 
 def test_a_recording_without_texts_is_left_as_it_is() -> None:
-    """Nothing to take out is no error."""
+    """A recording with nothing to remove is not an error."""
     clean = scrubbed(make_trace([[Op(makes=["a"])]], [Storage("a", 8)]))
     assert np.array_equal(clean.table(Storages).allocated_bytes, [8])
     assert len(clean.table(Stacks)) == 0

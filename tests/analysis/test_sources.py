@@ -1,4 +1,4 @@
-"""The user's line of code behind a stack."""
+"""The user's line of code in a stack."""
 
 from __future__ import annotations
 

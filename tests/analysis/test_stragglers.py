@@ -69,7 +69,7 @@ def test_of_two_ranks_the_earlier_one_waits() -> None:
 
 
 def test_equal_arrivals_make_no_straggler() -> None:
-    """Where all come at once nobody is last."""
+    """If all arrive at once, no rank is last."""
     assert [one.times_last for one in found_of(["a", "a"], collectives([[5], [5]])).ranks] == [0, 0]
 
 
@@ -81,7 +81,7 @@ def test_other_collectives_are_not_matched() -> None:
 
 
 def test_a_broadcast_waits_for_nobody() -> None:
-    """Its root may be done before others begin, so who comes late keeps nobody waiting."""
+    """Its root may be done before others begin, so a late rank delays nobody."""
     assert found_of(["a", "a"], collectives([[0], [900]], name="c10d.broadcast_.default")).ranks == ()
 
 
@@ -101,7 +101,7 @@ def test_ranks_of_one_clock_need_no_alignment() -> None:
 
 
 def test_clocks_that_nothing_bounds_are_told() -> None:
-    """Without a moment at which a collective was over, clocks are taken as they are, and that is said."""
+    """Without a known end of a collective, clocks are used uncorrected, and the page says so."""
     found = found_of(["a", "b"], collectives([[0.0], [7.0]]))
     assert found.alignment.offset_us == {0: 0.0, 1: 0.0}
     assert math.isinf(found.alignment.worst_error_us)

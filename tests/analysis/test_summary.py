@@ -87,7 +87,7 @@ def test_unknown_times_stay_unknown(gpt: Summary) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
 def test_a_summary_is_a_few_kilobytes_without_folders(name: str) -> None:
-    """Small enough to be committed; where the job lay is nobody's business."""
+    """Small enough to be committed, and without the job's folder."""
     text = json.dumps(record_of(open_side(SAMPLES / name / "run.memprof")))
     assert len(text) < 20_000
     assert "/root" not in text
@@ -325,7 +325,7 @@ def test_a_loss_in_chunks_is_one_micro_batch() -> None:
 
 
 def test_a_recording_without_operators_has_no_summary(tmp_path: Path) -> None:
-    """There is nothing to sum up, and a sentence says so."""
+    """A recording without steps is refused with a message."""
     with pytest.raises(BadInputError):
         summarise(make_trace([[]], []))
     with pytest.raises(BadInputError):

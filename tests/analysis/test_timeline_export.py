@@ -171,7 +171,7 @@ def test_each_rank_is_a_process() -> None:
 
 
 def test_a_recording_of_nothing_is_refused() -> None:
-    """Without operators and steps there is no time to draw."""
+    """A recording without operators and steps is refused."""
     with pytest.raises(BadInputError, match="no operators and no steps"):
         timeline(Trace.of([(Manifest(), {})], "empty"))
 

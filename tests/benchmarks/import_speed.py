@@ -1,4 +1,4 @@
-"""How long importing a large memory snapshot takes, beside loading it and torch's own processing."""
+"""Time to import a large memory snapshot, compared with loading it and with torch's own processing."""
 
 from __future__ import annotations
 

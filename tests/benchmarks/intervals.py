@@ -138,7 +138,7 @@ def _off(pair: Pair) -> str:
 
 
 def _try_policies(job: Job, prepared: Prepared, folder: Path) -> Iterator[Pair | str]:
-    """Yields what is predicted and measured under each policy, or a sentence about a run that failed."""
+    """Yields predicted and measured peaks under each policy, or a message about a failed run."""
     base, plan, head = (folder / f"{job.name}{end}" for end in (".memprof", ".toml", "-head.memprof"))
     recorded = prepared.run("-o", str(base))
     if recorded.returncode or not base.exists():

@@ -1,4 +1,4 @@
-"""What does following a whole run with --light cost, beside recording a window and torch's MemTracker?"""
+"""Overhead of following a whole run with --light, compared with recording a window and torch's MemTracker."""
 
 from __future__ import annotations
 

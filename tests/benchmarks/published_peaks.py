@@ -79,7 +79,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Counted:
-    """What somebody says of a job: the peak in bytes, or 0 and the reason why there is none."""
+    """A tool's result for a job: the peak in bytes, or 0 and the reason why there is none."""
 
     peak_bytes: int
     reason: str = ""
@@ -145,7 +145,7 @@ def count(name: str, job: str) -> Counted:
 
 
 def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -> Section:
-    """Sets published peaks and what is said of them side by side, with medians of the errors' sizes.
+    """Compares published peaks with the tools' results, with medians of the absolute errors.
 
     Args:
         peaks: The published ones.

@@ -31,7 +31,7 @@ class Job:
         return self._recorded(output, "--skip", str(skip), "--steps", str(steps))
 
     def followed(self, output: Path) -> list[str]:
-        """Returns the command that records it in the default window, and larger steps behind that."""
+        """Returns the command that records it in the default window, and larger steps after that."""
         return self._recorded(output)
 
     def _recorded(self, output: Path, *window: str) -> list[str]:

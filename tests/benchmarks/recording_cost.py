@@ -1,4 +1,4 @@
-"""What does recording cost per operator, beside other ways to observe?"""
+"""Overhead of recording per operator, compared with other tools."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _within(job: Job, model: str, title: str, step: Step, budget: int, printed: 
 
 
 def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder: Path) -> list[Outcome]:
-    """Sets remat beside checkpointing by layers, at the peak that this reaches."""
+    """Compares remat with checkpointing by layers, at the peak that the latter reaches."""
     head = folder / "checkpointed.memprof"
     done = run(_under(job, head, "--checkpoint", MODELS[model]), folder, **_ONE_THREAD)
     checkpointed = Trace.open(head).steady_step()

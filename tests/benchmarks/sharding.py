@@ -44,7 +44,7 @@ class _Run:
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
-    """Runs every strategy on 2 and 4 gloo processes, with and without checkpoints, beside its prediction."""
+    """Runs every strategy on 2 and 4 gloo processes, with and without checkpoints, and compares with its prediction."""
     rows, worst = [], 0.0
     jobs = dict(list(JOBS.items())[:1]) if quick else JOBS
     for job, layers in jobs.items():
@@ -112,7 +112,7 @@ def _run(job: str, folder: Path, ranks: int, *flags: str) -> _Run:
 
 
 def _tracked(folder: Path) -> list[tuple[str, ...]]:
-    """Sets torch's own tracker beside it."""
+    """Compares with torch's own tracker."""
     measured = _run("gpt", folder, 2, "--shard", "fsdp:2").peak
     done = subprocess.run(
         (sys.executable, "-m", "tests.benchmarks.jobs.fsdp_tracked"),

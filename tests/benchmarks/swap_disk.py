@@ -1,4 +1,4 @@
-"""What does swapping saved tensors to disk cost and save, beside doing it synchronously?"""
+"""Overhead and savings of swapping saved tensors to disk, compared with synchronous copies."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_the_bar_is_of_allocated_bytes_of_the_evaluation_set() -> None:
 
 
 def test_a_count_that_failed_says_so_and_is_in_no_median() -> None:
-    """A job on which another count fails shows the reason, and the median beside says of how many jobs it is."""
+    """A job on which another tool fails shows the reason, and the median shows its number of jobs."""
     peaks = [PEAKS["unet_64"], PEAKS["unet_128"]]
     counted = {(name, peak.id): Counted(peak.bytes) for name in (OURS, *PEERS) for peak in peaks}
     counted["MemTracker", "unet_64"] = Counted(0, "> 300 s")

@@ -1,4 +1,4 @@
-"""The table of jobs nobody tuned for: what it is made of, and how it is read."""
+"""The table of unseen jobs: its rows, and how they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_job_says_where_it_is_from():
 
 
 def test_what_is_missing_is_said(tmp_path):
-    """Without checkouts the scripts by others are left out with a sentence; so is what needs a package."""
+    """Without checkouts third-party scripts are skipped with a message; so are those that need a missing package."""
     foreign = Job("a", "kind", ".", "train.py", repository="owner/name", commit="1234")
     assert foreign.lacks(None) == "no checkout of owner/name"
     (tmp_path / "owner+name").mkdir()

@@ -1,4 +1,4 @@
-"""How large is a trace, beside torch.profiler's of the same step?"""
+"""Size of a trace, compared with torch.profiler's of the same step."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predicted beside measured: peaks in bytes, times in microseconds."""
+    """Predicted and measured: peaks in bytes, times in microseconds."""
 
     model: str
     case: Case

@@ -1,4 +1,4 @@
-"""Do suggested plans fit jobs that nobody tuned memprof for: scripts by others, of as many kinds as could be found?"""
+"""Whether suggested plans fit jobs memprof was not tuned for: third-party scripts of many kinds."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _compare(job: Job, before: str, after: str, numerics: str) -> str:
 
 
 def fullest_bytes(path: Path) -> int:
-    """Returns the peak of a recording's fullest step; 0 where it cannot be read."""
+    """Returns the highest peak of a recording's steps; 0 where it cannot be read."""
     try:
         return int(Trace.open(path).table(Memory).allocated_bytes.max())
     except (MemprofError, ValueError):

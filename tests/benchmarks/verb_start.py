@@ -1,4 +1,4 @@
-"""How long until each verb's help is there, beside Python itself and beside click?"""
+"""Time to print each command's help, compared with Python itself and with click."""
 
 from __future__ import annotations
 

@@ -56,10 +56,9 @@ def test_plans_are_for_that_batch(capsys: pytest.CaptureFixture[str], tmp_path: 
     ("words", "sentence"),
     [
         (
-            ("suggest", GPT, "--budget", "1GiB", "--at-batch", "8", "--maximise", "batch"),
-            "--at-batch plans for one size",
+            ("suggest", GPT, "--budget", "1GiB", "--at-batch", "8", "--compiled", GPT),
+            "--at-batch plans for a size at which no compiled run was recorded",
         ),
-        (("suggest", GPT, "--at-batch", "8", "--compare"), "--at-batch plans for one size"),
         (("suggest", GPT, "--budget", "1GiB", "--also", GPT), "--also gives recordings of other sizes"),
         (("predict", GPT, "--checkpoint", "layers.*", "--also", GPT), "--also gives recordings at other sizes"),
         (("predict", GPT), "There is nothing to predict"),
@@ -67,6 +66,6 @@ def test_plans_are_for_that_batch(capsys: pytest.CaptureFixture[str], tmp_path: 
     ],
 )
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
-    """What makes no sense is said before anything is computed."""
+    """Invalid options are refused before anything is computed."""
     assert main(list(words)) == 2
     assert sentence in capsys.readouterr().err

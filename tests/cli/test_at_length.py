@@ -44,7 +44,7 @@ def test_peak_at_a_length_is_the_measured_one(capsys: pytest.CaptureFixture[str]
 
 
 def test_plans_say_what_they_are_for(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    """The plan file holds the length; a run of it is compared, and one of another length is said not to be."""
+    """The plan file contains the length; a run of it is compared, and one of another length is not."""
     written = tmp_path / "plan.toml"
     words = ("suggest", folder / "run.memprof", "--at-length", "64", "--budget", "1300KiB", "--allow", "checkpoint")
     page = run(capsys, *words, "--write", written)
@@ -107,7 +107,7 @@ def test_bad_lengths_are_one_sentence(
 
 
 def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    """A missing file and one of other bytes are a sentence each."""
+    """A missing file and one with other contents each produce one message."""
     lengths = tmp_path / "lengths.txt"
     words = ["predict", str(folder / "run.memprof"), "--lengths", str(lengths)]
     assert main(words) == 5
@@ -128,7 +128,7 @@ def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], folder: Path
 def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    """What makes no sense together is refused."""
+    """Incompatible options are refused."""
     assert sentence in run(capsys, "predict", folder / "run.memprof", *words, status=2)
 
 

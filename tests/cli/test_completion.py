@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from memprof.cli.completing import flag_values
 from memprof.cli.main import main
 from memprof.machines.card import find_card
 from memprof.machines.catalogue import accelerators, find_machine
@@ -116,10 +115,9 @@ def test_what_is_offered_is_understood(
     assert values(offered(folder, "memprof export --tables ", monkeypatch, capsys)) == [
         kind.table_name for kind in TABLES
     ]
-    kinds = {kind.name: kind for kind in policy_types()}
-    for name, settings in flag_values().items():
-        for setting in settings:
-            kinds[name].from_flag(f"{setting}:2" if name == "shard" else setting)
+    for kind in policy_types():
+        for word in kind.flag_words:
+            kind.from_flag(f"{word}:2" if kind.name == "shard" else word)
 
 
 def test_a_verb_that_runs_offers_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`memprof suggest --devices`: how many devices a job needs."""
+"""`memprof devices`: how many devices a job needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step() -> Step:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
-    assert main(["suggest", str(TRACE), *words]) == status
+    assert main(["devices", str(TRACE), *words]) == status
     return capsys.readouterr()
 
 
@@ -64,25 +64,28 @@ def test_the_page_says_how_many_and_writes_the_plan(
 ) -> None:
     """The verdict first; the plan has its prediction; 4 is the exit code where nothing is enough."""
     budget, plan = peak_of(step, 3, 4), tmp_path / "plan.toml"
-    out, _ = run(capsys, "--budget", str(budget), "--devices", "--write", str(plan))
+    out, _ = run(capsys, "--budget", str(budget), "--write", str(plan))
     assert out.startswith("4 devices are needed: fsdp over 4 holds ")
     assert f"memprof record --plan {plan}" in out
     written = read_plan(plan)
     assert written.prediction is not None
     assert written.prediction.peak_allocated_bytes == budget
-    out, _ = run(capsys, "--budget", "1KiB", "--devices", status=4)
+    out, _ = run(capsys, "--budget", "1KiB", status=4)
     assert out.startswith("No number of devices suffices: ")
 
 
 def test_json_holds_every_way(capsys: pytest.CaptureFixture[str], step: Step) -> None:
     """Bytes and microseconds, by strategy and ranks."""
-    found = json.loads(run(capsys, "--budget", str(peak_of(step, 3, 4)), "--devices", "--json")[0])
+    found = json.loads(run(capsys, "--budget", str(peak_of(step, 3, 4)), "--json")[0])
     assert found["needed"]["world_size"] == 4
     assert {each["strategy"] for each in found["ranks"]} == {"ddp", "zero1", "zero2", "fsdp"}
     assert len(found["ranks"]) == 4 * len(WORLD_SIZES)
 
 
-def test_other_questions_are_refused_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """One question at a time."""
-    _, error = run(capsys, "--budget", "1GiB", "--devices", "--compare", status=2)
-    assert "--devices asks how many devices" in error
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [((), "a budget is needed"), (("--budget", "many"), "many"), (("--machine", "rtx3o90"), "rtx3")],
+)
+def test_the_budget_is_checked_first(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
+    """As for suggest: one sentence, exit code 2."""
+    assert sentence in run(capsys, *words, status=2)[1]

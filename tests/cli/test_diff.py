@@ -65,7 +65,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) ->
 
 
 def test_identical_recordings_show_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing grew, nothing is new or gone, and the page says so."""
+    """No change: nothing grew, nothing is new or gone, and the page says so."""
     found = told(capsys, "base.memprof", "base.memprof")
     assert found["is_unchanged"]
     assert found["causes"] == []
@@ -165,7 +165,7 @@ def test_prediction_compares_with_what_it_was_made_of(capsys: pytest.CaptureFixt
 
 
 def test_several_recordings_a_side_compare_medians(capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is off among three does not count, and their spread is told."""
+    """One outlier among three does not count, and the spread is reported."""
     rewrite("off.memprof", extra=64 * EXTRA)
     found = told(capsys, "base.memprof", "head.memprof", "--head", "head.memprof", "--head", "off.memprof")
     assert found["peak"]["change_bytes"] == EXTRA
@@ -217,7 +217,7 @@ def test_github_annotates_the_line(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_junit_has_a_case_for_each_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    """Failed, warned and unknown gates are told apart."""
+    """Failed, warned and unknown gates are distinguished."""
     gates = ("--fail-on", "peak>+1%", "--fail-on", "peak>+90%", "--warn-on", "peak>+1KiB", "--warn-on", "reserved>1GiB")
     text = run(capsys, "diff", "base.memprof", "head.memprof", *gates, "--format", "junit", status=4)
     suite = ET.fromstring(text).find("testsuite")

@@ -52,7 +52,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
 
 
 def test_recording_works_here(here: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """It records a job and reads it back to the byte, leaves nothing behind, and ends with 0."""
+    """It records a job and reads it back to the byte, leaves no files, and exits with 0."""
     folder, done = here
     assert done.returncode == 0
     told = json.loads(done.stdout)
@@ -95,7 +95,7 @@ def torch_folder(other: Path) -> Any:
 
 
 def test_without_torch(other: Path, tmp_path: Path) -> None:
-    """It says so and how to install it; nothing can be recorded, and the exit code is 3."""
+    """Missing torch is reported with install instructions; recording is impossible, and the exit code is 3."""
     done = doctor(other, tmp_path, "--json")
     assert done.returncode == 3
     torch = found(done, "torch")
@@ -127,7 +127,7 @@ def install_torch(site: Path, version: str, code: str) -> None:
 
 
 def test_a_torch_that_is_too_old(other: Path, torch_folder: Path, tmp_path: Path) -> None:
-    """It is told by its version, and not imported."""
+    """A library is detected by its version, without importing it."""
     install_torch(torch_folder, "1.13.1", "raise SystemExit('imported')")
     done = doctor(other, tmp_path, "--json")
     assert done.returncode == 3
@@ -250,7 +250,7 @@ def test_supported_versions_are_the_projects() -> None:
 
 
 def test_a_recording_that_is_wrong_fails() -> None:
-    """The self-test asks for the very bytes: a parameter less is no recording."""
+    """The self-test checks exact bytes: a missing parameter fails it."""
     report = {"at_peak": {"by_category": {"parameter": 16384, "gradient": 16384}}, "peak": {"allocated_bytes": 40000}}
     assert judge_report(report, 1.0).level == OK
     report["at_peak"]["by_category"]["gradient"] = 16380  # type: ignore[index]

@@ -37,7 +37,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_format_is_written_and_replaces_nothing(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is there stays unless -f is given, and nothing lies beside it; a second time gives the same bytes."""
+    """Existing files stay unless -f is given, and no temporary file is left; a second export gives the same bytes."""
     path = tmp_path / "out"
     run(SAMPLE, "--to", kind, "-o", path)
     assert f"wrote {path} (" in capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
 
 
 def test_ranks(ranks: Path, tmp_path: Path) -> None:
-    """All of them where nothing is said, as processes or folders; one where it is."""
+    """By default all ranks, as processes or folders; with --rank one."""
     run(ranks, "--to", "perfetto", "-o", tmp_path / "all.json")
     run(ranks, "--to", "perfetto", "--rank", 1, "-o", tmp_path / "one.json")
     counted = {
@@ -129,7 +129,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, capsys: py
 def test_what_makes_no_sense_is_refused(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With exit code 2 and a sentence, before anything is read."""
+    """Refused with exit code 2 and a message, before anything is read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()

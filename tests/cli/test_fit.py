@@ -117,7 +117,7 @@ def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.cold
 def test_job_without_training_is_no_plan(capfd: pytest.CaptureFixture[str]) -> None:
-    """3, and a sentence that says why there is nothing to plan from; nothing is left."""
+    """Exit code 3, a message with the reason, and no files left."""
     Path("train.py").write_text("print('nothing')")
     assert main(["fit", "--budget", "60%", "-o", "out", "train.py"]) == 3
     captured = capfd.readouterr()

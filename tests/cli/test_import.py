@@ -102,7 +102,7 @@ def test_a_profilers_trace_is_imported_under_its_name(capsys: pytest.CaptureFixt
 
 
 def test_without_a_timeline_it_says_how_to_record_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """The end state is imported, and a sentence tells what is missing."""
+    """The end state is imported, and a note names what is missing."""
     write(folder / "end.pickle", snapshot([segment(0, block(MIB))]))
     out, err = run(capsys, "import", "end.pickle")
     assert "none: end state only" in out
@@ -121,7 +121,7 @@ def test_devices_and_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str], fol
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the real files are not here: there is no {DATA}")
 def test_every_real_file_is_imported_and_reported(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """Each file others recorded gives a report, or a sentence where it holds nothing of memory."""
+    """Every third-party file gives a report, or a message if it contains no memory data."""
     for file in sorted([*DATA.glob("snapshots/*"), *DATA.glob("kineto/*")]):
         has_memory = "5c04d97c" not in file.name
         _, err = run(capsys, "import", file, "-f", "-o", "run.memprof", status=0 if has_memory else 5)
@@ -136,7 +136,7 @@ def test_every_real_file_is_imported_and_reported(capsys: pytest.CaptureFixture[
 def test_warns_before_loading_what_may_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that may need more memory than is free says so, and is tried all the same."""
+    """A file that may need more memory than is free causes a warning, and is still read."""
     monkeypatch.setattr("memprof.cli.verbs.import_._LARGE_BYTES", 100)
     assert "may take" not in run(capsys, "import", "snapshot.pickle")[1]
     monkeypatch.setattr("memprof.cli.verbs.import_._MEMORY_PER_BYTE", 1 << 40)

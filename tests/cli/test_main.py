@@ -96,7 +96,7 @@ def test_an_internal_error_is_short_unless_asked(
 def test_an_error_of_the_system_is_not_called_internal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A full disk or a folder without permission is nobody's bug."""
+    """A full disk or a folder without permission is not reported as an internal error."""
     assert fail_with(PermissionError(13, "Permission denied", "run.memprof"), monkeypatch) == 1
     assert capsys.readouterr().err == "memprof: Permission denied: run.memprof\n"
 
@@ -109,7 +109,7 @@ def test_control_c_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize("words", ["report {trace}", "report {trace} --json", "report -h", "--help"])
 def test_a_closed_pipe_is_silent(small_file: Path, words: str) -> None:
-    """`memprof ... | head` prints no traceback, whoever wrote the output, and is no failure."""
+    """`memprof ... | head` prints no traceback, and does not fail."""
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(

@@ -52,6 +52,12 @@ def test_every_option_is_in_it(pages: dict[str, str]) -> None:
                 assert param.opts[-1].replace("-", "\\-") in pages[f"memprof-{verb}.1"], (verb, param.opts)
 
 
+def test_groups_of_options_have_headings(pages: dict[str, str]) -> None:
+    """Where the help has more than one group; elsewhere the options follow directly."""
+    assert "\n.SS Plan and policies\n" in pages["memprof-record.1"]
+    assert ".SS" not in pages["memprof-check.1"]
+
+
 @GROFF
 def test_man_prints_them_without_a_complaint(pages: dict[str, str]) -> None:
     """Quotes, dots and patterns come out as they are typed."""

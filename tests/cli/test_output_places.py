@@ -1,4 +1,4 @@
-"""Where each verb writes to: no verb replaces a device, a pipe, a socket or a folder; each says so in a sentence."""
+"""Output locations of every command: no command replaces a device, a pipe, a socket or a folder."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ WRITERS = {
     "predict": (("predict", "run.memprof", "--optimizer", "loop", "-f", "-o"), True),
     "predict --write": (("predict", "run.memprof", "--optimizer", "loop", "-f", "--write"), True),
     "suggest --write": (("suggest", "run.memprof", "--budget", "90%", "-f", "--write"), True),
+    "largest --write": (("largest", "run.memprof", "--budget", "90%", "-f", "--time-limit", "1", "--write"), True),
+    "devices --write": (("devices", "run.memprof", "--budget", "90%", "-f", "--write"), True),
     "emit": (("emit", "plan.toml", "--to", "pytorch", "-f", "-o"), True),
     "import": (("import", "snapshot.pickle", "-f", "-o"), True),
     "record": (("record", "-f", "-o"), False),

@@ -48,7 +48,7 @@ def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixtur
     assert {"precision", "checkpoint", "forward", "backward", "optimizer", "activation", "parameter", "total"} <= rows
     assert "checkpoint: replayed: every operator and storage of the recording replayed" in page
     assert "precision: modelled: " in page
-    assert "precision: numbers differ by rounding" in page
+    assert "precision: numerics differ by rounding" in page
     assert lines[-1].startswith("next: ")
 
 
@@ -103,7 +103,7 @@ def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str])
 
 
 def test_plan_written_back_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Writing into the plan that was read needs no -f, and leaves what somebody wrote there."""
+    """Writing into the plan that was read needs no -f, and preserves manual edits."""
     mine = "# ours\n[checkpoint]\nmodules = 'layers.*'  # all of them\n"
     Path("plan.toml").write_text(mine)
     run(capsys, "predict", "run.memprof", "--plan", "plan.toml", "--write", "plan.toml")
@@ -123,9 +123,9 @@ def test_plan_that_changes_nothing_predicts_the_recording(capsys: pytest.Capture
     ("words", "status", "sentence"),
     [
         (("run.memprof",), 2, "There is nothing to predict: give --plan FILE"),
-        (("run.memprof", "--checkpoint", "layerz.*"), 2, "No module of the model matches 'layerz.*'; near are"),
+        (("run.memprof", "--checkpoint", "layerz.*"), 2, "No module of the model matches 'layerz.*'; did you mean"),
         (("run.memprof", "--precision", "int3"), 2, "unknown --precision 'int3'"),
-        (("run.memprof", "--plan", "absent.toml"), 5, "There is no plan absent.toml"),
+        (("run.memprof", "--plan", "absent.toml"), 5, "plan absent.toml does not exist"),
         (("absent.memprof", "--checkpoint", "layers.*"), 5, "There is no file absent.memprof"),
         (("run.memprof", "--checkpoint", "layers.*", "--step", "99"), 2, "no operators of step 99"),
         (("run.memprof", "--checkpoint", "layers.*", "-o", "run.memprof"), 2, "run.memprof exists already"),
@@ -136,7 +136,7 @@ def test_plan_that_changes_nothing_predicts_the_recording(capsys: pytest.Capture
 def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: int, sentence: str
 ) -> None:
-    """What cannot be done is said in a sentence, with the exit code for it; files that are there stay as they are."""
+    """Errors are reported in one message with their exit code; existing files are unchanged."""
     Path("other.toml").write_text("mine")
     said = run(capsys, "predict", *words, status=status)
     assert sentence in said
@@ -146,7 +146,7 @@ def test_mistakes_are_one_sentence(
 
 
 def test_page_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal of 80 columns no line is longer; in a pipe there are no escapes."""
+    """On a terminal of 80 columns no line is longer; a pipe receives no escape sequences."""
     assert "\x1b" not in run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -173,7 +173,7 @@ def test_prediction_needs_no_torch() -> None:
 
 
 def test_what_spoils_the_prediction_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A recording that ran under a plan already is no bare one, and a warning says so."""
+    """A recording made under a plan causes a warning."""
     run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "-o", "p.memprof")
     Path("plan.toml").write_text("")
     told = json.loads(run(capsys, "predict", "p.memprof", "--plan", "plan.toml", "--json"))

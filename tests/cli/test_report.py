@@ -148,7 +148,7 @@ def test_another_moment(model_file: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_makes_no_sense_is_a_usage_error(
     model_file: Path, words: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2 and a sentence that says what would."""
+    """Exit code 2 and a message with the valid values."""
     assert message in report(capsys, model_file, *words, status=status)
 
 
@@ -168,7 +168,7 @@ def test_gaps_come_right_after_the_verdict(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_several_ranks_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The fullest is shown, and the verdict names it."""
+    """The rank with the highest peak is shown, and the verdict names it."""
     ranks = [(Manifest(rank=rank, world_size=2), model_tables(layers)) for rank, layers in enumerate((2, 3))]
     write_trace(tmp_path / "two.memprof", ranks)
     out = report(capsys, tmp_path / "two.memprof")

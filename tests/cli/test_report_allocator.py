@@ -94,7 +94,7 @@ def test_parts_sum_to_what_is_reserved(fragmented: Path, capsys: pytest.CaptureF
 
 
 def test_a_step_on_cpu_is_labelled(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it would reserve on a device is said to be just that."""
+    """For a CPU recording, reserved bytes are labelled as hypothetical."""
     for kind in ("--allocator", "--static"):
         out = report(capsys, [SAMPLE, kind])
         assert "would reserve 106.00 MiB" in out.splitlines()[0]
@@ -180,7 +180,7 @@ def test_planning_ahead_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_snapshot_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its segments are summed up; what cannot be told is not guessed, and there is no step to plan."""
+    """Without a history, the segments are summed; nothing is guessed, and there is no step to plan."""
     tables = make_tables([[Op()]], [Storage("x", 3 * MIB)])
     segments = Segments.of(
         device=["cuda:0", "cuda:0"],

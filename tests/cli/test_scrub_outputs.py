@@ -36,7 +36,7 @@ COMMAND = (
 
 
 def tables() -> Tables:
-    """A step whose tables hold what somebody may have written into them."""
+    """A step whose tables contain arbitrary texts."""
     made = make_tables(
         [[Op("aten.mm.default", "forward", "fc", ["a"], stack=STACK), Op("aten.neg.default", frees=["a"])]] * 2,
         [Storage("a", 1 << 20, name="/home/alyzce/w", module="fc"), Storage("w", 1 << 20, "parameter", "fc.weight")],
@@ -67,7 +67,7 @@ def tables() -> Tables:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks on two nodes, each with everything that somebody may want to keep to themselves."""
+    """Two ranks on two nodes, with every kind of private data."""
     path = tmp_path_factory.mktemp("tigerproject") / "run_alyzce.dgx-07.memprof"
     ranks = [
         Manifest(

@@ -198,8 +198,7 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "50%", "--max-slowdown", "soon"), "invalid slowdown 'soon'"),
         (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
         (("--budget", "50%", "--also", "resnet.memprof"), "--also gives recordings of other sizes"),
-        (("--budget", "50%", "--maximise", "sequence"), "needs the job recorded at two lengths"),
-        (("--budget", "50%", "--compiled", "resnet.memprof"), "is no recording of a compiled run"),
+        (("--budget", "50%", "--compiled", "resnet.memprof"), "is not a recording of a compiled run"),
         (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave out one"),
     ],
 )
@@ -210,29 +209,23 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     assert len(message.strip().splitlines()) == 1
 
 
-def test_recordings_of_two_jobs_are_not_two_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    """--maximise with recordings that are not of one job says so, exit code 3."""
-    message = run(
-        capsys, "suggest", "run.memprof", "--budget", "50%", "--maximise", "batch", "--also", "resnet.memprof", status=3
-    )
-    assert "Cannot determine the varying size" in message or "operators" in message
-
-
-def test_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """The number it answers with is the last that fits; the plan is written with the prediction at that size."""
-    told = json.loads(
-        run(
-            capsys,
-            *("suggest", "resnet.memprof", "--budget", "39.5MiB", "--maximise", "batch", "--allow", "checkpoint"),
-            *("--write", "plan.toml", "--json"),
-        )
-    )
-    sizes = {one["size"]: one["fits"] for one in told["sizes"]}
-    largest = told["largest"]
-    assert largest >= told["recorded_sizes"][0]
-    assert sizes[largest]
-    assert not sizes[largest + 1]
-    assert told["plan"]["peak_allocated_bytes"] <= told["budget_bytes"]
-    plan = read_plan(Path("plan.toml"))
-    assert plan.prediction is not None
-    assert plan.prediction.peak_allocated_bytes == told["plan"]["peak_allocated_bytes"]
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (("--maximise", "batch"), "largest"),
+        (("--maximise=sequence",), "largest"),
+        (("--devices",), "devices"),
+        (("--compare",), "planners"),
+    ],
+)
+def test_options_that_became_verbs_name_them(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], verb: str
+) -> None:
+    """click's error, and the verb to type instead; another unknown option gets click's error alone."""
+    message = run(capsys, "suggest", "run.memprof", "--budget", "50%", *words, status=2)
+    option = words[0].partition("=")[0]
+    assert message.splitlines()[-1].startswith(f"Error: No such option {option!r}: ")
+    assert message.rstrip().endswith(f" by memprof {verb}.")
+    message = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--maximum", status=2)
+    assert "--maximum" in message
+    assert "memprof largest" not in message

@@ -118,7 +118,7 @@ def test_page_says_it_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_spoils_the_comparison_is_said(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], warning: str
 ) -> None:
-    """A run under no plan or another one is compared, and a warning says so."""
+    """A run without a plan or under another one is compared, with a warning."""
     write_plan("other.toml", Plan((Checkpoint(modules=("layers.0",)),)))
     write_trace("predicted.memprof", [predicted_trace(forecast(Trace.open("run.memprof"), PLAN))])
     assert f"warning: {warning}" in run(capsys, *words) or warning in run(capsys, *words)
@@ -128,7 +128,7 @@ def test_what_spoils_the_comparison_is_said(
     ("words", "status", "sentence"),
     [
         (("bare.toml", "head.memprof"), 2, "The plan contains no prediction."),
-        (("absent.toml", "head.memprof"), 5, "There is no plan absent.toml"),
+        (("absent.toml", "head.memprof"), 5, "plan absent.toml does not exist"),
         (("plan.toml", "absent.memprof"), 5, "There is no file absent.memprof"),
         (("plan.toml", "other.memprof"), 3, "Not comparable: the plan was made for GPT, but other.memprof is a run of"),
         (("plan.toml",), 2, "Missing argument"),
@@ -138,5 +138,5 @@ def test_what_spoils_the_comparison_is_said(
 def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: int, sentence: str
 ) -> None:
-    """What cannot be compared is said in a sentence, with the exit code for it."""
+    """Errors are reported in one message with their exit code."""
     assert sentence in run(capsys, *words, status=status)

@@ -110,7 +110,7 @@ def test_temporaries_of_equal_size_are_told_apart() -> None:
 
 @pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
 def test_addresses_of_real_recordings_never_overlap(sample: str) -> None:
-    """Nearly all storages born in a recording have an address, and no two share one while both are alive."""
+    """Nearly all storages allocated in a recording have an address, and no two share one while both are live."""
     lives = _lives(Trace.open(SAMPLES / sample / "run.memprof"))
     history = lives.history
     is_born = (history.created != NONE) & (history.size > 0)
@@ -155,7 +155,7 @@ def test_packed_blocks_never_overlap(drawn: list[tuple[int, int, int]]) -> None:
 
 
 def test_last_use_begins_the_waste() -> None:
-    """A storage is idle from the operator behind its last use; what is alive at the end may be used after it."""
+    """A storage is idle after its last use; one that is live at the end may be used later."""
     lives = _lives(_trace(_tables()))
     assert lives.last_use.tolist() == [7, 1, 3, 5, 7]
     assert lives.right.tolist() == [8, 3, 4, 7, 8]
@@ -171,7 +171,7 @@ def test_unused_for_a_whole_step_is_waste() -> None:
 
 
 def test_wasters_are_listed_by_bytes_times_operators() -> None:
-    """The list is of what is held after its last use within the stretch, the worst first."""
+    """The list contains storages held after their last use within the range, the largest first."""
     lives = _lives(_trace(_tables()))
     wasters = find_wasters(cut_stretch(lives, 0, 8))
     assert (wasters.rows.tolist(), wasters.held.tolist(), wasters.waste.tolist()) == ([1, 3], [1, 1], [30, 30])
@@ -181,12 +181,12 @@ def test_wasters_are_listed_by_bytes_times_operators() -> None:
 
 
 def test_recording_without_uses_cannot_tell() -> None:
-    """Where no uses were recorded the list says so rather than call all of it waste."""
+    """Without recorded uses the table says so instead of listing everything as idle."""
     rank = _rank({**_tables(), Uses: Uses.empty()})
     lives = StorageLives(rank.trace, rank.history)
     wasters = find_wasters(cut_stretch(lives, 0, 8))
     assert not len(wasters.rows)
-    assert "cannot tell" in _text(waste_table(rank, lives, wasters, "row"))
+    assert "idle tensors cannot be identified" in _text(waste_table(rank, lives, wasters, "row"))
 
 
 def test_largest_blocks_are_chosen() -> None:
@@ -195,25 +195,23 @@ def test_largest_blocks_are_chosen() -> None:
     chosen = choose_blocks(cut_stretch(lives, 0, 4), most=2)
     assert (chosen.rows.tolist(), chosen.alive) == ([0, 2], 3)
     assert chosen.share == pytest.approx((400 + 150) / (400 + 150 + 90))
-    assert "The 2 largest of 3 blocks alive in this stretch are drawn, 85.9% of their" in drawn_sentence(chosen, "")
+    assert "The 2 largest of 3 blocks live in this range are drawn (85.9% of their" in drawn_sentence(chosen, "")
     zoomed = choose_blocks(cut_stretch(lives, 0, 1), most=2)
     assert zoomed.rows.tolist() == [0, 1]
-    assert drawn_sentence(zoomed, "") == "All 2 blocks alive in this stretch are drawn."
+    assert drawn_sentence(zoomed, "") == "All 2 blocks live in this range are drawn."
 
 
 def test_heights_are_addresses_where_told() -> None:
-    """Blocks stand at their addresses above what has none, and the sentence says so; else all are packed."""
+    """Blocks are at their addresses, above those without one, with a note; without addresses all are packed."""
     chosen = choose_blocks(cut_stretch(_lives(_trace(_tables())), 0, 4))
     y = dict(zip(chosen.rows.tolist(), chosen.y.tolist(), strict=True))
     assert y[0] == 0
     assert y[1] == chosen.floor == 102
     assert y[2] == 102 + 30 + 1  # of the gap of 0xfe2 bytes one is left: a quarter of the smallest huge one, 4
-    assert "real addresses; gaps of more than 4 B are cut out; blocks whose address is not told" in placed_sentence(
-        chosen
-    )
+    assert "addresses; gaps larger than 4 B are cut out; blocks allocated before recording" in placed_sentence(chosen)
     untold = choose_blocks(cut_stretch(_lives(_trace(_untold())), 0, 4))
     assert dict(zip(untold.rows.tolist(), untold.y.tolist(), strict=True)) == {0: 0, 1: 100, 2: 130}
-    assert "Heights are packed" in placed_sentence(untold)
+    assert "heights are packed" in placed_sentence(untold)
 
 
 def test_figure_draws_each_category_and_the_idle_part() -> None:
@@ -247,20 +245,20 @@ def test_names_are_no_markup() -> None:
 
 
 def test_nothing_alive_is_a_sentence() -> None:
-    """A stretch in which nothing is alive is told in a sentence."""
+    """A range without live storages shows a message."""
     rank = _rank(make_tables([[Op()]], []))
     lives = StorageLives(rank.trace, rank.history)
     figure = blocks(_rectangles(rank, lives, choose_blocks(cut_stretch(lives, 0, 1))), 0, 1, 0, LIGHT)
-    assert "Nothing that holds bytes" in figure.layout.annotations[0].text
+    assert "No storage is live" in figure.layout.annotations[0].text
 
 
 def test_life_is_told() -> None:
     """The line on a storage tells its birth, its last use, its death and what it is held for."""
     lives = _lives(_trace(_tables()))
     assert life_sentence(lives, 1) == (
-        "born at operator 0, last used at 1, freed after 2: held for 1 operators after its last use"
+        "allocated at operator 0, last used at 1, freed after 2: held for 1 operators after its last use"
     )
-    assert life_sentence(lives, 0) == "alive before the recording, last used at 7, alive at the end"
+    assert life_sentence(lives, 0) == "allocated before recording, last used at 7, not freed"
 
 
 def test_click_chooses_the_storage() -> None:
@@ -277,15 +275,15 @@ def test_search_draws_what_is_found() -> None:
     trace = _trace(_tables())
     page, desk = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
     remark, _, _ = page._texts(desk, View(tab="blocks", first=0, end=8, find="relu"))
-    assert "All 2 blocks that have 'relu' in their names are drawn." in _text(remark)
+    assert "All 2 blocks matching 'relu' are drawn." in _text(remark)
 
 
 def test_empty_recording_says_so() -> None:
-    """A recording without operators has a sentence instead of a picture."""
+    """A recording without operators shows a message instead of a figure."""
     trace = _trace({Steps: Steps.empty()})
     page, desk = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
     assert "No operators were recorded" in page._figure(desk, View(), -1, -1, "light").layout.annotations[0].text
-    assert "Nothing was recorded" in _text(page._texts(desk, View())[0])
+    assert "Nothing recorded" in _text(page._texts(desk, View())[0])
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,11 @@ def test_bars_point_the_way_of_the_change() -> None:
 
 
 def test_no_change_is_said() -> None:
-    """Bars of nothing are a sentence, not an empty frame."""
+    """Bars without changes are a message, not an empty frame."""
     for gained in ([], [0, 0]):
         figure = change_bars(["x"] * len(gained), np.array(gained, dtype=np.int64), LIGHT)
         assert not figure.data
-        assert figure.layout.annotations[0].text == "Nothing changed here."
+        assert figure.layout.annotations[0].text == "No change."
 
 
 def test_hostile_names_are_text_on_bars() -> None:
@@ -88,13 +88,13 @@ def test_equal_phases_lie_on_each_other() -> None:
 
 
 def test_other_phases_stand_at_their_own_share() -> None:
-    """Where the phases are not the same sequence, each step is drawn over its own operators, and the axis says so."""
+    """If the phase sequences differ, each step is drawn over its own operators, and the axis says so."""
     base, other = _curve("base", "fb", [1, 2]), _curve("other", "fbfb", [1, 2, 1, 2])
     _, laid, is_aligned = shares(base, other)
     assert not is_aligned
     assert laid.tolist() == [0, 25, 50, 75, 100]
     figure = overlay(base, other, LIGHT)
-    assert "their phases differ" in figure.layout.xaxis.title.text
+    assert "phases differ" in figure.layout.xaxis.title.text
     assert [trace.type for trace in figure.data] == ["scatter", "scatter", "heatmap", "heatmap"]
 
 
@@ -113,7 +113,7 @@ def test_both_drawn_peaks_are_true_peaks() -> None:
 
 
 def test_a_step_without_operators_is_said() -> None:
-    """Nothing to draw gives a sentence."""
+    """A step without operators gives a message."""
     figure = overlay(_curve("base", "", []), _curve("other", "f", [1]), LIGHT)
     assert not figure.data
     assert "without operators" in figure.layout.annotations[0].text
@@ -122,7 +122,7 @@ def test_a_step_without_operators_is_said() -> None:
 def test_one_recording_cannot_be_compared() -> None:
     """The page says how to open two, and how to choose the other."""
     assert "memprof dashboard base.memprof other.memprof" in _text(DiffPage().layout(_desk("gpt"), View(tab="diff")))
-    assert "beside it" in _text(DiffPage().layout(_desk("gpt", "lstm"), View(tab="diff")))
+    assert "compare with" in _text(DiffPage().layout(_desk("gpt", "lstm"), View(tab="diff")))
 
 
 def test_a_recording_beside_itself_shows_zero() -> None:
@@ -170,9 +170,9 @@ def test_phases_are_compared_with_themselves() -> None:
         ("forward", 9 * KIB, 17 * KIB),
         ("backward", 14 * KIB, 16 * KIB),
     ]
-    assert shift(found.peak) == "It moved: from backward of body to forward of head."
-    assert shift(found.phases[0]) == "It stays in forward of head (aten.mm.default)."
-    assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB is made by train.py:5."
+    assert shift(found.peak) == "Moved from backward of body to forward of head."
+    assert shift(found.phases[0]) == "Still in forward of head (aten.mm.default)."
+    assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB from train.py:5."
     assert step_time(found) == "1.0 ms in the base, 1.0 ms in the other (+0.0 %)"
 
 
@@ -189,10 +189,10 @@ def test_a_table_of_parts_sums_to_the_whole() -> None:
 
 
 def test_an_equal_peak_made_of_other_things_is_no_zero() -> None:
-    """The same peak made in another module is told apart from nothing having changed."""
+    """The same peak allocated in another module is distinguished from no change."""
     found = changes(_job(8 * KIB, 4 * KIB), _job(8 * KIB, 4 * KIB, module="elsewhere"))
     assert found.peak.bytes == 0
-    assert verdict(found).startswith("The peak is the same, 14.00 KiB; what it is made of")
+    assert verdict(found).startswith("The peak is unchanged at 14.00 KiB; its breakdown")
 
 
 @given(base=jobs(max_steps=1), head=jobs(max_steps=1))
@@ -219,7 +219,7 @@ def test_what_differs_and_why_is_named() -> None:
     desk = Workspace([Source(Path("gpt"), "gpt", recorded), planned])
     page = _text(DiffPage().layout(desk, View(tab="diff", other=1)))
     assert "The peak shrank by" in page
-    assert "The two were not recorded alike" in page
+    assert "The recording conditions differ" in page
     assert "checkpoint layers.*" in page
     assert "More recompute in backward: 0 operators in the base" in page
     assert len(page) < 150_000

@@ -78,7 +78,7 @@ class Read(HTMLParser):
 
 @pytest.fixture
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the five megabytes of plotly.js out, which are of nobody's recording."""
+    """Omits the five megabytes of plotly.js, which do not depend on the recording."""
     monkeypatch.setattr(export, "get_plotlyjs", lambda: "/* plotly */")
 
 
@@ -133,18 +133,18 @@ def test_the_page_says_what_somebody_out_of_memory_asks() -> None:
     text = Read(export_html(Trace.open(SAMPLES / "gpt" / "run.memprof"))).text
     wanted = [
         "train.py peaks at 88.92 MiB",
-        "93,237,072 bytes, step 4",
+        "93,237,072 B, step 4",
         "75.46 MiB, 84.9 %",
         "Memory during step 4",
-        "The whole recording",
-        "Alive at the peak, by category",
-        "Alive at the peak, by module",
-        "Alive at the peak, by source line",
+        "Whole recording",
+        "Live bytes at the peak, by category",
+        "Live bytes at the peak, by module",
+        "Live bytes at the peak, by source line",
         "train.py:51",
         "Treemap at the peak",
         "Largest storages at the peak",
         "layers.0.mlp.0",
-        "How it was recorded",
+        "Recording details",
         "2.13.0+cpu",
         "allocations on other threads of the job",
         "memprof record -o run.memprof --skip 2 --steps 3 -- ",
@@ -157,16 +157,16 @@ def test_the_page_says_what_somebody_out_of_memory_asks() -> None:
 
 @pytest.mark.usefixtures("without_plotly")
 def test_room_on_the_device() -> None:
-    """Of a device with memory of its own, the page says how much is left beside the peak, or lacking."""
+    """For a device with its own memory, the page shows the headroom above the peak, or the excess over capacity."""
     ops, storages = [Op(makes=["a"])], [Storage("a", 3 * GIB)]
     machine = Machine(device_name="H100", device_kind="cuda", capacity_bytes=4 * GIB)
     page = export_html(make_trace([ops], storages, manifest=Manifest(machine=machine)))
-    assert "1.00 GiB more than the peak" in Read(page).text
+    assert "1.00 GiB above the peak" in Read(page).text
     shapes = Read(page).figures()["themes"]["light"]["timeline"]["layout"]["shapes"]
     assert [shape["y0"] for shape in shapes if shape["line"].get("dash") == "longdashdot"] == [4.0]
     machine = Machine(device_kind="cuda", capacity_bytes=2 * GIB)
     page = export_html(make_trace([ops], storages, manifest=Manifest(machine=machine)))
-    assert "1.00 GiB less than the peak" in Read(page).text
+    assert "peak is 1.00 GiB over capacity" in Read(page).text
 
 
 @pytest.mark.usefixtures("without_plotly")
@@ -216,10 +216,10 @@ def test_the_policy_allows_the_pages_own_scripts_alone() -> None:
 
 @pytest.mark.usefixtures("without_plotly")
 def test_another_moment_step_and_rank() -> None:
-    """The tables are of the moment that was asked for, and the page says so."""
+    """The tables show the requested moment, and the page says so."""
     trace = Trace.open(SAMPLES / "gpt" / "run.memprof")
     text = Read(export_html(trace, step_number=3, op_id=10, rows=2)).text
-    assert "Alive during operator 10, by category" in text
+    assert "Live bytes during operator 10, by category" in text
     assert "Operator 10 of the 1,024 of step 3" in text
     assert "--at 3:10 --html" in text
     tables = make_tables([[Op(makes=["a"])]], [Storage("a", 8)])
@@ -260,7 +260,7 @@ def run(*words: object) -> int:
 
 
 def test_the_command_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--html writes the page and nothing beside it, and says where."""
+    """--html writes only the page, and prints its path."""
     page = tmp_path / "out.html"
     assert run(SAMPLES / "lstm" / "run.memprof", "--html", page, "--scrub") == 0
     assert list(tmp_path.iterdir()) == [page]
@@ -286,7 +286,7 @@ def test_a_page_is_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Captu
 def test_a_failed_write_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the disk is full, the old page stays whole and no half one lies beside it."""
+    """If the disk is full, the old page stays complete and no partial one is left."""
     page = tmp_path / "out.html"
     page.write_text("old")
 
@@ -302,14 +302,14 @@ def test_a_failed_write_leaves_nothing(
 
 @pytest.mark.parametrize("other", [["--json"], ["--by", "module"]])
 def test_a_page_holds_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: list[str]) -> None:
-    """What chooses another output cannot stand beside --html."""
+    """Options of other outputs cannot be combined with --html."""
     assert run(SAMPLES / "lstm" / "run.memprof", "--html", tmp_path / "x.html", *other) == 2
     assert "leave out --by and --json" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page in no folder is refused with a sentence."""
+    """A page in a missing folder is refused with a message."""
     assert run(SAMPLES / "lstm" / "run.memprof", "--html", tmp_path / "no" / "x.html") == 2
     assert "There is no folder" in capsys.readouterr().err
 
@@ -317,7 +317,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_without_plotly_the_command_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the figures cannot be drawn, a sentence says what to install."""
+    """If the figures cannot be drawn, a message says what to install."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "plotly" else found(name, *rest)

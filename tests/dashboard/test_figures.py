@@ -70,7 +70,7 @@ def history() -> History:
 
 
 def _many_operators(count: int, sizes: Ints) -> History:
-    """Builds a step of operators that each make a temporary and free it, beside one parameter of 1 KiB."""
+    """Builds a step of operators that each allocate and free a temporary, with one parameter of 1 KiB."""
     made = make_trace(
         [[Op(makes=[f"t{at}"], frees=[f"t{at}"], reads=["w"]) for at in range(count)]],
         [Storage("w", KIB, "parameter"), *(Storage(f"t{at}", int(sizes[at]), "temporary") for at in range(count))],
@@ -148,7 +148,7 @@ def test_height_is_shared_where_asked(history: History) -> None:
 
 
 def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
-    """Columns show their fullest operator with all categories at it; the lowest of each is a line of its own."""
+    """Each pixel shows its operator with the highest total, with all categories; the minimum is a separate line."""
     count = 3 * COLUMNS
     sizes = np.random.default_rng(0).integers(1, 1 << 40, size=count)
     history = _many_operators(count, sizes)
@@ -157,7 +157,7 @@ def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
     assert min(drawn["lowest"]) == history.total.min()
     np.testing.assert_allclose(np.add(drawn["parameters"], drawn["temporaries"]), drawn["total"], rtol=1e-6)
     title = timeline(history, 0, count, LIGHT).layout.xaxis.title.text
-    assert title == "operator, in order; each column shows the fullest of 3"
+    assert title == "operator index (each pixel: max of 3)"
     assert max(overview(history, 0, 10, LIGHT).data[0].y) == pytest.approx(history.total.max() / (1 << 30), rel=1e-6)
 
 
@@ -168,7 +168,7 @@ def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
     st.data(),
 )
 def test_columns_keep_the_extremes(total: Ints, columns: int, data: st.DataObject) -> None:
-    """Of any stretch: each column's operator is its first fullest, its low is its lowest, and columns cover it all."""
+    """In any range, each pixel's operator is its first maximum, its low is its minimum, and pixels cover the range."""
     first = data.draw(st.integers(0, len(total) - 1))
     end = data.draw(st.integers(first + 1, len(total)))
     drawn = draw(total, first, end, columns)
@@ -218,7 +218,7 @@ VISIONS = {
 
 
 def _lab(colour: str, vision: list[list[float]]) -> np.ndarray:
-    """CIELAB of a colour as somebody sees it."""
+    """CIELAB values of a color as perceived."""
     rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.clip(vision @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
     xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear

@@ -70,7 +70,7 @@ def test_a_post_needs_the_cookie(stranger: FlaskClient) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8050", "127.0.0.1.evil.example", "localhost.evil"])
 def test_foreign_names_are_refused(friend: FlaskClient, host: str) -> None:
-    """A name that somebody else points to this machine (DNS rebinding) is not answered, with the token or without."""
+    """A host name that others point to this machine (DNS rebinding) is refused, with or without the token."""
     assert friend.get(f"{HOME}", headers={"Host": host}).status_code in (400, 403)
     assert friend.get(f"{HOME}?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
 
@@ -231,7 +231,7 @@ def test_views_that_make_no_sense(friend: FlaskClient, app: Any, output: str, fi
     ],
 )
 def test_events_that_make_no_sense(friend: FlaskClient, app: Any, trigger: str, value: Any) -> None:
-    """A click, a key or an address of nonsense leaves the view as it was, or nearly, and is no fault."""
+    """Invalid clicks, keys and addresses leave the view unchanged, or nearly, without an error."""
     name, _, what = trigger.partition(".")
     answer = friend.post(UPDATE, json=_event(app, name, what, value, {}))
     assert answer.status_code in (200, 204), answer.text

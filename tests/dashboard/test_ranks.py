@@ -35,7 +35,7 @@ LIGHT = THEMES["light"]
 
 
 def _job(activation: int, idle: int = 0, steps: int = 2) -> Tables:
-    """Steps of four operators: 10 KiB of weight, then an activation, then a gradient of 2 KiB beside it, then neither.
+    """Steps of four operators: 10 KiB of weight, then an activation, then also a gradient of 2 KiB, then neither.
 
     ``idle`` operators more follow in each step.
     """
@@ -104,8 +104,8 @@ def test_verdict_names_the_worst_and_the_spread(trace: Trace) -> None:
     """The sentence names the worst rank, by how much, where, and between which ranks most lies."""
     peaks = _peaks(trace)
     text = verdict(compare_ranks(peaks, peaks[0], 0, 8))
-    assert "Rank 2 is worst: 32.00 KiB in backward of step 0, 15.00 KiB above the median of 4 ranks" in text
-    assert "rank 3 is lowest, with 15.00 KiB" in text
+    assert "Rank 2 peaks highest: 32.00 KiB in backward of step 0, 15.00 KiB above the median of 4 ranks" in text
+    assert "rank 3 peaks lowest, at 15.00 KiB" in text
     assert "between rank 2 and rank 3" in text
 
 
@@ -113,7 +113,7 @@ def test_equal_ranks_are_called_equal() -> None:
     """Ranks that do the same are not told apart."""
     peaks = _peaks(_trace(_job(4), _job(4)))
     text = verdict(compare_ranks(peaks, peaks[0], 0, 8))
-    assert text == "All 2 ranks peak at 16.00 KiB, in backward of step 0. No column tells them apart."
+    assert text == "All 2 ranks peak at 16.00 KiB, in backward of step 0. The ranks hold the same at every point."
 
 
 def test_missing_steps_stay_blank() -> None:
@@ -181,7 +181,7 @@ def test_damaged_rank_is_told_and_the_others_are_shown(trace: Trace, monkeypatch
     page, view = RanksPage(), View(tab="ranks", first=0, end=8, at=0)
     figure, remark, _, is_done = page._filled(_desk(trace), view, "light")
     assert is_done
-    assert "Rank 1 cannot be read: its table 'ops' cannot be read" in _text(remark)
+    assert "Cannot read rank 1: its table 'ops' cannot be read" in _text(remark)
     assert list(figure.data[0].y) == ["rank 0", "rank 2", "rank 3"]
 
 
@@ -190,7 +190,7 @@ def test_unread_ranks_are_announced(trace: Trace, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(RanksPage.read, "__defaults__", (-1.0,))
     _, remark, _, is_done = RanksPage()._filled(_desk(trace), View(tab="ranks", first=0, end=8), "light")
     assert not is_done
-    assert "3 of 4 ranks are left" in _text(remark)
+    assert "3 of 4 left" in _text(remark)
 
 
 def test_table_orders_ranks_by_peak(trace: Trace) -> None:
@@ -205,7 +205,7 @@ def test_table_orders_ranks_by_peak(trace: Trace) -> None:
 
 
 def test_click_goes_to_the_rank(trace: Trace) -> None:
-    """A click on a rank goes to it, with the cursor at the fullest operator of the column clicked."""
+    """A click on a rank opens it, with the cursor at the peak operator of the clicked column."""
     page, desk, view = RanksPage(), _desk(trace), View(tab="ranks", first=0, end=8)
     page.read(trace)
     assert page._jump(desk, view, 2, 6.5) == {"rank": 2, "at": 6, "storage": -1}
@@ -215,8 +215,8 @@ def test_click_goes_to_the_rank(trace: Trace) -> None:
 def test_one_rank_has_nothing_to_compare() -> None:
     """A recording of one process says why there is nothing to see."""
     text = _text(RanksPage().layout(_desk(_trace(_job(4))), View(tab="ranks")))
-    assert "One rank" in text
-    assert "one process" in text
+    assert "Only one rank" in text
+    assert "single process" in text
 
 
 def test_rank_without_operators_is_blank() -> None:
@@ -232,8 +232,8 @@ def test_rank_without_operators_is_blank() -> None:
 def test_summaries_are_shown_below(trace: Trace) -> None:
     """How far ranks lie apart, by phase and category, stands below the picture for any number of ranks."""
     text = _text(RanksPage().layout(_desk(trace), View(tab="ranks", first=0, end=8)))
-    assert "Apart in each phase" in text
-    assert "Apart by category" in text
+    assert "Spread by phase" in text
+    assert "Spread by category" in text
     assert "activation" in text
 
 
@@ -245,7 +245,7 @@ def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.Monkey
     assert is_done
     assert figure.data[0].z.shape == (70, 4)
     assert float(figure.data[0].z.max()) == 22.0
-    assert "Of 70 ranks the fullest step of each is shown" in _text(remark)
+    assert "the step with the highest peak of each of 70 ranks" in _text(remark)
     # Ranks 6, 13, 20 ... have the largest activation, of 10 KiB.
     assert _text(table).index('"rank 6"') < _text(table).index('"rank 13"') < _text(table).index('"rank 5"')
 
@@ -257,7 +257,7 @@ def test_a_rank_of_very_many_can_be_gone_to() -> None:
 
 
 def test_the_picture_of_a_thousand_ranks_stays_small() -> None:
-    """1,024 ranks of 256 stretches are an answer of at most a megabyte."""
+    """1,024 ranks of 256 columns result in a response of at most a megabyte."""
     found = RankCurves(np.arange(1024), np.random.default_rng(0).integers(0, 2**33, (1024, 256)))
     figure = curves(found, LIGHT)
     assert figure.data[0].z.max() == np.float32(found.bytes.max() / 2**30)

@@ -87,7 +87,7 @@ def test_escape_lets_go(rank: Rank) -> None:
     ],
 )
 def test_drags(rank: Rank, relayout: dict[str, Any], expected: tuple[int, int]) -> None:
-    """The stretch that was dragged over, whole operators, within the recording, never fewer than four."""
+    """The dragged range, in whole operators, within the recording, never fewer than four."""
     now = shown(on_zoom(View(at=1), rank, relayout), rank)
     assert (now.first, now.end) == expected
 
@@ -119,7 +119,7 @@ def test_clicks(rank: Rank, x: float, at: int) -> None:
 
 @pytest.mark.parametrize("click", [{}, {"points": []}, {"points": [{"x": None}]}, {"points": [{"x": math.inf}]}])
 def test_what_is_no_click_changes_nothing(rank: Rank, click: dict[str, Any]) -> None:
-    """Clicks beside everything."""
+    """Clicks outside everything."""
     assert on_click(View(), rank, click) == View()
 
 

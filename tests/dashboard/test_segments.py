@@ -94,25 +94,25 @@ def test_hole_is_not_guessed() -> None:
     fragments = _fragments(active=6)
     assert fragments.hole.tolist() == [NONE, 0]
     assert (fragments.most_hole, fragments.is_told) == (4 * KIB, False)
-    assert "no hole is larger than 4.00 KiB" in verdict(fragments)
-    assert "cannot be told" in verdict(fragments)
+    assert "the largest hole is at most 4.00 KiB" in verdict(fragments)
+    assert "Cannot determine" in verdict(fragments)
 
 
 def test_a_larger_free_segment_settles_it() -> None:
     """A hole that is not told does not matter where a free segment is larger than it can be."""
     fragments = _fragments(active=6, spare=50)
     assert (fragments.largest_hole, fragments.is_told) == (50 * KIB, True)
-    assert "Most of what is free is in one piece" in verdict(fragments)
+    assert "Most free memory is contiguous" in verdict(fragments)
 
 
 @pytest.mark.parametrize(
     ("request_kib", "said"),
-    [(0, "Most of what is free is in one piece"), (4, "This is fragmentation"), (6, "this is no fragmentation")],
+    [(0, "Most free memory is contiguous"), (4, "This is fragmentation"), (6, "out of memory, not fragmented")],
 )
 def test_verdict_compares_with_the_request(request_kib: int, said: str) -> None:
     """A request that fits into what is free but into no hole is fragmentation; a larger one is not."""
     text = verdict(_fragments(request=request_kib))
-    assert "5.00 KiB are reserved but free, and the largest hole is 3.00 KiB (60.0 % of it)" in text
+    assert "5.00 KiB is reserved but free; the largest hole is 3.00 KiB (60.0 % of it)" in text
     assert said in text
 
 
@@ -126,7 +126,7 @@ def test_scattered_memory_is_fragmentation() -> None:
 def test_nothing_free_is_no_fragmentation() -> None:
     """Where all that is reserved is in use, nothing is lost."""
     fragments = _fragments()
-    assert "nothing is lost" in verdict(replace(fragments, free=np.zeros(2, dtype=np.int64)))
+    assert "no fragmentation" in verdict(replace(fragments, free=np.zeros(2, dtype=np.int64)))
 
 
 def test_bars_stack_to_the_size() -> None:
@@ -154,7 +154,7 @@ def test_device_names_are_no_markup() -> None:
     assert all("<img" not in text for bar in figure.data[:3] for text in bar.text)
 
 
-@pytest.mark.parametrize(("kind", "said"), [("cpu", "No segments on CPU"), ("cuda", "No segments were recorded")])
+@pytest.mark.parametrize(("kind", "said"), [("cpu", "No segments on CPU"), ("cuda", "No segments recorded")])
 def test_without_segments_the_page_says_why(kind: str, said: str) -> None:
     """A recording without segments says why, and what to look at instead."""
     tables = make_tables([[Op(makes=["a"])]], [Storage("a", 10)])

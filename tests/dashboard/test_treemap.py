@@ -58,7 +58,7 @@ def _labelled(boxes: list[Box], label: str) -> Box:
 def test_alike_layers_share_a_box(trace: Trace) -> None:
     """Layers that are alike are one box of all their bytes, and what belongs to no module is a box of its own."""
     boxes = _boxes(trace, 2)
-    layer = _labelled(boxes, "* Linear (3 alike)")
+    layer = _labelled(boxes, "* Linear x3")
     assert (layer.size, layer.modules, layer.category) == (30 + 18 + 3, 3, "parameter")
     assert (_labelled(boxes, OUTSIDE).size, boxes[0].size) == (100, 151)
 
@@ -108,11 +108,11 @@ def test_small_modules_are_summed_up() -> None:
     boxes = _boxes(trace, 0)
     assert len(boxes) < 500
     assert boxes[0].size == sum(range(1, 901))
-    assert _labelled(boxes, "itself and smaller ones inside").size == sum(range(1, 902 - 400))
+    assert _labelled(boxes, "own and smaller submodules").size == sum(range(1, 902 - 400))
 
 
 def test_memory_given_back_first_has_no_box() -> None:
-    """An operator that gives memory back before it takes new has negative workspace, for which there is no box."""
+    """An operator that frees memory before it allocates has negative workspace, which has no box."""
     trace = make_trace([[Op(makes=["a"], module="fc", workspace=-4)]], [Storage("a", 10, module="fc")])
     assert _boxes(trace, 0)[0].size == 10
 
@@ -137,10 +137,10 @@ def test_searched_box_is_framed(trace: Trace) -> None:
     """The box whose module is searched for is framed, and only that."""
     boxes = _boxes(trace, 2)
     widths = treemap(boxes, LIGHT, find="layers.").data[0].marker.line.width
-    assert [box.label for box, width in zip(boxes, widths, strict=True) if width > 1] == ["* Linear (3 alike)"]
+    assert [box.label for box, width in zip(boxes, widths, strict=True) if width > 1] == ["* Linear x3"]
 
 
 def test_nothing_alive_is_a_sentence() -> None:
-    """A moment at which nothing is alive is told in a sentence."""
+    """A moment without live storages shows a message."""
     trace = make_trace([[Op()]], [])
-    assert "Nothing is alive" in treemap(_boxes(trace, 0), LIGHT).layout.annotations[0].text
+    assert "No storage is live" in treemap(_boxes(trace, 0), LIGHT).layout.annotations[0].text

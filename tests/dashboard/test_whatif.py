@@ -1,4 +1,4 @@
-"""The what-if page: the front of plans, the planners' lines, searches beside the page, and plans that were run."""
+"""The what-if page: the Pareto front, planner lines, background searches, and verified runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_plan_is_on_the_front_or_beaten(points: list[tuple[int, int]]) -> 
 
 
 def test_points_tell_which_plan_they_are() -> None:
-    """A click on a point carries the plan's place, on the front and off it; the recorded step is no plan."""
+    """A click on a point returns the plan's index, on the front and off it; the recorded step is not a plan."""
     figure = pareto(_plans((10 * MIB, 1.5), (25 * MIB, 1.3), (20 * MIB, 1.2)), 40 * MIB, 22 * MIB, LIGHT)
     rest, front, recorded = figure.data
     assert list(rest.customdata) == [1]
@@ -157,7 +157,7 @@ def test_planners_that_found_nothing_are_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (Asked("", ("checkpoint",)), "A budget is needed"),
+        (Asked("", ("checkpoint",)), "Enter a budget"),
         (Asked("lots", ("checkpoint",)), "is not a size"),
         (Asked("-3GiB", ("checkpoint",)), "must be positive"),
         (Asked("60%", ()), "at least one policy"),
@@ -165,7 +165,7 @@ def test_planners_that_found_nothing_are_a_sentence() -> None:
     ],
 )
 def test_mistakes_in_the_form_are_told(asked: Asked, sentence: str) -> None:
-    """What makes no sense gets a sentence before anything is searched."""
+    """Invalid input is refused with a message before the search."""
     with pytest.raises(MemprofError, match=sentence):
         asked.check()
 
@@ -218,7 +218,7 @@ def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
 def test_a_job_that_fits_is_told(rank: Rank) -> None:
     """A budget above the peak needs no plan, and the page says so."""
     found = find_plans(rank, Asked("1GiB", ("checkpoint",)), lambda _: None)
-    assert plan_parts.verdict(found).startswith("The job fits as it is")
+    assert plan_parts.verdict(found).startswith("The job already fits")
     assert plans_of(found) == ()
 
 
@@ -249,7 +249,7 @@ def test_a_search_is_stopped_with_what_it_has(rank: Rank) -> None:
     assert found.answer.was_interrupted
     assert len(search.found) == 6
     assert found.answer.tried == 6
-    assert "ended before it was through" in _text(plan_parts.summary(found))
+    assert "stopped early" in _text(plan_parts.summary(found))
 
 
 def test_a_comparison_is_stopped_with_what_it_has(rank: Rank) -> None:

@@ -26,7 +26,7 @@ NOT_RUN = {
     "mpirun": "needs MPI",
     "srun": "needs Slurm",
     "ranks/": "needs a folder of ranks",
-    "--compare": "takes ten minutes: every planner at seven budgets",
+    "memprof planners": "takes ten minutes: every planner at seven budgets",
     "compiled.memprof": "compiles the model, which takes minutes; tests/policies/compile does",
     "--compile": "compiles the model, which takes minutes; tests/policies/compile does",
     "--nproc-per-node 8": "needs eight devices",
@@ -35,7 +35,7 @@ NOT_RUN = {
 #: Commands that end with another status than 0 on the job they are run on, by their words.
 ENDS_WITH = {
     # Most of the job's peak is activations, which are not divided: 4 is the answer for that.
-    "memprof suggest run.memprof --budget 60% --devices --write plan.toml": 4,
+    "memprof devices run.memprof --budget 60% --write plan.toml": 4,
 }
 
 #: Files that commands of every test run read; a command that reads others, or starts a job, is slow.
@@ -75,10 +75,9 @@ def _reason(command: Command) -> str:
 def _is_slow(command: Command) -> bool:
     if command.text in QUICK:
         return False
-    takes_long = {"--check", "--maximise"} & set(command.words)
     return (
-        command.verb in ("record", "fit", "dashboard", "doctor", "suggest")
-        or bool(takes_long)
+        command.verb in ("record", "fit", "dashboard", "doctor", "suggest", "largest")
+        or "--check" in command.words
         or bool(set(reads(command.words)) - SHARED)
     )
 

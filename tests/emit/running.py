@@ -36,7 +36,7 @@ for batch in loader:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run left behind.
+    """The results of a run.
 
     Attributes:
         losses: The loss of each forward.
@@ -95,7 +95,7 @@ def run(name: str, *, plan: Plan | None = None, text: str = "", steps: int = 3) 
 
 
 def recorded(train: Any, steps: int) -> Step:
-    """Records what trains so many steps, and returns a steady step of it."""
+    """Records training for this many steps, and returns a steady step of it."""
     gc.collect()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.memprof"

@@ -45,7 +45,7 @@ def test_code_stands_on_stdout_and_remarks_on_stderr(capsys: pytest.CaptureFixtu
 
 
 def test_a_file_is_imported_by_its_name_and_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """-o writes it whole and says so; without -f it stays as it is."""
+    """-o writes the file and reports it; without -f an existing file is unchanged."""
     _, err = run(capsys, "emit", "plan.toml", "--to", "pytorch", "-o", "gpt_plan.py")
     assert err == "memprof: wrote gpt_plan.py\n"
     assert "    from gpt_plan import prepare\n" in Path("gpt_plan.py").read_text()
@@ -60,7 +60,7 @@ def test_a_file_is_imported_by_its_name_and_not_replaced(capsys: pytest.CaptureF
 
 
 def test_what_is_missing_is_said_and_the_rest_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0, JSON on stdout, a sentence for what JSON cannot do on stderr."""
+    """Exit status 0, JSON on stdout, and on stderr a note for whatever JSON cannot express."""
     out, err = run(capsys, "emit", "plan.toml", "--to", "deepspeed", "--batch", 8)
     assert '"dtype": "bfloat16"' in out
     assert "memprof: cannot express checkpoint layers.*: JSON chooses no modules" in err
@@ -73,7 +73,7 @@ def test_what_is_missing_is_said_and_the_rest_is_written(capsys: pytest.CaptureF
         ("[compress]", "deepspeed", 2, "DeepSpeed can express nothing of plan.toml: compress everything saved"),
         ("# none", "pytorch", 2, "Nothing to write: plan.toml has no policies."),
         ("[checkpoint]\nmodule = 1", "pytorch", 2, "module"),
-        ("no toml", "pytorch", 5, "plan.toml is not TOML"),
+        ("no toml", "pytorch", 5, "plan.toml is not valid TOML"),
     ],
 )
 def test_where_nothing_can_be_written_one_sentence_says_why(

@@ -97,7 +97,7 @@ def test_what_has_no_argument_is_code_around_the_model(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_batch_and_the_form_of_updates_are_arguments(tmp_path: Path) -> None:
-    """A batch of 8 in two parts is two of 4; where the batch is not known, the reader is told to divide it."""
+    """A batch of 8 in two parts is two of 4; if the batch is unknown, a note asks the reader to divide it."""
     text = "[accumulate]\nmicro_batches = 2\n[optimizer]\nloop = 'fused'"
     arguments = scope_of(emit(text, batch=8))["training_arguments"](**own(tmp_path))
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 2)
@@ -128,7 +128,7 @@ def test_shards_are_arguments_of_fsdp(tmp_path: Path) -> None:
 
 
 def test_only_what_is_there_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allocator's options are set on import, behind those of the user's own; there is nothing to prepare."""
+    """The allocator's options are set on import, after the user's own; there is nothing to prepare."""
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     emitted = emit("[allocator]\nexpandable_segments = true")
     assert "prepare" not in emitted.text

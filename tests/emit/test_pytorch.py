@@ -69,7 +69,7 @@ def test_emitted_code_trains_as_memprof_does(name: str) -> None:
 
 @pytest.mark.slow  # "states" and "all" move as much
 def test_a_copy_ahead_is_said_to_be_missing() -> None:
-    """With prefetch the emitted code waits instead: its peak is that of prefetch = 0, and it says so."""
+    """With prefetch the emitted code waits instead: its peak is that of prefetch = 0, and a note says so."""
     plan = "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = {}"
     emitted = emit(plan.format(2))
     assert "every copy is waited for, in place of 2 copies ahead" in emitted.notes[0]

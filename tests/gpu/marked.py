@@ -19,7 +19,7 @@ _MARK = re.compile(r"mark\.gpu\b")
 
 
 def marked_files() -> list[str]:
-    """Returns the test files with tests marked gpu: others may need what is not installed beside a GPU."""
+    """Returns the test files with tests marked gpu: others may need packages not installed on the GPU machine."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in files if _MARK.search(path.read_text(encoding="utf-8"))]
 

@@ -1,4 +1,4 @@
-"""What does recording cost, inside the window and outside of it, beside other ways to observe?"""
+"""Overhead of recording, inside and outside the window, compared with other tools."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def written_down(done: Replay, begin: float = 0.0) -> tuple[AllocatorEvents, Seg
 
 
 def _segments_of(done: Replay) -> Segments:
-    """Writes the segments as they stand behind the last event."""
+    """Writes the segments as they are after the last event."""
     segments = list(done.allocator.segments.values())
     tiled = [list(segment.blocks()) for segment in segments]
     return Segments.of(

@@ -71,7 +71,7 @@ class Trained:
     steps: list[dict[str, Any]]
 
     def behind(self, parts: int = 1) -> list[dict[str, Any]]:
-        """Returns the steps behind all that the recorder looks at; ``parts`` rounds of the loop are one."""
+        """Returns the steps after all recorded ones; ``parts`` rounds of the loop are one."""
         return self.steps[(SKIP + WINDOW + 2) * parts :]
 
     def peak(self, counter: str, parts: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Makes small recordings on the device that can be kept beside the other sample traces."""
+"""Creates small recordings on the device for the sample traces."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Found:
         self.save()
 
     def note(self, text: str) -> None:
-        """Adds a sentence for the reader."""
+        """Adds a note for the reader."""
         self.section.notes.append(text)
         self.save()
 

@@ -1,4 +1,4 @@
-"""What does swapping to the host save and cost, beside torch's own save_on_cpu and beside recompute?"""
+"""Savings and overhead of swapping to the host, compared with torch's save_on_cpu and with recomputation."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_copies_run_beside_the_computation() -> None:
 
 
 def test_memory_is_not_given_back_before_it_is_copied() -> None:
-    """What is written into memory that a storage left does not reach the copy, however far behind the copy is."""
+    """Writes into memory that a storage left do not reach the copy, however late the copy is."""
     device = torch.device("cuda", torch.cuda.current_device())
     carrier = HostCarrier(device)
     for value in range(20):

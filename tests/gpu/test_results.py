@@ -47,7 +47,7 @@ def test_results_of_the_same_machine_are_kept(tmp_path: Path) -> None:
 
 
 def test_pages_say_what_they_were_measured_on(tmp_path: Path) -> None:
-    """The Markdown begins with device, torch and driver; a table's columns are aligned and its bars are told."""
+    """The Markdown begins with device, torch and driver; the columns of a table are aligned and its bars are listed."""
     results = Results.load(tmp_path, MACHINE)
     results.put(section(bars=[Bar("equal to the byte", False)]))
     page = markdown_of(results)
@@ -85,7 +85,7 @@ def test_a_history_that_begins_in_the_middle_is_compared() -> None:
 
 
 def test_a_history_that_is_wrong_is_noticed() -> None:
-    """An allocation recorded at another address, or a block that nobody told of, differs from the model."""
+    """An allocation recorded at another address, or an unrecorded block, differs from the model."""
     done = replay(Requests.of(np.array([ALLOCATE] * 4 + [FREE]), np.array([0, 1, 2, 3, 1]), np.full(4, 3 * MIB)))
     events, segments = written_down(done)
     moved = events.replace(address=events.address + np.where(events.action == "alloc", 512, 0))

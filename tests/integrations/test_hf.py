@@ -216,7 +216,7 @@ def test_evaluation_between_epochs_is_left_out(folder: Path) -> None:
 def test_existing_file_leaves_the_training_alone(
     folder: Path, plain: Trained, fitted: Trained, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that may not be replaced is told, and the training goes on unrecorded."""
+    """A file that may not be replaced is reported, and the training continues unrecorded."""
     before = (folder / "run.memprof").read_bytes()
     gc.collect()
     again = train(folder, MemprofCallback(folder / "run.memprof"))
@@ -254,7 +254,7 @@ def test_next_training_has_a_file_of_its_own(folder: Path) -> None:
     "wrong", [{"budget": "much"}, {"steps": 0}, {"skip": -1}, {"allow": ("checkpoint",)}, {"time_limit": 0}]
 )
 def test_mistakes_are_told_at_once(wrong: dict[str, Any]) -> None:
-    """What makes no sense is refused before any training."""
+    """Invalid arguments are refused before any training."""
     make: Callable[..., Any] = MemprofCallback
     with pytest.raises(UsageError):
         make(**wrong)

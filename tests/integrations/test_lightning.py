@@ -149,7 +149,7 @@ def test_closure_is_told_from_the_update(folder: Path, fitted: Trained) -> None:
 
 
 def test_validation_is_left_out(folder: Path, fitted: Trained) -> None:
-    """The validation behind the fourth batch falls into the window, and is part of no step."""
+    """The validation after the fourth batch is inside the window, and part of no step."""
     trace = Trace.open(folder / "run.memprof")
     steps = trace.table(Steps)
     assert (steps.kind == "recorded").sum() == 3
@@ -180,7 +180,7 @@ def test_batches_accumulate_in_one_step(folder: Path) -> None:
 
 
 def test_round_of_all_optimizers_is_a_step(folder: Path) -> None:
-    """With manual optimization the updates tell where steps end: behind the last optimizer's."""
+    """With manual optimization a step ends after the last optimizer's update."""
     path = folder / "by-hand.memprof"
     gc.collect()
     train(MemprofCallback(path), net={"by_hand": True})

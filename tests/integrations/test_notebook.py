@@ -79,7 +79,7 @@ def test_file_that_exists_is_not_replaced(shell: Any, capsys: pytest.CaptureFixt
 
 
 def test_cell_without_torch_is_just_run(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell that runs no operator leaves no file, which is said."""
+    """A cell that runs no operator leaves no file, and a message says so."""
     shell.run_cell("%%memprof -o none.memprof\nanswer = 42").raise_error()
     assert shell.user_ns["answer"] == 42
     assert "no operator of torch ran" in "".join(capsys.readouterr())
@@ -88,7 +88,7 @@ def test_cell_without_torch_is_just_run(shell: Any, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_page_with_figures(shell: Any) -> None:
-    """--report html writes a page beside the recording."""
+    """--report html writes a page next to the recording."""
     pytest.importorskip("memprof_dashboard.export_page.export", reason="the dashboard is not installed")
     shell.run_cell(f"%%memprof -o page.memprof --report html\n{_LOOP}").raise_error()
     assert "<html" in Path("page.html").read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def test_two_rows_stand_for_each_gap() -> None:
 
 
 def test_equal_steps_are_recorded_as_with_a_window() -> None:
-    """The recording holds the same steps, tables and peaks as with a window that somebody asks for."""
+    """The recording has the same steps, tables and peaks as with an explicit window."""
     (Path("train.py")).write_text(JOB.replace("{40: 300, 55: 300}", "{}"))
     _, trace = record("train.py", "equal")
     _, window = record("--skip", "2", "--steps", "3", "train.py", "equal")
@@ -117,7 +117,7 @@ def test_equal_steps_are_recorded_as_with_a_window() -> None:
 
 
 def test_an_evaluation_is_recorded_in_part() -> None:
-    """One batch of it, whose peak is that of the evaluation recorded whole; the report says so."""
+    """One batch of it, with the peak of the whole evaluation; the report says so."""
     plain = run("train.py", "evaluates")
     ended, trace = record("train.py", "evaluates")
     assert ended.stdout == plain.stdout
@@ -129,7 +129,7 @@ def test_an_evaluation_is_recorded_in_part() -> None:
 
 
 def test_a_job_without_an_optimizer() -> None:
-    """Its steps are told apart by the calls of its model."""
+    """Its steps are delimited by the calls of its model."""
     plain = run("train.py", "manual")
     ended, trace = record("train.py", "manual")
     assert ended.stdout == plain.stdout

@@ -68,7 +68,7 @@ class Job:
         return _without_addresses(ended.stdout), _without_addresses(ended.stderr)
 
     def run_both(self, program: str) -> None:
-        """Runs a program with and without the bootstrap and asserts that nobody can tell."""
+        """Runs a program with and without the bootstrap and asserts that they behave identically."""
         assert self.run(program) == self.run(program, with_bootstrap=False)
 
     @property
@@ -200,7 +200,7 @@ def test_job_with_a_memprof_of_its_own_keeps_it(job: Job) -> None:
 
 
 def test_folder_called_memprof_is_not_in_the_way(job: Job) -> None:
-    """A folder of recordings, or a clone, called memprof beside the script is no module."""
+    """A folder called memprof next to the script, of recordings or a clone, is not taken for a module."""
     job.write("memprof/notes.txt", "")
     assert "installed True" in job.run("import torch")[1]
 

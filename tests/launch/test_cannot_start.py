@@ -1,4 +1,4 @@
-"""What keeps a recording from starting ends with status 125 and a sentence; the job has not run."""
+"""Errors that prevent a recording end with status 125 and a message; the job has not run."""
 
 from __future__ import annotations
 

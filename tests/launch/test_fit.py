@@ -16,8 +16,8 @@ import pytest
 from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.shortlist import Shortlist
 from memprof.launch.parent.target import CannotStartError
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
-from memprof.planners.search.tried import Candidate
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -144,7 +144,7 @@ def test_compiled_runs_are_measured_and_the_fastest_is_kept() -> None:
 
 
 def test_job_that_fits_is_left_as_it_is() -> None:
-    """No plan is invented where the budget is met, and it is no failure."""
+    """If the budget is met without a plan, none is written, and the exit code is 0."""
     write()
     told, _ = fit("--budget", "1GiB")
     assert told["fits"]
@@ -211,7 +211,7 @@ def test_budget_below_everything_names_the_least() -> None:
 
 
 def test_job_that_fails_by_itself_ends_as_it_did() -> None:
-    """Its own exit status passes through, and a sentence says that it was without any plan."""
+    """The job's exit status passes through, and a message says that it failed without a plan."""
     write(FAILS)
     told, _ = fit("--budget", "70%", status=7)
     assert "failed by itself" in told["reason"]

@@ -102,7 +102,7 @@ def rehearsal(script: str, recorded_bytes: int, device: str = "") -> tuple[Rehea
 
 
 def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None:
-    """What a dry run refuses is told once, with a warning, and never tried again."""
+    """A refused dry run is reported once, with a warning, and not repeated."""
     script = "import torch\ntorch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
     runs, found, said = rehearsal(script, 1000)
     plan = Plan((Checkpoint(modules=("0",)),))

@@ -68,7 +68,7 @@ def samples(spool: Path) -> list[dict[str, Any]]:
 
 
 def test_every_process_has_its_role(job: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Trainer, workers by fork and by spawn, and other children are told apart."""
+    """Trainer, workers by fork and by spawn, and other children are distinguished."""
     (tmp_path / f"process-{job.pid}").mkdir()
     HostSampler(tmp_path, job.pid).sample_if_due()
     roles = [sample["role"] for sample in samples(tmp_path)]

@@ -100,7 +100,7 @@ def test_where_it_cannot_be_had_a_sentence_says_why(folder: Path, monkeypatch: p
 
 
 def test_a_check_leaves_the_folder_as_it_was(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The job's log has the lines of the recorded run alone; the command that ran is said first."""
+    """The job's log has only the lines of the recorded run; the command is printed first."""
     record()
     before = (folder / "log.txt").read_text()
     capfd.readouterr()

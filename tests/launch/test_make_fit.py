@@ -19,7 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 import memprof
 from memprof.errors import PolicyError, UsageError
 from memprof.launch.live.live_fit import LiveFit
-from memprof.launch.live.policies import EXACT, FROM_THE_START, live_policies, plan_for
+from memprof.launch.live.policies import live_policies, plan_for
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
@@ -123,7 +123,7 @@ def test_job_fits_and_computes_the_same(options: dict[str, Any], capsys: pytest.
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert fit.is_done
     assert fit.plan is not None
-    assert {policy.name for policy in fit.plan.policies} <= set(EXACT)
+    assert {policy.name for policy in fit.plan.policies} <= {"checkpoint", "swap"}
     said = capsys.readouterr().err
     assert f"make_fit: applied {fit.plan.describe()}" in said
     assert "within the budget, measured: " in said
@@ -176,7 +176,7 @@ def test_modules_that_cannot_run_again_are_left_alone() -> None:
 
 
 def test_step_above_its_prediction_warns_and_tightens() -> None:
-    """A plan under which a step takes more than the budget is taken back, and one with more room tried."""
+    """A plan whose step exceeds the budget is reverted, and one with more headroom is tried."""
     with pytest.warns(UserWarning, match=r"OVER the budget by .* under checkpoint .*, predicted were"):
         _, _, fit = fitted("80%", Greedy, steps=16, allow=["checkpoint"])
     assert fit.is_done
@@ -218,19 +218,19 @@ def test_several_models_are_planned_for_each_by_its_name() -> None:
 
 def test_policies_that_need_the_start_of_a_job_are_refused() -> None:
     """Each says why it cannot be applied in the middle of training; what is allowed by default changes no number."""
-    for name in FROM_THE_START:
+    refused = [kind.name for kind in policy_types() if kind.live_refusal]
+    for name in refused:
         with pytest.raises(PolicyError, match=r"in the middle of training: .*memprof fit"):
             live_policies((name,), ())
-    assert live_policies((), ()) == EXACT
-    kinds = {kind.name: kind for kind in policy_types()}
-    assert all(kinds[name].numerics == "none" for name in EXACT)
-    assert kinds.keys() == FROM_THE_START.keys() | set(EXACT) | {"precision", "loss", "compress"}
+    assert live_policies((), ()) == ("checkpoint", "swap")
+    assert all(kind.numerics == "none" for kind in policy_types() if kind.tried_live)
+    assert refused == ["shard", "accumulate", "optimizer", "compile", "remat", "allocator"]
     with pytest.raises(PolicyError, match="No policy is left"):
         live_policies(("swap",), ("swap",))
 
 
 def test_mistakes_are_told_at_once() -> None:
-    """A budget or a model that makes no sense is refused where it is written; nothing was begun."""
+    """An invalid budget or model is refused at the call; nothing has started."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="budget"):
@@ -246,7 +246,7 @@ def test_mistakes_are_told_at_once() -> None:
 
 
 def test_job_that_ends_early_says_so(temporary: Path) -> None:
-    """A job of two steps ends as it does without: it is told that nothing was planned, and no file is left."""
+    """A job of two steps ends as without memprof: a message says that nothing was planned, and no file is left."""
     script = """
 import torch, memprof
 model = torch.nn.Linear(8, 8)
@@ -270,7 +270,7 @@ for _ in range(2):
 
 @pytest.mark.gpu
 def test_later_steps_are_watched_on_a_device() -> None:
-    """A later step that takes more than any before is told, from the device's own counter."""
+    """A later step that takes more than any before is reported, from the device's own counter."""
 
     def on_device() -> nn.Module:
         return Net().cuda()

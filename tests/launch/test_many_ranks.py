@@ -1,4 +1,4 @@
-"""Jobs of several processes, started as people start them: every rank records, and one that dies leaves its part."""
+"""Jobs of several processes, started in the usual ways: every rank records, and a crashed one leaves its part."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_two_nodes_write_two_files_that_open_as_one(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_clocks_of_two_nodes_are_aligned(folder: Path) -> None:
-    """Shifted by three seconds, the second rank's times are brought back within the error that is told."""
+    """Shifted by three seconds, the second rank's times are aligned within the reported error."""
     import dataclasses
 
     from memprof.trace.schema import TABLES, Ops
@@ -243,7 +243,7 @@ def test_processes_that_a_script_starts_itself_are_named(folder: Path) -> None:
     ],
 )
 def test_one_parent_a_rank_writes_one_file_a_rank(folder: Path, names: tuple[str, str]) -> None:
-    """What mpirun and srun start a memprof for each rank of writes a part each; a missing one is told."""
+    """With mpirun and srun each rank's memprof writes a part; a missing one is reported."""
     for rank in (0, 2):
         done = run(
             memprof("record", "-o", "run.memprof", "alone.py"), **dict(zip(names, (str(rank), "3"), strict=True))
@@ -256,7 +256,7 @@ def test_one_parent_a_rank_writes_one_file_a_rank(folder: Path, names: tuple[str
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_told_after_an_interrupt(folder: Path) -> None:
-    """While one rank sleeps for ever the job is interrupted: what was recorded is packed, and who stopped is told."""
+    """While one rank sleeps the job is interrupted: recorded data is packed, and the stopped rank is named."""
     command = memprof("record", "-o", "run.memprof", "--skip", "0", "--", *torchrun(2)[:-1], "hanging.py")
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         deadline = time.monotonic() + 120

@@ -93,7 +93,7 @@ def test_recording_is_whole_up_to_the_request(recorded: Recorded, place: str) ->
 
 
 def test_what_was_still_to_come(recorded: Recorded) -> None:
-    """Gradients and Adam's two moments and steps are told ahead in forward; in the update only the state is missing."""
+    """In forward, gradients and Adam's moments and steps are reported as pending; in the update only the state."""
     state = 2 * PARAMETERS + 4 * 4
     forward = examine(Trace.open(recorded("forward")[2]))
     assert forward is not None
@@ -125,7 +125,7 @@ def test_job_that_goes_on_has_one_line(recorded: Recorded) -> None:
 
 
 def test_request_after_the_window(recorded: Recorded) -> None:
-    """An error after the recording had ended is told by its traceback; nothing is claimed of what was held then."""
+    """An error after the recording is reported by its traceback, without live bytes."""
     status, said, path = recorded("late")
     assert status == 1
     assert said[0].startswith("memprof: out of memory: the job requested 36.00 MiB on cpu, runs_out_of_memory.py:")

@@ -82,7 +82,7 @@ def test_same_number_is_not_the_same_process(folder: Path) -> None:
 
 
 def test_ended_process_is_not_running(folder: Path) -> None:
-    """A process that has ended, though nobody has waited for it, does not hold a spool."""
+    """A process that has ended, even if not waited for, does not own a spool."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
             time.sleep(0.01)

@@ -128,7 +128,7 @@ def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
 
 
 def test_isolated_python_is_explained() -> None:
-    """python -I cannot be recorded, and the sentence says so."""
+    """python -I cannot be recorded, and the message says so."""
     ended = record("--", sys.executable, "-I", "hello.py", "x")
     assert ended.returncode == 0
     assert ended.stdout == "['x']\n"
@@ -159,7 +159,7 @@ def test_fault_of_the_recorder_is_explained(folder: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(folder: Path, words: tuple[str, ...], status: int) -> None:
-    """One sentence on stderr, the right exit code, no job and nothing left behind."""
+    """One message on stderr, the right exit code, no job and no files left."""
     ended = record(*words)
     assert ended.returncode == status
     assert ended.stdout == ""

@@ -310,7 +310,7 @@ def test_parts_that_are_called_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [
-        ("train.py", ("--checkpoint", "layer.*"), "No module of the model matches 'layer.*'; near are layers"),
+        ("train.py", ("--checkpoint", "layer.*"), "No module of the model matches 'layer.*'; did you mean layers"),
         pytest.param(
             "two.py",
             ("--checkpoint", "blocks.*", "--checkpoint", "bloks.*"),
@@ -336,7 +336,7 @@ def test_parts_that_are_called_by_themselves() -> None:
 def test_plan_that_does_not_fit_ends_the_job_before_its_first_step(
     folder: Path, script: str, words: tuple[str, ...], sentence: str
 ) -> None:
-    """One sentence on stderr, no traceback, status 125, not a step of training, and nothing left behind."""
+    """One message on stderr, no traceback, status 125, no training step, and no files left."""
     write_plan("other.toml", Plan((Checkpoint(modules=("layers.*",)),), prediction("GPT", 4096)))
     write_plan("size.toml", Plan((Checkpoint(modules=("layers.*",)),), prediction("Net", 4096)))
     ended = memprof("record", "-q", "-o", "run.memprof", *words, script)
@@ -350,8 +350,8 @@ def test_plan_that_does_not_fit_ends_the_job_before_its_first_step(
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("--plan", "absent.toml"), 125, "There is no plan absent.toml"),
-        (("--plan", "broken.toml"), 125, "broken.toml is not TOML: "),
+        (("--plan", "absent.toml"), 125, "plan absent.toml does not exist"),
+        (("--plan", "broken.toml"), 125, "broken.toml is not valid TOML: "),
         (("--plan", "unknown.toml"), 2, "unknown.toml, line 2: a plan has no policy 'chekpoint'; did you mean check"),
         (("--plan", "setting.toml"), 2, "setting.toml, line 2: [checkpoint] has no setting 'module'"),
         (("--precision", "int3"), 2, "unknown --precision 'int3'"),
@@ -400,4 +400,4 @@ def test_plan_may_be_set_for_a_project(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.memprof]\nplan = 'absent.toml'\n")
     ended = memprof("record", "hello.py")
     assert ended.returncode == 125
-    assert f"There is no plan {folder / 'absent.toml'}" in ended.stderr
+    assert f"plan {folder / 'absent.toml'} does not exist" in ended.stderr

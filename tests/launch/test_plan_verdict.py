@@ -180,7 +180,7 @@ def test_memory_runs_out_under_a_plan(job: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_runs_out_after_the_window(job: Path) -> None:
-    """What was recorded is compared; that those steps were within the budget is no verdict on the run."""
+    """Recorded steps within the budget are compared, but are no verdict on the run."""
     status, said = recorded(job, "--plan", "plan.toml", "train.py", "oom", "6")
     assert status == 1
     (line,) = (line for line in said if line.startswith("it ran under plan.toml: "))
@@ -200,7 +200,7 @@ def test_killed_under_a_plan(job: Path, at: str) -> None:
 
 @pytest.mark.slow
 def test_ended_by_somebody(job: Path) -> None:
-    """That is no plan's fault: no other one is looked for."""
+    """The plan did not cause the failure: no other plan is searched for."""
     status, said = recorded(job, "--plan", "plan.toml", "train.py", "term", "1")
     assert status == -signal.SIGTERM
     assert any(line.startswith("its prediction is not compared: ") for line in said)

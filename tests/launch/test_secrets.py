@@ -86,7 +86,7 @@ def test_a_recording_holds_no_secret(masked: Path) -> None:
 
 
 def test_a_recording_is_its_owners_alone(masked: Path) -> None:
-    """Whatever the umask is, and whoever could read the file that it replaces."""
+    """Regardless of the umask, and of the permissions of a file that it replaces."""
     assert stat.S_IMODE(masked.stat().st_mode) == 0o600
 
 
@@ -97,7 +97,7 @@ def test_a_masked_command_line_starts_no_job(masked: Path) -> None:
 
 
 def test_keep_arguments_keeps_them(tmp_path: Path) -> None:
-    """The command line is whole, and its file still nobody else's."""
+    """The command line is unmasked, and its file still readable only by the owner."""
     record(tmp_path, "--keep-arguments", "job.py", "6", *CANARIES, umask=0)
     assert Trace.open(tmp_path / "run.memprof").manifest.command[3:] == tuple(CANARIES)
     assert stat.S_IMODE((tmp_path / "run.memprof").stat().st_mode) == 0o600

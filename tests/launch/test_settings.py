@@ -65,7 +65,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
-    """An unknown key, a wrong type, a value out of range or broken TOML each get a sentence with the file's path."""
+    """An unknown key, a wrong type, a value out of range or broken TOML each get a message with the file's path."""
     write(tmp_path, f"[tool.memprof]\n{text}\n")
     with pytest.raises(UsageError) as error:
         read_project_settings(tmp_path)

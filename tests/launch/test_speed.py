@@ -97,7 +97,7 @@ def test_recording_holds_the_speed_and_the_job_is_the_same(tmp_path: Path) -> No
 
 
 def test_speed_goes_through_the_spool(tmp_path: Path) -> None:
-    """What the parent measured is in exit.json beside how the job ended; a device measured in the job goes first."""
+    """The parent's figures are in exit.json with the job's result; those of a device in the job take precedence."""
     write_exit(tmp_path, 3)
     add_speed(tmp_path, Speed(memory_bytes_per_us=5.0, threads=2))
     ended = json.loads((tmp_path / "exit.json").read_text())
@@ -110,7 +110,7 @@ def test_speed_goes_through_the_spool(tmp_path: Path) -> None:
 
 
 def test_full_disk_keeps_how_the_job_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the speed cannot be written, exit.json is as it was, and nothing is left beside it."""
+    """If the speed cannot be written, exit.json is unchanged, and no other file is left."""
     write_exit(tmp_path, 3)
     before = (tmp_path / "exit.json").read_text()
 

@@ -1,4 +1,4 @@
-"""Jobs whose steps differ: what is said of their peak, and plans that fit all of them, applied for real."""
+"""Jobs whose steps differ: reports of their peak, and plans that fit all steps, applied for real."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def peaks(folder: Path) -> dict[int, int]:
 
 @pytest.mark.parametrize("job", ["lengths", "evaluates", "last"])
 def test_the_peak_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str], job: str) -> None:
-    """Every verb speaks of the fullest moment of all that was recorded, and says how steps differ."""
+    """Every command uses the highest peak of all recorded steps, and reports how steps differ."""
     trace, found = folder / job / "run.memprof", peaks(folder / job)
     highest = max(found.values())
     assert highest > 1.5 * sorted(found.values())[-2] or job == "lengths"
@@ -135,7 +135,7 @@ def test_another_step_may_be_the_fullest_under_a_plan(folder: Path, capsys: pyte
 
 
 def test_like_is_compared_with_like(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prediction is compared with a step on the same shapes; where none is, that is said, and the budget counts."""
+    """A prediction is compared with a step with the same shapes; without one, only the budget is compared."""
     plan, job = tmp_path / "plan.toml", folder / "lengths"
     run(capsys, "predict", job / "run.memprof", "--swap", "optimizer:disk", "--budget", "24GiB", "--write", plan)
     assert 'ran_on = "8x200"' in plan.read_text()

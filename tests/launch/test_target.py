@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_script_runs_under_this_python() -> None:
-    """A script's words reach the child as they are, behind this interpreter."""
+    """A script's arguments reach the child unchanged, after this interpreter."""
     target = find_target(("train.py", "-o", "--", "x y"), is_module=False, is_command=False)
     assert target.arguments == (sys.executable, "train.py", "-o", "--", "x y")
     assert target.stem == "train"
@@ -54,7 +54,7 @@ def test_folder_and_archive_are_scripts(folder: Path) -> None:
 
 
 def test_program_on_standard_input() -> None:
-    """A single dash is no file: Python reads the program, and its recording is named after where that came from."""
+    """A single dash is not a file: Python reads the program from stdin, and the recording is named accordingly."""
     target = find_target(("-", "one"), is_module=False, is_command=False)
     assert target.arguments == (sys.executable, "-", "one")
     assert target.stem == "stdin"
@@ -70,7 +70,7 @@ def test_missing_script_is_not_found() -> None:
 
 
 def test_command_without_dashes_is_explained() -> None:
-    """Who forgets the two dashes is told the command to type."""
+    """If the two dashes are missing, the error shows the command to type."""
     with pytest.raises(NotFoundError, match=r"memprof record -- sh -c 'exit 3'"):
         find_target(("sh", "-c", "exit 3"), is_module=False, is_command=False)
 

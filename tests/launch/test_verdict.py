@@ -64,7 +64,7 @@ def test_a_job_that_removed_the_recorders_folder(tmp_path: Path) -> None:
 
 
 def test_verdict_on_the_terminal() -> None:
-    """Each line carries memprof's name, so that it is told from the job's own output."""
+    """Each line has memprof's name, to distinguish it from the job's own output."""
     assert str(Verdict("a", "memprof report b")) == "memprof: a\nmemprof: next: memprof report b"
     assert str(Verdict("a")) == "memprof: a"
 

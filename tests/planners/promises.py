@@ -79,3 +79,21 @@ def check_answers(planner: Planner, step: Step, shares: tuple[float, ...] = SHAR
             assert again.runs is not None
         if budget >= peak:
             assert (found.status, cost) == ("optimal", 0.0)
+
+
+#: Steps on which every planner of the registry is held to its promises: small, so that exact planners answer in time.
+SMALL = {
+    "chain": lambda: graphs.chain(6),
+    "unet": lambda: graphs.unet(2),
+    "residual": lambda: graphs.residual(2),
+    "random": lambda: graphs.random_graph(12, seed=5),
+}
+
+
+def check_planner(kind: type[Planner], name: str) -> None:
+    """Checks what a planner says of itself, and its answers on a small step, with a link to host memory and without."""
+    assert kind.name.isidentifier()
+    assert kind.source
+    assert kind.summary
+    for link in (0.0, 1.0):
+        check_answers(kind(), SMALL[name](), (1.0, 0.8, 0.6, 0.4), link=link)

@@ -135,7 +135,7 @@ def test_a_chain_is_planned_as_chen_does() -> None:
 
 @pytest.mark.parametrize(("name", "percent"), [("chain", 60), ("uneven chain", 50), ("unet", 70), ("residual", 60)])
 def test_no_single_planner_is_faster(name: str, percent: int) -> None:
-    """Whatever a quick planner finds within the budget is no faster."""
+    """No schedule of a quick planner within the budget is faster."""
     graph = graph_of(BUILT[name])
     budget = peak_of(graph) * percent // 100
     ours = extra_of(graph, searched(graph, budget))

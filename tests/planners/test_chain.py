@@ -119,7 +119,7 @@ def test_identical_layers_are_solved_once() -> None:
 
 
 def test_time_up_at_once_is_said() -> None:
-    """Without time it returns nothing and says so."""
+    """Without time it returns nothing, with a reason."""
     graph = graph_of(graphs.chain(30))
     found = Chain().search(ScheduleRequest(graph, peak_bytes(graph) // 2, deadline=time.monotonic() - 1))
     assert found.status == "time limit"

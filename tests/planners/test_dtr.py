@@ -10,8 +10,9 @@ from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.dtr import Dtr
-from memprof.planners.published.dtr.eviction_cost import HEURISTICS, EvictionCost
 from memprof.planners.published.dtr.simulation import Simulation
+from memprof.planners.published.dtr.value_cost import ValueCost
+from memprof.policies.evict.heuristics import HEURISTICS
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.planners import graphs
@@ -50,22 +51,22 @@ def test_each_heuristic_sums_the_neighbourhood_it_is_defined_by() -> None:
     step = graphs.mirrored([[], [0], [1], [2], [3]], [10] * 5, [1.0, 2.0, 4.0, 8.0, 16.0])
     expected = {"local": 4.0, "msps": 4.0 + 2.0, "full": 4.0 + 2.0 + 8.0, "eq-class": 4.0 + 2.0 + 8.0}
     for heuristic, cost_us in expected.items():
-        worth = EvictionCost(graph_of(step), heuristic)
-        worth.evicted(1)
-        worth.evicted(3)
-        assert worth.cost_us(2) == cost_us, heuristic
+        costs = ValueCost(graph_of(step), heuristic)
+        costs.evicted(1)
+        costs.evicted(3)
+        assert costs.cost_us(2) == cost_us, heuristic
 
 
 def test_classes_are_joined_on_eviction_and_never_split() -> None:
     """With 1, 2 and 3 gone they are one class; 2 made again takes its time out and leaves 1 and 3 together."""
     step = graphs.mirrored([[], [0], [1], [2], [3]], [10] * 5, [1.0, 2.0, 4.0, 8.0, 16.0])
-    worth = EvictionCost(graph_of(step), "eq-class")
+    costs = ValueCost(graph_of(step), "eq-class")
     for value in (1, 2, 3):
-        worth.evicted(value)
-    assert worth.cost_us(0) == 1.0 + 2.0 + 4.0 + 8.0
-    worth.remade(2)
-    assert worth.cost_us(0) == 1.0 + 2.0 + 8.0
-    assert worth.cost_us(2) == 4.0 + 2.0 + 8.0
+        costs.evicted(value)
+    assert costs.cost_us(0) == 1.0 + 2.0 + 4.0 + 8.0
+    costs.remade(2)
+    assert costs.cost_us(0) == 1.0 + 2.0 + 8.0
+    assert costs.cost_us(2) == 4.0 + 2.0 + 8.0
 
 
 @pytest.mark.parametrize("name", BUILT)

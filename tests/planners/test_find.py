@@ -11,10 +11,10 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.replay.live import live_bytes
 from tests.planners.promises import step_named
 
-QUICK = ("sqrt", "selective", "knapsack", "dtr", "bptt")
+PLANNERS = [kind.name for kind in planner_types()]
 
 
-@pytest.mark.parametrize("planner", QUICK)
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_schedule_and_plan_are_replayed(planner: str) -> None:
     """The schedule's step and the plan's step have the peaks and times that the finding names, within the budget."""
     step = step_named("gpt")
@@ -31,10 +31,10 @@ def test_schedule_and_plan_are_replayed(planner: str) -> None:
         assert found.predicted is not None
         assert found.plan.prediction is not None
         assert live_bytes(found.predicted).during.max() == found.plan.prediction.peak_allocated_bytes <= budget
-    assert scheduled is not None or planner == "bptt"
+    assert scheduled is not None or found.status in ("nothing found", "time limit")
 
 
-@pytest.mark.parametrize("planner", [kind.name for kind in planner_types()])
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_smallest_step_has_an_answer(planner: str) -> None:
     """One operator: it fits or it does not, and every planner says which."""
     step = memprof.step_from_arrays(time_us=[1.0], output_bytes=[10], inputs=[[]], is_backward=[False])
@@ -79,9 +79,9 @@ def test_graph_from_arrays_has_a_schedule_and_no_plan() -> None:
 
 
 def test_every_planner_says_what_it_is() -> None:
-    """Names are unique; each cites its source and says in a sentence what it does."""
+    """Names are unique; each planner has a source and a summary."""
     kinds = planner_types()
-    assert len({kind.name for kind in kinds}) == len(kinds) == 9
+    assert len({kind.name for kind in kinds}) == len(kinds)
     assert all(kind.source and kind.summary for kind in kinds)
 
 

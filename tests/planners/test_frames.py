@@ -67,7 +67,7 @@ def step() -> Step:
 
 @pytest.mark.parametrize("allow", [(), ("shrink",), ("shrink", "checkpoint")])
 def test_a_policy_in_the_registry_is_tried(step: Step, allow: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One entry in the registry is all that a search needs to try a policy alone and beside others."""
+    """One entry in the registry suffices for a search to try a policy alone and with others."""
     original = registry.policy_types
     listed = (*original(), Shrink)
     for module in [module for module in sys.modules.values() if getattr(module, "policy_types", None) is original]:

@@ -137,7 +137,7 @@ def test_other_operators_are_one_clear_sentence() -> None:
 
 
 def test_too_few_sizes_are_refused() -> None:
-    """One recording is no line, and sizes begin at 1."""
+    """One recording does not determine a line, and sizes begin at 1."""
     step = recorded("images", 4)
     with pytest.raises(UsageError, match="two recordings at different sizes"):
         scale_between({4: step})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
+from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.demand import make_on_demand
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
@@ -69,6 +70,20 @@ def test_nothing_dropped_is_the_step_itself(step: Step) -> None:
     assert np.array_equal(make_on_demand(graph, np.zeros(graph.values, dtype=bool)), as_recorded(graph))
 
 
+def test_repeats_use_no_storage_without_bytes() -> None:
+    """An operator that makes and reads empty tensors can run again after they are gone."""
+    step = step_from_arrays(
+        time_us=[10.0] * 6,
+        output_bytes=[1000, 0, 1000, 10, 10, 10],
+        inputs=[[], [0], [0, 1], [2], [2, 3], [4, 0]],
+        is_backward=[False] * 3 + [True] * 3,
+    )
+    scheduled = scheduled_step(step, graph_of(step), np.array([0, 1, 2, 3, 0, 1, 2, 4, 5]))
+    assert scheduled.uses.op_id[scheduled.storages.allocated_bytes[scheduled.uses.storage_id] == 0].tolist() == [1, 2]
+    uses = list(zip(scheduled.uses.op_id.tolist(), scheduled.uses.role.tolist(), strict=True))
+    assert [use for use in uses if use[0] in (4, 5, 6)] == [(4, "write"), (5, "read"), (6, "read"), (6, "write")]
+
+
 def test_one_value_made_again_by_hand() -> None:
     """Of three layers the second's output is dropped and made again: 10 us more, and room for it in between."""
     step = chain(3)
@@ -101,10 +116,30 @@ def test_what_is_no_schedule_is_refused(runs: list[int], sentence: str) -> None:
         replay(graph_of(chain(3)), np.array(runs))
 
 
+def test_a_repeat_belongs_to_the_phase_of_the_operator_that_it_runs_for() -> None:
+    """What the last operator, a backward one, reads is made again right before it, in backward."""
+    step = step_from_arrays(
+        time_us=[10, 20, 40], output_bytes=[100, 200, 300], inputs=[[], [0], [0, 1]], is_backward=[False, False, True]
+    )
+    graph = graph_of(step)
+    found = scheduled_step(step, graph, np.array([0, 1, 0, 2]))
+    assert found.ops.phase.tolist() == ["forward", "forward", "backward", "backward"]
+    assert found.ops.is_recompute.tolist() == [False, False, True, False]
+    assert found.ops.duration_us.tolist() == [10, 20, 10, 40]
+    # Made, freed once operator 1 has read it, and made again.
+    assert live_bytes(found).during.tolist() == replay(graph, np.array([0, 1, 0, 2])).during_bytes.tolist()
+
+
+def test_a_step_in_which_nothing_is_read_keeps_its_only_operator() -> None:
+    """There is no use of a value to point elsewhere."""
+    step = step_from_arrays(time_us=[5], output_bytes=[10], inputs=[[]], is_backward=[False])
+    found = scheduled_step(step, graph_of(step), np.array([0]))
+    assert live_bytes(found).during.tolist() == [10]
+    assert found.uses.role.tolist() == step.uses.role.tolist()
+
+
 def test_value_changed_in_place_is_made_again_from_its_start() -> None:
     """An operator that works in place runs again on a copy that is made again first, never on what it has changed."""
-    from memprof.planners.graph.arrays import step_from_arrays
-
     # 0 makes, 1 changes it in place, 2 reads it; backward reads the changed value.
     step = step_from_arrays(
         time_us=[1, 2, 4, 8, 16],

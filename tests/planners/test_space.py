@@ -49,7 +49,7 @@ def test_answers_are_sorted_and_complete() -> None:
 
 
 def test_interruption_keeps_the_best_so_far() -> None:
-    """Ctrl-C in the middle ends the search with what was found, and says so."""
+    """Ctrl-C ends the search with the results so far, and a message says so."""
     step = step_named("gpt")
     count = 0
 
@@ -75,7 +75,7 @@ def test_time_limit_is_kept() -> None:
 
 
 def test_remat_is_the_last_resort() -> None:
-    """It is tried where nothing else fits, beside what it can stand with; never where it is not allowed."""
+    """It is tried where nothing else fits, with compatible policies; never where it is not allowed."""
     step = step_named("gpt")
     peak = int(live_bytes(step).during.max())
     search_request = SearchRequest(int(peak * 0.33), forbid=("swap", "precision"))
@@ -147,7 +147,7 @@ def test_module_may_stand_before_the_one_that_holds_it() -> None:
 
 
 def test_a_plan_that_goes_wrong_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one policy's prediction contradicts itself, that is said of its plans, and the others are found."""
+    """If one policy's prediction is inconsistent, its plans are refused with the reason, and the others are found."""
 
     def fail(self: Precision, step: object) -> object:
         raise InvariantError("Step 3 contradicts itself: made up.")

@@ -127,7 +127,7 @@ def test_answers_are_true_on_random_graphs(seed: int, operators: int) -> None:
 
 
 def test_reason_names_the_form() -> None:
-    """A budget that only segments within segments keep is answered with them, and the reason says so."""
+    """A budget met only by nested segments is answered with these, and the reason says so."""
     graph = graph_of(graphs.chain(100))
     found = Sqrt().search(ScheduleRequest(graph, 12_000))
     assert found.runs is not None

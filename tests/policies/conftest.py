@@ -11,7 +11,7 @@ from tests.policies.loops import Loop
 
 @pytest.fixture
 def loop(flag: str) -> Iterator[Callable[[], Loop]]:
-    """Makes a loop under a plan, which is taken back after the test."""
+    """Creates a loop under a plan, which is undone after the test."""
     made = []
 
     def make(*, applied: bool = True) -> Loop:

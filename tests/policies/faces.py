@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +31,7 @@ JOBS = ("gpt", "resnet", "lstm", "vit", "unet", "shared")
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run left behind: compared to the bit between a plain run and one under a plan."""
+    """The results of a run: compared to the bit between a plain run and one under a plan."""
 
     losses: tuple[float, ...]
     state: dict[str, torch.Tensor]
@@ -41,12 +43,21 @@ def load_job(name: str) -> ModuleType:
     return importlib.import_module(f"tests.policies.jobs.{name}")
 
 
-def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path | None = None) -> Trained:
-    """Trains a job from its seed, under a plan or plain, recorded or not."""
-    job = load_job(name)
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs operators on one thread: the workspaces of the processor's kernels depend on the number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path | None = None) -> Trained:
+    """Trains a job from its seed, under a plan or plain, recorded or not."""
+    job = load_job(name)
+    with one_thread():
         torch.manual_seed(0)
         loader = job.make_loader()
         model = job.make_model()
@@ -80,8 +91,6 @@ def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path |
         state = {key: value.detach().clone() for key, value in model.state_dict().items()}
         applied.undo()
         return Trained(tuple(losses), state, gradients)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def record_step(name: str, plan: Plan | None = None) -> Step:

@@ -52,7 +52,7 @@ def columns(step: Step) -> list[bytes]:
 
 @pytest.mark.parametrize("number", [0, 1, -3, 2.0, True, "4"])
 def test_a_number_that_splits_nothing_is_refused(number: Any) -> None:
-    """Settings are checked when the policy is made, with a sentence that shows what to write."""
+    """Invalid settings are refused at construction, with a valid example."""
     with pytest.raises(PolicyError, match="whole number of 2 or more"):
         Accumulate(micro_batches=number)
 
@@ -84,7 +84,7 @@ def test_the_two_faces_agree(recorded: dict[str, Step], job: str, parts: int, ba
 
 
 def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) -> None:
-    """Where a step ends behind zero_grad, each gradient is there from the first part's backward to the update."""
+    """If a step ends after zero_grad, each gradient lives from the first part's backward to the update."""
 
     def record(name: str, parts: int) -> Step:
         gc.collect()
@@ -224,7 +224,7 @@ def test_a_step_without_training_is_refused(recorded: dict[str, Step]) -> None:
 
 
 def test_live_bytes_end_where_they_began(recorded: dict[str, Step]) -> None:
-    """No micro-batch leaves behind more than the recorded step did."""
+    """No micro-batch leaves more live bytes than the recorded step did."""
     before, after = recorded["unet"], Accumulate(4).transform(recorded["unet"])
     assert live_bytes(after).after[-1] == pytest.approx(live_bytes(before).after[-1], rel=0.001)
 
@@ -235,7 +235,7 @@ Pair = namedtuple("Pair", ["image", "label"])
 
 
 def test_batches_of_any_structure_are_split() -> None:
-    """Tuples, dicts and lists keep their types, names are split with the tensors, and what is no batch is shared."""
+    """Tuples, dicts and lists keep their types, names are split with the tensors, and other values are shared."""
     scale = torch.ones(3)
     batch = {"pair": Pair(torch.arange(10), torch.arange(20).view(10, 2)), "names": list("abcdefghij"), "scale": scale}
     parts = split_batch(batch, 4)
@@ -297,7 +297,7 @@ def test_what_cannot_be_split_is_told() -> None:
     """Packed sequences lie interleaved, and text has no tensors."""
     packed = nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)])
     assert batch_size((packed, torch.zeros(2))) is None
-    with pytest.raises(PolicyError, match="finds nothing to split in a str"):
+    with pytest.raises(PolicyError, match="cannot split a str"):
         next(micro_batches("text", 2))
 
 
@@ -463,7 +463,7 @@ def test_a_batch_left_halfway_is_dropped_whole() -> None:
 
 
 def test_a_plan_applied_within_the_loop_begins_with_the_next_batch() -> None:
-    """At the model's first forward the first batch is in hand already: it runs whole, and this is said."""
+    """At the model's first forward the first batch already exists: it runs whole, with a note."""
     setup, sizes = Setup(), []
     for batch in setup.loader:
         if not sizes:
@@ -560,7 +560,7 @@ def test_gradients_that_would_be_mixed_up_are_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizers", "sentence"),
     [
-        ([], "there was none when the model was called"),
+        ([], "none existed when the model was called"),
         ([torch.optim.LBFGS], "calls its closure many times"),
     ],
 )

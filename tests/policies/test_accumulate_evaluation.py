@@ -51,7 +51,7 @@ def record(path, policy: Accumulate | None = None) -> Step:
 
 
 def highest(step: Step, phase: str) -> int:
-    """Returns the fullest moment of a phase."""
+    """Returns the peak of a phase."""
     return int(live_bytes(step).during[step.ops.phase == phase].max())
 
 

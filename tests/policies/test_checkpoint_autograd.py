@@ -46,8 +46,8 @@ def test_training_stays_the_same_to_the_bit():
 
 
 def test_calls_without_gradients_are_no_regions():
-    """A frozen teacher runs under no_grad: it is left alone, and is no region."""
-    with pytest.raises(PolicyError, match="teacher is never called"):
+    """A frozen teacher runs under no_grad: it is skipped, and is not a region."""
+    with pytest.raises(PolicyError, match="backward runs through no call of teacher"):
         Checkpoint(modules=("teacher",)).transform(recorded())
 
 
@@ -59,7 +59,7 @@ def test_functions_that_keep_what_they_made_are_refused():
 
 
 def test_regions_that_backward_runs_through_twice_are_refused():
-    """With retain_graph a region runs again for each backward: the sentence says so; others are predicted."""
+    """With retain_graph a region is recomputed for each backward: this is refused; other cases are predicted."""
     step = recorded()
     # The backward of `out` comes again at the end of backward, as another one through the same graph would.
     module = step.modules.name.tolist().index("out")

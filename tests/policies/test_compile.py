@@ -18,10 +18,11 @@ HAS_COMPILER = shutil.which("g++") is not None
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("layers.*@much", "cannot be 'much'"), ("@2", "share from 0 to 1"), ("a@-1", "share")]
+    ("text", "words"),
+    [("layers.*@much", "invalid activation budget"), ("@2", "share from 0 to 1"), ("a@-1", "share")],
 )
 def test_bad_flag_is_refused_with_a_sentence(text, words):
-    """A budget that is no share is refused with what to write."""
+    """A budget that is not a share is refused with a valid example."""
     with pytest.raises(PolicyError, match=words):
         Compile.from_flag(text)
 
@@ -34,7 +35,7 @@ def test_flag():
 
 
 def test_unmeasured_plan_is_refused_with_the_way_to_measure():
-    """What nobody has measured is not predicted; the sentence is the command that measures it."""
+    """Predicting requires a measurement; the error names the command that makes one."""
     step = record_step("lstm")
     with pytest.raises(PolicyError, match=r"memprof record --compile 'layers\.\*@0\.5' train\.py"):
         Compile(("layers.*",), 0.5).transform(step)

@@ -28,7 +28,7 @@ def baseline(name: str) -> Step:
 
 
 def test_refuses_settings_without_sense():
-    """No patterns and negative sizes are refused in a sentence that says what to write."""
+    """Empty patterns and negative sizes are refused with a valid example."""
     with pytest.raises(PolicyError, match="patterns"):
         Compress(modules=())
     with pytest.raises(PolicyError, match="minimum_bytes = 4096"):
@@ -43,7 +43,7 @@ def test_reads_the_flag():
 
 
 def test_says_that_it_is_approximate():
-    """Whoever reads the plan learns that numbers change, and whoever applies it."""
+    """The plan and its application both report that numerics change."""
     assert Compress.numerics == "approximate"
     assert Compress(modules=("layers.*",)).describe() == "compress what layers.* save to 8 bits"
     job = Job(nn.Linear(4, 4))
@@ -207,7 +207,7 @@ def test_integers_and_views():
 
 def test_refuses_a_pattern_without_a_match():
     """Both faces name what is near, and the model stays as it was."""
-    with pytest.raises(PolicyError, match=r"near are .*layers"):
+    with pytest.raises(PolicyError, match=r"did you mean .*layers"):
         Compress(modules=("layer.*",)).transform(baseline("gpt"))
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(PolicyError, match="No module"):

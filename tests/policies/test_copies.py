@@ -138,7 +138,7 @@ def test_a_model_and_its_optimizer_are_copied_together(loop: Any) -> None:
 
 @each_change
 def test_what_is_looked_at_is_as_it_was(loop: Any) -> None:
-    """Type, signature, documentation and self of forward are the model's own, and undo leaves nothing behind."""
+    """Type, signature, documentation and self of forward are the model's own, and undo restores everything."""
     one, plain = loop(), Net()
     forward = one.model.forward
     assert type(one.model) is Net
@@ -201,7 +201,7 @@ def test_the_job_may_replace_forward(loop: Any) -> None:
 
 @each_forward
 def test_types_with_copies_of_their_own(loop: Any) -> None:
-    """A module that says itself how it is copied or pickled says so of a module without the plan."""
+    """A module's own copy and pickle methods behave as without the plan."""
 
     class Own(torch.nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:
@@ -231,7 +231,7 @@ def test_types_with_copies_of_their_own(loop: Any) -> None:
 
 @each_forward
 def test_plans_on_top_of_each_other_are_taken_back_in_any_order(flag: str) -> None:
-    """A second plan on the same model stays when the first is taken back, and a copy has neither."""
+    """A second plan on the same model stays when the first is undone, and a copy has neither."""
     one = Loop(flag)
     first = one.apply()
     calls = []

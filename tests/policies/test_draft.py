@@ -8,9 +8,12 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.new_ops import new_ops
+from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ops, Storages, Uses
 from memprof.trace.step import Step
@@ -47,7 +50,7 @@ def same(one: Step, other: Step) -> bool:
 
 @given(jobs())
 def test_an_unchanged_draft_is_the_step(job: tuple[list[list[Op]], list[Storage]]) -> None:
-    """Only the recorded counters are gone: nobody counted the new step."""
+    """Only the recorded counters are dropped, since the new step was not measured."""
     trace = make_trace(*job)
     for number in trace.recorded_steps:
         built = Draft(trace.step(number)).build()
@@ -116,3 +119,126 @@ def test_module_calls_hold_what_they_held(step: Step) -> None:
     built = draft.build()
     names = [built.ops.name[built.module_calls.first_op_id[0]], built.ops.name[built.module_calls.last_op_id[0]]]
     assert names == ["one", "two"]
+
+
+def uses_of(step: Step, name: str) -> list[tuple[int, str]]:
+    """Lists what the operators of a name use, as bytes of the storage and role."""
+    rows = np.flatnonzero(step.ops.name[step.uses.op_id] == name)
+    sizes = step.storages.allocated_bytes[step.uses.storage_id[rows]]
+    return list(zip(sizes.tolist(), step.uses.role[rows].tolist(), strict=True))
+
+
+def test_repeats_belong_to_what_they_interrupt(step: Step) -> None:
+    """A repeat keeps its name and time, but is recomputation of the phase that it runs in; so at the step's end."""
+    draft = Draft(step)
+    ids = draft.repeat_ops(np.array([0, 1]), np.array([2, 3]))
+    assert ids.tolist() == [3, 4]
+    built = draft.build()
+    assert list(built.ops.name) == ["one", "two", "one", "three", "two"]
+    assert list(built.ops.phase) == ["forward", "forward", "backward", "backward", "backward"]
+    assert built.ops.is_recompute.tolist() == [False, False, True, False, True]
+    assert built.ops.forward_op_id.tolist() == [NONE, NONE, NONE, 0, NONE]
+    assert uses_of(built, "one") == [(20, "write")]
+
+
+def test_repeats_are_of_the_micro_batch_they_interrupt() -> None:
+    """What is run again for the second micro-batch counts as its work."""
+    draft = Draft(make_step([Op(name="one"), Op(name="two", micro_batch=1)], []))
+    draft.repeat_ops(np.array([0]), np.array([1]))
+    assert draft.build().ops.micro_batch.tolist() == [0, 1, 1]
+
+
+def test_new_operators_are_of_the_phase_they_come_before(step: Step) -> None:
+    """At the end of the step they are of the last operator's; columns that are not given have no value."""
+    rows = new_ops(step, "new", np.array([1, 2, 3]), kind="copy", duration_us=np.array([1.0, 2.0, 3.0]))
+    assert list(rows.phase) == ["forward", "backward", "backward"]
+    assert list(rows.kind) == ["copy"] * 3
+    assert rows.module_id.tolist() == rows.forward_op_id.tolist() == [NONE] * 3
+    draft = Draft(step)
+    draft.insert_ops(rows, np.array([1, 2, 3]))
+    assert list(draft.build().ops.name) == ["one", "new", "two", "new", "three", "new"]
+
+
+def test_copies_use_what_their_operators_use(step: Step) -> None:
+    """Every use comes again, in the order of the copies, each with its role."""
+    draft = Draft(step)
+    ids = draft.repeat_ops(np.array([1, 0]), np.array([2, 2]))
+    draft.copy_uses(np.array([1, 0]), ids)
+    built = draft.build()
+    assert list(built.ops.name) == ["one", "two", "two", "one", "three"]
+    assert uses_of(built, "two") == [(20, "read"), (30, "write")] * 2
+    assert uses_of(built, "one") == [(20, "write")] * 2
+
+
+def test_readers_from_an_operator_on_use_another_storage(step: Step) -> None:
+    """Before it nothing changes; what was inserted before it does not change either, what comes after it does."""
+    draft = Draft(step)
+    early = draft.insert_ops(row("early"), before=2)
+    made = draft.insert_ops(row("made"), before=2)
+    late = draft.insert_ops(row("late"), before=2)
+    a = np.array([1])
+    copy_of_a = draft.copy_storages(a, made, np.array([2]))
+    for op in (early, late):
+        draft.use(op, a, "read")
+    draft.redirect_uses(a, copy_of_a, made)
+    copied = {op for op, storage in zip(draft.uses.op_id, draft.uses.storage_id, strict=True) if storage == copy_of_a}
+    assert copied == {2, late[0]}
+    draft.build()
+
+
+@given(data=st.data())
+def test_of_spans_the_one_that_begins_last_counts(data: st.DataObject) -> None:
+    """Spans of storages, overlapping in any way, found all at once and one by one."""
+    ids, moments = st.integers(0, 3), st.integers(-1, 9)
+    spans = data.draw(st.lists(st.tuples(ids, st.integers(0, 9), st.integers(0, 9)), unique_by=lambda one: one[:2]))
+    wanted = data.draw(st.lists(st.tuples(ids, moments)))
+    of, first, last = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    storages, at = np.array(wanted, dtype=np.int64).reshape(-1, 2).T
+    found = find_spans(storages, at, of=of, first=first, last=last)
+    for storage, moment, row in zip(storages, at, found, strict=True):
+        begun = [(one[1], number) for number, one in enumerate(spans) if one[0] == storage and one[1] <= moment]
+        latest = max(begun, default=(0, NONE))[1]
+        assert row == (latest if latest != NONE and spans[latest][2] >= moment else NONE)
+
+
+@pytest.fixture
+def long_step() -> Step:
+    """Reads a (20 bytes) in operators 1, 4 and 7; it is saved by the first and freed after the last."""
+    ops = [Op(name="make", makes=["a"], saves=["a"])]
+    ops += [Op(name=f"op{number}", reads=["a"] if number in (1, 4, 7) else []) for number in range(1, 7)]
+    ops.append(Op(name="last", phase="backward", reads=["a"], frees=["a"], forward=0))
+    return make_step(ops, [Storage("a", 20)])
+
+
+def test_a_storage_leaves_memory_twice(long_step: Step) -> None:
+    """It is gone between its readers, each of which reads what was there then; autograd keeps none of it."""
+    draft = Draft(long_step)
+    back = draft.insert_ops(Ops.of(op_id=[0, 0], name=["back", "back"]), np.array([7, 4]))
+    a = np.array([0, 0])
+    copies = draft.split_lives(a, np.array([5, 1]), back)
+    assert len(np.unique(copies)) == 2
+    built = draft.build()
+    assert list(built.ops.name) == ["make", "op1", "op2", "op3", "back", "op4", "op5", "op6", "back", "last"]
+    assert live_bytes(built).during.tolist() == [20, 20, 0, 0, 20, 20, 20, 0, 20, 20]
+    assert built.uses.storage_id.tolist() == [0, 0, 1, 1, 2, 2]
+    assert built.uses.role.tolist() == ["write", "read", "write", "read", "write", "read"]
+    assert len(built.saved) == 0
+
+
+def test_a_copy_may_outlive_the_storage_it_is_of(long_step: Step) -> None:
+    """Its end can be given, also as none: then it outlives the step."""
+    draft = Draft(long_step)
+    back = draft.insert_ops(row("back"), before=7)
+    draft.split_lives(np.array([0]), np.array([5]), back, np.array([NONE]))
+    assert draft.build().storages.freed_op_id.tolist() == [5, NONE]
+
+
+def test_what_is_freed_and_kept_can_be_changed(step: Step) -> None:
+    """Other storages keep their ends and their places among saved tensors."""
+    draft = Draft(step)
+    draft.free(np.array([2]), NONE)
+    draft.unsave(np.array([2]))
+    assert draft.storages.freed_op_id.tolist() == [NONE, 2, NONE]
+    assert draft.saved.storage_id.tolist() == [1]
+    draft.unsave(np.array([1]))
+    assert len(draft.saved) == 0

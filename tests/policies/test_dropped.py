@@ -35,7 +35,7 @@ def without_budget() -> Iterator[None]:
 
 @pytest.mark.parametrize("plan", single_plans(), ids=title_of)
 def test_a_dropped_model_is_freed(plan: Plan) -> None:
-    """Weights and state of a model that nobody holds any more are freed by Python's collector, without undo."""
+    """Weights and state of an unreferenced model are freed by Python's collector, without undo."""
     world = World(lambda model, optimizers: plan.apply(Job(model, optimizers)))
     model, optimizer = world.ready()
     for inputs, targets in world.loader():

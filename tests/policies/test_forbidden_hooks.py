@@ -71,7 +71,7 @@ def test_the_numbers_are_those_without_the_policy(name: str) -> None:
 
 
 def test_hooks_of_the_jobs_own_are_refused_as_ever() -> None:
-    """Where the job forbids hooks that it has in force itself, or enters some, torch says so in the job's words."""
+    """If the job disables hooks while its own are active, or enters some, torch raises its own error."""
     job = Job(model := nn.Linear(2, 2), [])
     POLICIES["remat"].apply(job)
     try:

@@ -46,7 +46,7 @@ class Small(nn.Module):
 
 @pytest.mark.parametrize("text", ["eight", "1", "0,head", ""])
 def test_bad_flag_is_refused_with_a_sentence(text):
-    """A flag that makes no sense is refused with what to write."""
+    """An invalid flag is refused with a valid example."""
     with pytest.raises(PolicyError, match="write a"):
         ChunkedLoss.from_flag(text)
 
@@ -214,7 +214,7 @@ def test_small_and_unknown_calls_are_torchs_own():
     soft = torch.softmax(torch.randn(8, 9), 1).requires_grad_()
     F.cross_entropy(torch.randn(8, 9, requires_grad=True), soft).backward()
     job.undo()
-    assert job.notes == ["A cross-entropy was left to torch: its targets or weights need gradients."]
+    assert job.notes == ["loss: a cross-entropy is not computed in chunks: its targets or weights need gradients."]
 
 
 def test_head_that_is_no_linear_is_refused():
@@ -222,13 +222,13 @@ def test_head_that_is_no_linear_is_refused():
     model, code = Small(), F.cross_entropy.__code__
     with pytest.raises(PolicyError, match="is a Embedding, not a Linear"):
         ChunkedLoss(4, head="embed").apply(Job(model))
-    with pytest.raises(PolicyError, match="No module of the model matches 'hed'; near are head"):
+    with pytest.raises(PolicyError, match="No module of the model matches 'hed'; did you mean head"):
         ChunkedLoss(4, head="hed").apply(Job(model))
     assert F.cross_entropy.__code__ is code
 
 
 def test_step_without_large_logits_is_refused():
-    """A step whose logits are small has nothing to gain, and the sentence says so."""
+    """A step with small logits has nothing to gain, and the message says so."""
     with pytest.raises(PolicyError, match="no cross-entropy on logits of 1,048,576 bytes or more"):
         ChunkedLoss(4).transform(recorded("lstm"))
     with pytest.raises(PolicyError, match="does not make the logits"):

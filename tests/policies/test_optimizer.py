@@ -82,7 +82,7 @@ def backward(model) -> None:
     ],
 )
 def test_bad_flag_is_refused_with_a_sentence(text, words):
-    """A flag that makes no sense is refused with what to write."""
+    """An invalid flag is refused with a valid example."""
     with pytest.raises(PolicyError, match=words):
         OptimizerPolicy.from_flag(text)
 
@@ -186,7 +186,7 @@ def test_schedules_and_hooks_work_in_backward():
 
 
 def test_gradients_are_gone_when_backward_returns(applied):
-    """Step-in-backward leaves no memory of a gradient behind; to read one is refused, and after the step it is None."""
+    """Step-in-backward frees each gradient; reading one is refused, and after the step it is None."""
     model, optimizer = small_job()
     applied(OptimizerPolicy(in_backward=True), model, optimizer)
     backward(model)
@@ -299,7 +299,7 @@ def test_eight_bit_state_is_predicted_smaller():
 
 @pytest.mark.gpu
 def test_state_is_in_host_memory_between_steps():
-    """State is sent to the host after each parameter's update, and brought back when the plan is taken back."""
+    """State is moved to the host after each parameter's update, and back when the plan is undone."""
     ends = []
     for policy in (None, OptimizerPolicy(state="host")):
         torch.manual_seed(0)

@@ -44,7 +44,7 @@ def test_a_name_is_chosen_once_and_in_the_models_order() -> None:
 
 def test_a_pattern_without_a_match_names_near_ones() -> None:
     """Each pattern must match something: a typing error would else leave a plan half applied."""
-    with pytest.raises(PolicyError, match=r"No module of the model matches 'layer\.0'; near are layers\.0"):
+    with pytest.raises(PolicyError, match=r"No module of the model matches 'layer\.0'; did you mean layers\.0"):
         match_modules(["embed", "layer.0"], NAMES)
     with pytest.raises(PolicyError, match=r"matches 'zzz'; it has embed, layers, layers\.\*"):
         match_modules(["zzz"], NAMES)
@@ -54,7 +54,7 @@ def test_a_pattern_without_a_match_names_near_ones() -> None:
 
 @given(st.text(alphabet="ab.*?[]!-^\\()+$|", max_size=8))
 def test_any_text_is_a_pattern(pattern: str) -> None:
-    """Whatever is written, the answer is names or a sentence."""
+    """Any pattern results in names or an error message."""
     with contextlib.suppress(PolicyError):
         assert set(match_modules([pattern], NAMES)) <= set(NAMES)
 

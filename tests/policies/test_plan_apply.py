@@ -115,7 +115,7 @@ def test_what_is_no_model_or_no_plan_is_refused(tmp_path: Path) -> None:
     """A sentence says what was expected; a missing file is bad input."""
     with pytest.raises(PolicyError, match=r"applied to a torch\.nn\.Module, not to a int"):
         memprof.apply(Plan(), 3)  # type: ignore[arg-type]
-    with pytest.raises(BadInputError, match="There is no plan"):
+    with pytest.raises(BadInputError, match="does not exist"):
         memprof.apply(tmp_path / "plan.toml", Net())
 
 

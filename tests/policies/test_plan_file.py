@@ -1,4 +1,4 @@
-"""A plan as a TOML file: what is written, what is read back, and what is said about mistakes."""
+"""A plan as a TOML file: writing, reading, and error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLAN = Plan((Checkpoint(modules=("layers.*",)), Precision(dtype="bf16")), PREDIC
 def test_plan_reads_as_a_person_would_write_it() -> None:
     """One table a policy, settings that differ from the defaults, and a comment that says what it does."""
     assert format_plan(Plan((Precision(dtype="fp16"),))) == (
-        '[precision]\n# precision fp16\n# numbers differ by rounding\ndtype = "fp16"\n'
+        '[precision]\n# precision fp16\n# numerics differ by rounding\ndtype = "fp16"\n'
     )
 
 
@@ -103,20 +103,20 @@ def test_other_policies_are_written_anew() -> None:
     [
         ("[chekpoint]\nmodules = ['a']", "line 1: a plan has no policy 'chekpoint'; did you mean checkpoint?"),
         ("\n[checkpoint]\n\nmodule = ['a']", "line 4: [checkpoint] has no setting 'module'; did you mean modules?"),
-        ("[swap]\nmodules = 3", "plan.toml, line 2: modules in [swap] must be a list of texts, not 3."),
-        ("[swap]\nmodules = ['a', 3]", "must be a list of texts"),
+        ("[swap]\nmodules = 3", "plan.toml, line 2: modules in [swap] must be a list of strings, not 3."),
+        ("[swap]\nmodules = ['a', 3]", "must be a list of strings"),
         ("[accumulate]\nmicro_batches = true", "line 2: micro_batches in [accumulate] must be a whole number, not"),
         ("[accumulate]\nmicro_batches = 2.5", "must be a whole number, not 2.5."),
         ("[accumulate]\nmicro_batches = 0", "plan.toml, line 1: "),
         ("[[swap]]\nto = 'host'\n[[swap]]\nto = 'tape'", "plan.toml, line 3: "),
         ("memory = 4", "plan.toml, line 1: a plan has no key 'memory' outside of its tables"),
-        ("checkpoint = 1", "checkpoint is a table: write [checkpoint]"),
+        ("checkpoint = 1", "checkpoint must be a table: write [checkpoint]"),
         ("[prediction]\ntrace = 'x'", "plan.toml, line 1: [prediction] lacks model, parameter_bytes"),
         ("[prediction.phases]\nforward = 'x'", "must be a table of whole numbers"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
-    """What makes no sense gets one sentence with the file, the line and the nearest known word."""
+    """Invalid content gets one message with the file, the line and the nearest known word."""
     path = tmp_path / "plan.toml"
     path.write_text(text)
     with pytest.raises(PolicyError) as error:
@@ -129,15 +129,15 @@ def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "There is no plan"),
-        (b"[checkpoint", "is not TOML: "),
-        (b"a = 1\na = 2", "is not TOML: "),
+        (None, "does not exist"),
+        (b"[checkpoint", "is not valid TOML: "),
+        (b"a = 1\na = 2", "is not valid TOML: "),
         (b"\xff\xfe", "not UTF-8 text"),
-        (b"x = " + b"[" * 5000, "is not TOML: "),
+        (b"x = " + b"[" * 5000, "is not valid TOML: "),
     ],
 )
 def test_files_that_are_no_plan(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    """A missing file and one that is no TOML are bad input."""
+    """A missing file and one that is not TOML are bad input."""
     path = tmp_path / "plan.toml"
     if content is not None:
         path.write_bytes(content)

@@ -24,7 +24,7 @@ def test_it_stands_first_in_bytes_and_in_words() -> None:
 
 
 def test_a_size_may_be_written_with_its_unit() -> None:
-    """As behind --budget."""
+    """As for --budget."""
     assert parse_plan('budget = "24GiB"').budget_bytes == 24 << 30
     assert parse_plan("budget = 4096").budget_bytes == 4096
 
@@ -69,7 +69,7 @@ def test_it_is_written_into_a_file_of_ones_own(before: str, after: str) -> None:
         ("budget = 0", "not 0."),
         ("budget = -4096", "not -4096."),
         ("[budget]\nbytes = 4", "not {'bytes': 4}."),
-        ("[checkpoint]\nbudget = 4096", "line 2: budget is no setting of [checkpoint]; write it above the first"),
+        ("[checkpoint]\nbudget = 4096", "line 2: budget is not a setting of [checkpoint]; write it above the first"),
         ("budgt = 4096", "did you mean budget?"),
     ],
 )  # fmt: skip
@@ -82,7 +82,7 @@ def test_mistakes_are_named(text: str, sentence: str) -> None:
 
 
 def test_the_size_it_is_for_is_kept_as_well() -> None:
-    """Above the tables, beside the budget; replaced and taken out in a file of one's own, whose comments stay."""
+    """The budget is above the tables; it is replaced and removed in a user's file, whose comments stay."""
     plan = Plan((CHECKPOINT,), budget_bytes=30 << 30, at_length=512)
     assert format_plan(plan).splitlines()[1] == "at_length = 512"
     assert parse_plan(format_plan(plan)) == plan
@@ -99,12 +99,12 @@ def test_the_size_it_is_for_is_kept_as_well() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-4", "'long'", "1.5", "true"])
 def test_no_size_is_refused(value: str) -> None:
-    """What is no size is named with its line."""
+    """An invalid size is reported with its line."""
     with pytest.raises(PolicyError, match="line 1: at_batch must be a whole number above 0"):
         parse_plan(f"at_batch = {value}")
 
 
 def test_a_size_below_a_table_says_where_it_belongs() -> None:
     """Below a policy it would be its setting."""
-    with pytest.raises(PolicyError, match=r"at_length is no setting of .*; write it above the first table"):
+    with pytest.raises(PolicyError, match=r"at_length is not a setting of .*; write it above the first table"):
         parse_plan("[checkpoint]\nmodules = 'layers.*'\nat_length = 512")

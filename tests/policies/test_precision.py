@@ -122,7 +122,7 @@ def test_transform_leaves_the_input_untouched(policy):
 
 
 def test_model_without_float32_weights_is_not_predicted():
-    """A step recorded in the short type already has nothing left to shorten, and the prediction says so."""
+    """A step recorded in the short type has nothing left to shorten, and the prediction says so."""
     with pytest.raises(PolicyError, match="no float32 parameters"):
         PURE.transform(PURE.transform(recorded("shared")))
 
@@ -362,7 +362,7 @@ def test_closures_and_micro_batches_work_with_scaling():
     ],
 )
 def test_what_cannot_be_done_is_refused(make, optimizer, policy, sentence):
-    """A job the policy does not fit is refused with a sentence, and left as it was."""
+    """An unsupported job is refused with a message, and left unchanged."""
     model = make()
     optimizers = [optimizer(model.parameters())] if optimizer else []
     dtypes = {p.dtype for p in model.parameters()}
@@ -401,7 +401,7 @@ def test_a_loss_that_the_model_returns_may_be_changed_in_place() -> None:
 
 
 class Returning(nn.Module):
-    """Returns logits beside its loss, holds its norm's result in a variable, and keeps a table that is a view."""
+    """Returns logits and its loss, holds its norm's result in a variable, and keeps a table that is a view."""
 
     def __init__(self):
         super().__init__()
@@ -438,7 +438,7 @@ def returning_step(tmp_path, *policies):
 
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=Precision.describe)
 def test_what_is_returned_or_held_in_a_variable_is_counted(policy, tmp_path):
-    """Logits that nobody reads are cast and held as well; a variable holds what is cast for the next module.
+    """Logits without readers are cast and held as well; a variable holds the cast tensor for the next module.
 
     Either is 9 per cent of the peak and more; other tests of the process may leave some bytes behind.
     """

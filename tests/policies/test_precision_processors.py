@@ -46,7 +46,7 @@ def _compare(job: str, flag: str, level: str) -> dict[str, object]:
     ("job", "flag"), [("unet", "bf16"), ("resnet", "bf16"), pytest.param("vit", "pure-bf16", marks=pytest.mark.slow)]
 )
 def test_without_short_kernels_torchs_own_are_predicted(job: str, flag: str) -> None:
-    """Where oneDNN computes in float32 alone, the peak is known to the byte but for what tests leave behind."""
+    """If oneDNN only computes in float32, the peak is known to the byte except for leftovers of other tests."""
     told = _compare(job, flag, "AVX2")
     assert told["short_types"] == []
     predicted, measured = told["predicted"], told["measured"]

@@ -61,7 +61,7 @@ def test_tensors_out_of_objects_are_made_short(is_checkpointed):
 
 
 def test_types_that_do_not_mix_are_said_in_a_sentence():
-    """An operator that takes one type, given a tensor the model made in float32, ends the job with a sentence."""
+    """An operator that takes one type, given a tensor the model created in float32, ends the job with a message."""
 
     class Product(nn.Module):
         def __init__(self) -> None:

@@ -422,7 +422,7 @@ def test_victims_are_carried_to_disk_where_that_is_quicker():
 
 
 def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
-    """One profiler runs at a time: while a recorder's does, estimates stand, and give way to what it heard once cut."""
+    """One profiler runs at a time: while a recorder's does, estimates are used until its events are read."""
     from memprof.policies.remat.counters import ProcessorCounter
     from memprof.policies.remat.needs import Needs
     from memprof.recorder.log import RawLog
@@ -456,7 +456,7 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
 
 
 def test_a_plan_names_what_is_made_again():
-    """Without a budget exactly the tensors that keys name are dropped, each as soon as nobody else holds it."""
+    """Without a budget exactly the tensors named by keys are dropped, each as soon as it has no other reference."""
     plain = run(Norms, squares, None)
     keys = tuple(f"blocks.{block}.1:aten.native_batch_norm.default:0" for block in range(4))
     named = run(Norms, squares, Remat(recompute=keys))
@@ -470,7 +470,7 @@ def test_a_plan_names_what_is_made_again():
 
 
 def test_a_plan_for_another_model_is_refused():
-    """A key that speaks of a module the model lacks says so, and nothing is changed."""
+    """A key that names a module the model lacks is refused, and nothing is changed."""
     model = Dropouts()
     with pytest.raises(PolicyError, match=r"another model: .*'blocks.0'"):
         Remat(recompute=("blocks.0:aten.gelu.default:0",)).apply(Job(model))
@@ -578,7 +578,7 @@ def test_a_process_has_one_budget():
 
 
 def test_much_work_done_twice_is_warned_of():
-    """Past the stated multiple of the forward's time the job hears what would help, once."""
+    """Past the stated multiple of the forward's time the job is warned once, with a remedy."""
     plain = run(Dropouts, squares, None)
     policy = Remat(budget=budget(plain, 0.6).budget, warn_factor=1e-6)
     with pytest.warns(RuntimeWarning, match="a larger budget") as caught:

@@ -1,4 +1,4 @@
-"""Sharding: what one rank holds is what the papers' formulas say, and collectives hide behind the computation."""
+"""Sharding: the memory of one rank matches the papers' formulas, and collectives overlap the computation."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def disk(name: str, **settings: object) -> Swap:
     ],
 )
 def test_refuses_settings_without_sense(settings, said):
-    """Each setting without sense is refused in a sentence that says what to write."""
+    """Each invalid setting is refused with a valid example."""
     with pytest.raises(PolicyError, match=said):
         Swap(**settings)
 
@@ -303,7 +303,7 @@ def test_no_grad_and_eval_save_nothing():
 
 
 def test_a_full_disk_stops_swapping_not_training():
-    """Where the file cannot grow, what is saved stays in memory, and that is said once."""
+    """If the file cannot grow, saved tensors stay in memory, with one warning."""
     part, job = swapped_part(lambda x: x.exp().sin().tanh().sum())
     plain = Part(part.body)
     x = torch.randn(64, 64)
@@ -450,7 +450,7 @@ def test_what_is_packed_first_leaves_first_and_comes_back_last():
 
 
 def test_an_original_still_held_is_not_fetched():
-    """While somebody holds the storage, backward takes it."""
+    """While the storage is referenced, backward uses it."""
     log = Log()
     moves = Moves(log, 0, 1)
     tensor = torch.zeros(8)
@@ -461,7 +461,7 @@ def test_an_original_still_held_is_not_fetched():
 
 
 def test_bytes_come_back_as_they_were_and_the_place_is_used_again():
-    """The file gives back what it was given; what is released makes room for what comes next."""
+    """The file returns the data written to it; released extents are reused."""
     carrier = DiskCarrier("")
     tensor = torch.randn(3000)
     place = carrier.send(tensor.untyped_storage())
@@ -476,7 +476,7 @@ def test_bytes_come_back_as_they_were_and_the_place_is_used_again():
 
 
 def test_extents_merge():
-    """Stretches given back become one; the smallest that fits is taken, and the end moves back."""
+    """Released extents are merged; the smallest that fits is used, and the end moves back."""
     extents = Extents()
     offsets = [extents.take(4096 * pages) for pages in (1, 2, 3, 1)]
     assert offsets == [0, 4096, 3 * 4096, 6 * 4096]

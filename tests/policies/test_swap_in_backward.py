@@ -46,7 +46,7 @@ def test_peak_is_predicted(swapped: str) -> None:
 @pytest.mark.parametrize("swapped", [STATE, PARAMETERS])
 @pytest.mark.parametrize("loop", ["foreach", "fused"])
 def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: str) -> None:
-    """An update of all that is swapped at once is refused in a sentence that names swap; a loop is predicted."""
+    """A single update of all swapped state is refused with a message that names swap; a loop is predicted."""
     step = record_step("gpt")
     with pytest.raises(PolicyError, match="Swapped parameters or state can only be predicted"):
         Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)

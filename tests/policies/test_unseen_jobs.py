@@ -28,7 +28,7 @@ from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from tests.policies.faces import compare
+from tests.policies.faces import compare, one_thread
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 SWAP, IN_BACKWARD = Swap(to="disk"), OptimizerPolicy(in_backward=True)
@@ -45,22 +45,20 @@ class Small:
 
 def record(make: Callable[[], Small], folder, policy=None) -> Step:
     """Records a steady step, under a policy applied to every model as `memprof record` does, or plain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    job = make()
-    applied = [Job(model, job.optimizers) for model in job.models] if policy else []
-    for one in applied:
-        policy.apply(one)
-    path = folder / f"{'head' if policy else 'base'}.memprof"
-    gc.collect()  # the models of tests before, which are in circles, are not of this job
-    with memprof.record(path, skip=2, steps=1, force=True) as recorder:
-        for _ in range(4):
-            job.step()
-            recorder.step()
-    for one in reversed(applied):
-        one.undo()
-    torch.set_num_threads(threads)
+    with one_thread():
+        torch.manual_seed(0)
+        job = make()
+        applied = [Job(model, job.optimizers) for model in job.models] if policy else []
+        for one in applied:
+            policy.apply(one)
+        path = folder / f"{'head' if policy else 'base'}.memprof"
+        gc.collect()  # the models of tests before, which are in circles, are not of this job
+        with memprof.record(path, skip=2, steps=1, force=True) as recorder:
+            for _ in range(4):
+                job.step()
+                recorder.step()
+        for one in reversed(applied):
+            one.undo()
     return Trace.open(path).steady_step()
 
 
@@ -95,7 +93,7 @@ def products() -> Small:
 
 
 def weighty() -> Small:
-    """Weights by far outweigh activations, and the fullest moment is at the end of forward."""
+    """Weights by far outweigh activations, and the peak is at the end of forward."""
     layers = (nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh()) for _ in range(4))
     return supervised(nn.Sequential(*layers, nn.Linear(256, 512)), (4, 256))
 
@@ -264,7 +262,7 @@ def test_prediction_is_the_measured_peak(make, policy, bar, tmp_path):
 
 
 def test_a_recurrent_layer_that_evaluates_has_what_it_keeps_in_training_as_a_temporary(tmp_path):
-    """A larger batch in evaluation is the fullest moment, and in bf16 about half of it is left."""
+    """A larger batch in evaluation is the peak, and bf16 about halves it."""
 
     def make() -> Small:
         model = nn.LSTM(32, 64)
@@ -343,7 +341,7 @@ def test_step_shorter_than_its_operators_keeps_a_length(policy, tmp_path):
 
 
 def test_two_losses_with_a_backward_each_are_refused_in_backward(tmp_path):
-    """Two backward runs before one update add their gradients up; in-backward says so when it is predicted."""
+    """Two backward runs before one update accumulate their gradients; in-backward reports this when it is predicted."""
 
     def make() -> Small:
         job = supervised(nn.Linear(32, 32), (16, 32))
@@ -432,5 +430,5 @@ def test_policy_that_fits_no_longer_ends_the_job_with_a_sentence(tmp_path):
     command = [sys.executable, "-m", "memprof", "record", "--accumulate", "2", "-o", "run.memprof", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 125
-    assert "no DataLoader feeds its loop" in done.stderr
+    assert "its loop reads from no DataLoader" in done.stderr
     assert "Traceback" not in done.stderr

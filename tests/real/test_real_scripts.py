@@ -33,6 +33,7 @@ class Case:
         model: Type of the model that the plan is for.
         share: Budget, as a share of what it needs.
         is_slow: Left out of the main run, as others hold the same.
+        has_gpu: Whether it trains on a GPU where ON_GPU is set.
     """
 
     name: str
@@ -40,14 +41,16 @@ class Case:
     model: str
     share: float = 0.75
     is_slow: bool = False
+    has_gpu: bool = False
 
 
 CASES = (
-    Case("hf_gpt2", "transformers", "GPT2LMHeadModel"),
-    Case("hf_bert", "transformers", "BertForSequenceClassification", is_slow=True),
+    Case("hf_gpt2", "transformers", "GPT2LMHeadModel", has_gpu=True),
+    Case("hf_bert", "transformers", "BertForSequenceClassification", is_slow=True, has_gpu=True),
     Case("hf_llama", "transformers", "LlamaForCausalLM", is_slow=True),
-    Case("lightning_net", "lightning", "Net", share=0.8),  # its validation, recorded after the window, takes 76 %
-    Case("accelerate_loop", "accelerate", "Sequential"),
+    # Its validation, recorded after the window, takes 76 %.
+    Case("lightning_net", "lightning", "Net", share=0.8, has_gpu=True),
+    Case("accelerate_loop", "accelerate", "Sequential", has_gpu=True),
     Case("x_transformer", "x_transformers", "AutoregressiveWrapper", is_slow=True),
     Case("graph_net", "torch_geometric", "Net"),
 )
@@ -102,6 +105,21 @@ def test_script_is_recorded_as_it_is(case: Case, folder: Path) -> None:
     report = run(folder, "report", "run.memprof")
     assert report.returncode == 0, report.stderr
     assert case.model in report.stdout
+
+
+@pytest.mark.parametrize("case", [param(case) for case in CASES if case.has_gpu], indirect=True)
+def test_script_is_dry_run_on_a_card(case: Case, folder: Path) -> None:
+    """The library finds the virtual card, trains on it, and the model's weights lie there."""
+    words = ("record", "--dry-run", "--device", "rtx4090", "-o", "card.memprof", str(SCRIPTS / f"{case.name}.py"))
+    done = run(folder, *words, ON_GPU="1")
+    assert done.returncode == 0, done.stderr
+    assert "Fits on RTX 4090" in done.stderr
+    step = Trace.open(folder / "card.memprof").fullest_step()
+    step.check()
+    assert {"forward", "backward", "optimizer"} <= set(step.ops.phase)
+    is_weight = step.storages.category == "parameter"
+    assert is_weight.any()
+    assert set(step.storages.device[is_weight]) == {"cuda:0"}
 
 
 def training_peak(trace: Trace) -> int:

@@ -1,4 +1,4 @@
-"""Jobs that do something between two training steps, and the phases of what is recorded of them."""
+"""Jobs that run something between two training steps, and the recorded phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, LABELS = torch.linspace(-1, 1, 16 * 8).reshape(16, 8), torch.arange(16) % 
 
 
 def training(between: Between, *, loss: Callable[[nn.Module], torch.Tensor] | None = None) -> Callable[[], list[Any]]:
-    """A job that trains for four steps, and does something between two of them."""
+    """A job that trains for four steps, and runs something between two of them."""
 
     def train() -> list[Any]:
         torch.manual_seed(0)
@@ -36,7 +36,7 @@ def training(between: Between, *, loss: Callable[[nn.Module], torch.Tensor] | No
 
 
 def runs(step: Step, *names: str) -> list[str]:
-    """The phases of a step, in order; with names, of these operators alone."""
+    """The phases of a step, in order; with names, only of these operators."""
     chosen = (
         step.ops.phase
         if not names

@@ -116,7 +116,7 @@ def test_driver_version(text: str, version: str) -> None:
 
 
 def test_work_on_a_device_is_charged_to_the_operator_that_started_it() -> None:
-    """Events of the processor, and those that nobody started, count for nobody."""
+    """Events of the CPU, and those without a launching operator, are attributed to no operator."""
 
     def event(kind: str, linked: int, duration_ns: int) -> SimpleNamespace:
         return SimpleNamespace(

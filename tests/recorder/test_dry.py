@@ -93,7 +93,7 @@ for step in range(1000):
 
 
 def test_a_model_larger_than_the_machine_takes_hardly_any_memory(tmp_path: Path) -> None:
-    """32 GiB of weights and as much of gradients are told exactly, by a process that never holds two of them."""
+    """32 GiB of weights and as much of gradients are predicted exactly, by a process that never holds two of them."""
     ended = _dry_run(tmp_path, _LARGE)
     step = ended.step
     weights = step.storages.allocated_bytes[step.storages.category == "parameter"].tolist()

@@ -1,4 +1,4 @@
-"""A dry run on a GPU that is not there: the job sees CUDA, and what CUDA would hold is told."""
+"""A dry run on a simulated GPU: the job sees CUDA, and CUDA's memory is predicted."""
 
 from __future__ import annotations
 

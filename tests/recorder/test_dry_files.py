@@ -181,7 +181,7 @@ nn.parallel.DistributedDataParallel(model)
 
 
 def test_a_world_of_one_works_and_replicas_are_refused(tmp_path: Path) -> None:
-    """Collectives of a single rank are dry-run; DistributedDataParallel ends with 125 and a sentence."""
+    """Collectives of a single rank are dry-run; DistributedDataParallel ends with 125 and a message."""
     ended = record_script(tmp_path, _MODEL + _RANKS, "--dry-run", name="dry.memprof")
     assert ended.returncode == 125
     assert ended.stdout == "reduced\n"
@@ -191,7 +191,7 @@ def test_a_world_of_one_works_and_replicas_are_refused(tmp_path: Path) -> None:
 
 
 def test_job_without_a_model_is_told_that_it_ran_for_real(tmp_path: Path) -> None:
-    """Its own status, and a sentence that says where a dry run begins."""
+    """The job's own status, and a message about where a dry run begins."""
     ended = record_script(
         tmp_path, "import torch\nprint(torch.ones(2).sum().item())\n", "--dry-run", name="dry.memprof"
     )
@@ -249,7 +249,7 @@ shutil.copyfile("last.pt", "best.pt")
 
 
 def test_a_checkpoint_that_was_left_out_is_named_where_the_job_misses_it(tmp_path: Path) -> None:
-    """A job that copies the file which torch.save would have written ends with 125 and a sentence."""
+    """A job that copies the file which torch.save would have written ends with 125 and a message."""
     words = ("--dry-run", "--skip", "0", "--steps", "9")
     ended = record_script(tmp_path, _MODEL + _COPIES_FILE, *words, name="dry.memprof")
     assert ended.returncode == 125

@@ -25,7 +25,7 @@ from tests.recorder.conftest import Logged, RecordJob
 def inventory(log: Logged) -> Inventory:
     registry = ModuleRegistry(log)
     registry.scan()
-    return Inventory(log, registry, lambda tensor: tensor.ndim)
+    return Inventory(log, registry)
 
 
 def stated(log: Logged, tensor: torch.Tensor) -> list[tuple[int, str]]:
@@ -118,7 +118,7 @@ def test_a_models_memory_is_stated(log: Logged) -> None:
     model[0](torch.ones(1, 2)).sum().backward()
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry, lambda tensor: 0).models()
+    Inventory(log, registry).models()
     assert stated(log, model[0].weight) == [(PARAMETER, "0.weight")]
     assert stated(log, model[1].running_mean) == [(BUFFER, "running_mean")]
     assert stated(log, model[0].weight.grad) == [(GRADIENT, "0.weight")]
@@ -133,7 +133,7 @@ def test_an_optimizers_state_is_stated(log: Logged) -> None:
     optimizer.state[loose]["nested"] = {"history": [torch.ones(3)]}
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry, lambda tensor: 0).optimizer_state(optimizer)
+    Inventory(log, registry).optimizer_state(optimizer)
     state = optimizer.state[model.weight]
     assert stated(log, state["exp_avg_sq"]) == [(OPTIMIZER_STATE, "weight.exp_avg_sq")]
     assert stated(log, state["step"]) == [(OPTIMIZER_STATE, "weight.step")]

@@ -17,7 +17,7 @@ _MODEL, _LOSS = 0, 1
 
 @dataclass
 class Batch:
-    """A batch with a field that is no tensor."""
+    """A batch with a field that is not a tensor."""
 
     ids: torch.Tensor
     name: str
@@ -84,7 +84,7 @@ def test_a_size_known_too_late_has_the_next_steps_recorded() -> None:
 
 
 def test_a_loss_with_more_elements_is_known_too_late() -> None:
-    """It is called behind the model, in the middle of the step."""
+    """It is called after the model, in the middle of the step."""
     larger = LargerSteps()
     for number, elements in enumerate([8, 8, 20]):
         assert larger.see(_MODEL, 8, trains=True, is_recording=number < 2) is Move.NONE
@@ -123,7 +123,7 @@ def test_a_frozen_model_called_first_belongs_to_the_step() -> None:
 
 
 def test_elements_are_those_of_all_tensors() -> None:
-    """In lists, dictionaries, fields and keywords; what is no tensor has none."""
+    """In lists, dictionaries, fields and keywords; values other than tensors have none."""
     tensor = torch.zeros(3, 4)
     assert elements_of((tensor, None, 3), {"mask": tensor[0]}) == 12 + 4
     assert elements_of(([tensor, {"a": tensor}], Batch(tensor, "x")), {}) == 36

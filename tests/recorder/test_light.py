@@ -1,4 +1,4 @@
-"""A light recording follows every step of a run: its counts are true, what it heard is exact, the job is the same."""
+"""A light recording follows every step of a run: counts are correct, events are exact, the job is unchanged."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _layers() -> list[torch.nn.Parameter]:
 
 
 def test_a_killed_job_leaves_its_ring(tmp_path: Path) -> None:
-    """After SIGKILL the counts up to the last second are there, and the last stretch that was written."""
+    """After SIGKILL the counts up to the last second are there, and the last complete stretch."""
     script = _MODEL + (
         "import os, signal, time\n"
         "end = time.time() + 2.5\n"
@@ -187,7 +187,7 @@ def test_a_job_without_optimizer_has_a_step_for_each_call(tmp_path: Path) -> Non
 
 
 def test_the_jobs_own_profiler_is_not_disturbed(tmp_path: Path) -> None:
-    """It hears its own events, and the recording steps aside until it is done."""
+    """The job's profiler gets its own events, and the recording pauses until it is done."""
     script = _MODEL + (
         "from torch.profiler import profile\n"
         "train(64)\n"
@@ -255,7 +255,7 @@ def test_the_count_that_is_read_is_the_allocators() -> None:
 
 
 def test_listening_ends_when_it_takes_too_much() -> None:
-    """A stretch of more events than memory allows for is the last."""
+    """A stretch with more events than the limit is the last."""
     import time
 
     budget = Budget()

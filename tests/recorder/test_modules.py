@@ -103,7 +103,7 @@ def test_a_call_that_is_not_to_be_observed_is_not_left(calls: Calls, observer: M
 
 
 def test_errors_leave_every_call_once(calls: Calls, observer: ModuleCallObserver) -> None:
-    """The error goes on as it is, and each call around it hears of it; exits of the interpreter too."""
+    """The error propagates, and each call around it is closed; exits of the interpreter too."""
     observer.install()
     with pytest.raises(AttributeError):
         nn.Sequential(Failing())(torch.ones(1))
@@ -173,7 +173,7 @@ def test_the_stack_seen_from_inside_is_the_same() -> None:
 
 
 def test_another_call_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch whose method has no source, or is a closure, is not re-compiled: the reason is told."""
+    """If torch's method has no source, or is a closure, it is not re-compiled: the reason is reported."""
     monkeypatch.setattr(inspect, "getsourcelines", lambda _: (_ for _ in ()).throw(OSError("no source")))
     with pytest.raises(RuntimeError, match=r"its source is missing"):
         ModuleCallObserver(lambda *_: None, lambda *_: None)

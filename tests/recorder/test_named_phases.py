@@ -94,7 +94,7 @@ def test_names_of_other_threads_are_not_the_recorded_ones(record_job: RecordJob)
 
 
 def test_more_names_than_a_recording_holds(record_job: RecordJob) -> None:
-    """A thousand phases do not break the file: further ones go without their names, and it says so."""
+    """A thousand phases do not break the file: further ones lose their names, with a note."""
 
     def between(*_: Any) -> None:
         for number in range(1000):
@@ -139,7 +139,7 @@ for _ in range(6):
 
 @pytest.mark.parametrize("mode", ["record", "--dry-run", "--light"])
 def test_each_way_of_recording_tells_them(tmp_path: Path, mode: str) -> None:
-    """Losses are those of the plain run; the verdict names the fullest phase."""
+    """Losses are those of the plain run; the verdict names the phase with the highest peak."""
     ended = record_script(tmp_path, JOB, *(["--steps", "2"] if mode == "record" else [mode]))
     phases = set(ended.trace.table(Ops).phase)
     assert {"collect", "evaluation", "forward", "backward", "optimizer"} <= phases

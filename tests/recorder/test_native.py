@@ -63,7 +63,7 @@ def test_temporaries_inside_kernels_are_heard(log: Logged, events: NativeEvents)
 
 
 def test_events_go_on_after_a_cut(log: Logged, events: NativeEvents) -> None:
-    """What is taken before the cut and freed after it is heard on both sides; a cut at rest does nothing."""
+    """Memory allocated before a cut and freed after it appears on both sides; a cut at rest does nothing."""
     events.cut()
     events.start()
     tensor = torch.empty(10)

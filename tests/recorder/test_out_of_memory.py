@@ -99,7 +99,7 @@ def test_found_behind_another_error() -> None:
 
 
 class Greedy(torch.nn.Module):
-    """Asks for too much when it is told to."""
+    """Requests too much memory on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_error_that_ends_the_block(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_error_outside_operators(tmp_path: Path) -> None:
-    """What Python or numpy could not get is told too, by the traceback."""
+    """Failed requests of Python or numpy are reported too, from the traceback."""
     model = Greedy()
 
     def train() -> None:

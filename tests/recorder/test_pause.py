@@ -31,7 +31,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def recorded(path: Path, evaluates_behind: int, evaluated: nn.Module, *, is_told: bool = True) -> Trace:
-    """Records steps 1 to 4 of eight, with an evaluation of 40 batches behind one of them."""
+    """Records steps 1 to 4 of eight, with an evaluation of 40 batches after one of them."""
     gc.collect()
     model, optimizer = make()
     with memprof.record(path, skip=1, steps=4) as recorder:
@@ -49,7 +49,7 @@ def recorded(path: Path, evaluates_behind: int, evaluated: nn.Module, *, is_told
 
 
 def test_what_runs_in_a_pause_is_in_no_step(tmp_path: Path) -> None:
-    """Of four steps around a pause, those on the longer side are told, each as without the pause."""
+    """Of four steps around a pause, those on the longer side are kept, each as without the pause."""
     evaluated = nn.Linear(WIDTH, 8 * WIDTH)
     trace = recorded(tmp_path / "paused.memprof", 3, evaluated)
     plain = recorded(tmp_path / "plain.memprof", 99, evaluated)

@@ -132,7 +132,7 @@ def test_accumulated_gradients(record_job: RecordJob) -> None:
 
 
 def test_lbfgs(record_job: RecordJob) -> None:
-    """Its closure's forward and backward are told apart from its own work."""
+    """Its closure's forward and backward are separated from its own work."""
 
     def job() -> list[torch.Tensor]:
         model, x = make()

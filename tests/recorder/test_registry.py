@@ -42,7 +42,7 @@ def test_numbers_stay(log: Logged) -> None:
 
 
 def test_a_shared_module_has_its_first_name(log: Logged) -> None:
-    """As in named_modules(), a module that stands in two places is told once."""
+    """As in named_modules(), a module in two places is listed once."""
     shared = nn.Linear(2, 2)
     model = nn.ModuleDict({"encoder": shared, "decoder": shared})
     registry = ModuleRegistry(log)
@@ -159,7 +159,7 @@ def test_proxies_are_not_touched() -> None:
 
 
 def test_looking_for_objects_leaves_a_tuple_in_the_making_alone() -> None:
-    """Python ends a tuple that is filled from a generator with a SystemError where anybody else holds it meanwhile."""
+    """Python raises a SystemError for a tuple filled from a generator while it has another reference."""
     model = nn.Linear(1, 1)
 
     def numbers() -> Iterator[int]:

@@ -141,7 +141,7 @@ def test_jobs_without_a_device_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_device_in_trouble_is_written_down(tmp_path: Path) -> None:
-    """A device that fails after the job leaves a sentence, and raises nothing into the job's end."""
+    """A device that fails after the job leaves a message, and raises nothing at the job's end."""
     broken = FakeTorch()
     broken.matmul = None  # type: ignore[method-assign, assignment]
     write_device_speed(tmp_path, broken)

@@ -77,7 +77,7 @@ def test_the_call_itself_is_part_of_its_stack(log: Logged) -> None:
 
 
 def test_one_inner_part_under_two_calls_is_two_stacks(log: Logged) -> None:
-    """A layer used twice: the operators inside are told apart by the call around them."""
+    """A layer used twice: the operators inside are distinguished by the call around them."""
     stacks = StackTable(log, boundary.__code__)
     calls = [stacks.number(boundary(own_frame), -1), stacks.number(boundary(own_frame), -1)]
     assert calls == [0, 1]

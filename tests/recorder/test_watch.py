@@ -106,7 +106,7 @@ def test_the_end_of_what_was_heard_is_marked(log: Logged, watch: StorageWatch) -
 
 
 def test_an_abandoned_watch_keeps_nothing(log: Logged, watch: StorageWatch) -> None:
-    """No death is told after it, and no storage is kept alive by it."""
+    """No free is reported after it, and it keeps no storage alive."""
     tensor = torch.zeros(10)
     watch.watch(tensor, 1)
     watch.abandon()

@@ -30,6 +30,6 @@ def test_a_long_way_to_the_window_is_not_recorded() -> None:
 
 @pytest.mark.parametrize(("skip", "steps"), [(-1, 1), (0, 0), (2, -3)])
 def test_a_window_without_steps_is_refused(skip: int, steps: int) -> None:
-    """With a sentence that tells both numbers."""
+    """With a message that contains both numbers."""
     with pytest.raises(ValueError, match=f"invalid window: skip={skip}, steps={steps};"):
         Window(skip, steps)

@@ -1,4 +1,4 @@
-"""Bytes alive over a whole recording: equal to the replay of each step, at any moment and in any stretch."""
+"""Live bytes over a whole recording: equal to the replay of each step, at any moment and in any range."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_all_storages_are_the_total_without_workspace(history: History) -> None:
 
 
 def test_without_operators() -> None:
-    """Nothing recorded is no fault."""
+    """An empty recording is valid."""
     history = History(make_trace([[]], []))
     assert (history.ops, history.total.tolist(), history.categories) == (0, [], ())
 

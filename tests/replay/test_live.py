@@ -17,7 +17,7 @@ from tests.strategies import jobs
 
 @pytest.fixture
 def step() -> Step:
-    """Three operators over a weight of 100 bytes alive from before and an input of 10 that dies after the first."""
+    """Three operators over a weight of 100 bytes live from before and an input of 10 that is freed after the first."""
     return make_step(
         [
             Op(makes=["a"], reads=["x", "w"], frees=["x"], workspace=7),
@@ -57,7 +57,7 @@ def test_bytes_by_category(step: Step) -> None:
 
 
 def test_alive_at_an_operator(step: Step) -> None:
-    """Alive during an operator is what it makes, what dies right after it, and what spans it."""
+    """Live during an operator are its outputs, storages freed right after it, and those that span it."""
     # Storages in order of birth: w and x from before, a, b, c.
     assert alive_at(step, 0).tolist() == [True, True, True, False, False]
     assert alive_at(step, 1).tolist() == [True, False, True, True, True]
@@ -71,7 +71,7 @@ def test_peak_is_the_first_of_equals(step: Step) -> None:
 
 
 def test_a_step_without_operators_has_no_peak(step: Step) -> None:
-    """There is no peak to name in a step without operators."""
+    """A step without operators has no peak."""
     nothing = {name: getattr(step, name).take(slice(0, 0)) for name in ("ops", "storages", "uses", "saved", "memory")}
     with pytest.raises(ValueError, match="empty"):
         peak_op(dataclasses.replace(step, **nothing))

@@ -48,7 +48,7 @@ def test_each_machine_has_its_own_bound() -> None:
 
 
 def test_products_scale_by_the_rate_of_their_type() -> None:
-    """A product of a type whose rate is not known on both machines keeps its time, and is told of."""
+    """A product of a type whose rate is unknown on either machine keeps its time, and is reported."""
     half = step(flops=[0, 10_000, 0])
     half = dataclasses.replace(
         half, storages=half.storages.replace(dtype=np.full(len(half.storages), "bfloat16", dtype=np.object_))
@@ -92,7 +92,7 @@ def test_bytes_are_not_touched() -> None:
 
 
 def test_unknown_recording_machine_is_not_scaled() -> None:
-    """A trace of an older memprof says nothing of its machine's speed: times stay as measured, and that is said."""
+    """A trace of an older memprof lacks its machine's speed: times stay as measured, with a note."""
     assert rates_of_recording(Machine(device_name="AMD EPYC")) is None
     recorded = step()
     there = scale_times(recorded, None, rates_of(find_machine("rtx3090")))

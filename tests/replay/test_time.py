@@ -37,7 +37,7 @@ def test_operators_slower_than_their_step_cost_what_they_take() -> None:
 
 
 def test_memory_between_operators_takes_no_time() -> None:
-    """Rows of kind allocation are no operators."""
+    """Rows of kind allocation are not operators."""
     step = timed(Op(duration_us=10), Op(kind="allocation", duration_us=float("nan")), step_us=10)
     assert step_time(step).untimed_ops == 0
 

@@ -39,7 +39,7 @@ def test_a_longer_life_is_not() -> None:
 
 
 def test_only_steps_that_nothing_stands_for_are_kept() -> None:
-    """The fullest first; steps that are alike once."""
+    """The step with the highest peak first; identical steps once."""
     lead, short, evaluates = _step(40), _step(10), _step(30, "aten.relu.default")
     kept = distinct_steps(lead, [short, evaluates, _step(20, "aten.relu.default"), lead])
     assert kept == (evaluates,)

@@ -87,6 +87,13 @@ def test_rows_out_of_nothing_are_refused(tmp_path: Path) -> None:
     assert "of memory, which no recording of its size does" in refused("report", path)
 
 
+def test_a_claim_is_refused_before_its_table_is_read(tmp_path: Path) -> None:
+    """Opening compares the rows that the manifest tells with the bytes that are there, and decodes nothing."""
+    path = recording(tmp_path / "claims.memprof", {Ops: (20_000_000, b"no table at all")})
+    with pytest.raises(BadInputError, match=r"its tables claim .* of memory, which no recording of its size does"):
+        Trace.open(path)
+
+
 def test_a_text_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     """Stacks of 400 MB of the same letter, in a few kilobytes."""
     data = letters(20)
@@ -139,7 +146,7 @@ def test_a_list_of_empty_objects_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["report", "import", "predict", "diff", "verify"])
 def test_devices_and_silent_pipes_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node like /dev/zero never ends, a pipe that nobody writes to never begins: neither is waited for."""
+    """A node like /dev/zero never ends, a pipe without a writer never begins: neither blocks the reader."""
     paths = []
     os.mkfifo(tmp_path / "pipe")
     paths.append(tmp_path / "pipe")
@@ -162,7 +169,7 @@ def test_devices_and_silent_pipes_are_refused(tmp_path: Path, kind: str, monkeyp
 
 
 def test_what_comes_out_of_a_pipe_is_read(tmp_path: Path) -> None:
-    """A pipe that somebody writes to a little later is a file like any other, up to the limit."""
+    """A pipe with a late writer is read like any other file, up to the limit."""
     os.mkfifo(tmp_path / "pipe")
     for size, limit in ((300_000, 400_000), (300_000, 200_000)):
         writer = threading.Timer(0.1, _write_if_read, (tmp_path / "pipe", b"x" * size))
@@ -195,7 +202,7 @@ def test_a_pipe_that_is_held_open_and_silent_is_given_up(tmp_path: Path, monkeyp
 
 
 def test_texts_that_are_none_are_told(tmp_path: Path) -> None:
-    """A byte order mark is passed over; other encodings and null characters get a sentence."""
+    """A byte order mark is skipped; other encodings and null characters are refused with a message."""
     path = tmp_path / "plan.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\r\n")
     assert read_text(path) == "a = 1\r\n"

@@ -70,7 +70,7 @@ def test_same_table_gives_same_bytes() -> None:
 
 
 def test_file_names_that_are_no_utf8_are_kept_readable() -> None:
-    """A stack through a file whose name is no valid UTF-8 is written with the odd bytes escaped."""
+    """A file name that is not valid UTF-8 is written in stacks with the invalid bytes escaped."""
     stacks = Stacks.of(stack_id=[0, 1], frames=["caf\udce9.py:1:main", "b.py:2:g"])
     assert decode_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
 

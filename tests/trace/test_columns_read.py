@@ -62,7 +62,7 @@ def test_a_column_an_older_file_lacks_is_missing_everywhere() -> None:
 
 
 def test_damage_is_told(small_file: Path) -> None:
-    """A damaged table is a sentence that names the file, whichever column is asked for."""
+    """A damaged table causes an error that names the file, whichever column is read."""
     data = bytearray(small_file.read_bytes())
     at = data.index(b"storages.parquetPAR1") + 16
     data[at + 20 : at + 60] = bytes(40)
@@ -74,7 +74,7 @@ def test_damage_is_told(small_file: Path) -> None:
 
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_a_table_or_a_sentence(data: bytes) -> None:
-    """Bytes that are no Parquet are refused, never a fault."""
+    """Bytes that are not Parquet are refused, without an internal error."""
     with pytest.raises(CorruptTableError):
         decode_columns(Ops, data, ["name", "step"])
 

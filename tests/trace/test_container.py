@@ -72,7 +72,7 @@ def test_any_zip_and_parquet_tool_reads_it(small_file: Path) -> None:
 def test_no_half_file_when_the_disk_is_full(
     tmp_path: Path, small_tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that fails leaves the file that was there, and nothing beside it."""
+    """A failed write keeps the existing file, and leaves no other."""
     path = tmp_path / "run.memprof"
     path.write_bytes(b"before")
 
@@ -86,7 +86,7 @@ def test_no_half_file_when_the_disk_is_full(
 
 
 def test_no_half_file_when_a_table_cannot_be_written(tmp_path: Path, small_tables: Tables) -> None:
-    """An error in the middle of a table leaves nothing behind."""
+    """An error in the middle of a table leaves no file."""
 
     def failing() -> Iterator[tuple[str, bytes]]:
         yield "manifest.json", b"{}"
@@ -163,7 +163,7 @@ def top(**changes: Any) -> bytes:
     ],
 )
 def test_bad_files_each_get_their_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
-    """What is no trace is refused with one sentence that names the file and what it is instead."""
+    """A file that is not a trace is refused with one message that names the file and its format."""
     path = tmp_path / "bad.memprof"
     path.write_bytes(content)
     with pytest.raises(BadInputError) as caught:
@@ -195,7 +195,7 @@ def test_a_table_of_another_length_is_missed(tmp_path: Path, small_file: Path) -
 
 
 def test_a_damaged_table_is_named(tmp_path: Path, small_file: Path) -> None:
-    """A table that is no Parquet is named in the sentence."""
+    """The message names a table that is not Parquet."""
     with zipfile.ZipFile(small_file) as archive:
         entries = {entry: archive.read(entry) for entry in archive.namelist()}
     path = tmp_path / "bad.memprof"
@@ -218,7 +218,7 @@ def test_tables_and_keys_of_later_versions_are_ignored(tmp_path: Path, small_fil
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A file that is not there is told as such, and so is the spool it was never packed from."""
+    """A missing file is reported as missing, with its unpacked spool if there is one."""
     path = tmp_path / "run.memprof"
     with pytest.raises(BadInputError, match=r"There is no file .*run\.memprof\.$"):
         Trace.open(path)
@@ -272,7 +272,7 @@ def test_changed_bytes_are_refused_or_harmless(tmp_path: Path, small_file: Path,
 @given(st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
-    """Bytes that are no trace are an error of ours, never another exception."""
+    """Bytes that are not a trace raise our own error, never another exception."""
     path = tmp_path / "any.memprof"
     for start in (b"", b"PK\x03\x04"):
         path.write_bytes(start + content)

@@ -114,7 +114,7 @@ def test_tables_by_name() -> None:
 
 
 def test_ranks_have_a_folder_each(tmp_path: Path) -> None:
-    """Two ranks: rank0/ and rank1/, and what tells them apart beside those."""
+    """Two ranks: rank0/ and rank1/, and next to them the tables that compare ranks."""
     ranks: list[tuple[Manifest, dict[type[Table], Table]]] = [
         (Manifest(rank=rank, world_size=2), make_tables([[Op(makes=["x"])]], [Storage("x", 100 * (1 + rank))]))
         for rank in range(2)

@@ -15,7 +15,7 @@ from tests.building import Tables
 
 @pytest.fixture
 def parts(tmp_path: Path, small_tables: Tables) -> Path:
-    """Two nodes of two ranks each, beside files of other names."""
+    """Two nodes of two ranks each, next to files with other names."""
     for node in range(2):
         ranks = [(Manifest(rank=2 * node + local, world_size=4), small_tables) for local in range(2)]
         write_trace(tmp_path / f"run.node{node}.memprof", ranks)
@@ -25,7 +25,7 @@ def parts(tmp_path: Path, small_tables: Tables) -> Path:
 
 
 def test_the_name_that_parts_share_opens_them(parts: Path) -> None:
-    """`run.memprof` stands for run.node0.memprof and run.node1.memprof, and for nothing else beside them."""
+    """`run.memprof` matches run.node0.memprof and run.node1.memprof, and no other file."""
     assert find_files(parts / "run.memprof") == [parts / "run.node0.memprof", parts / "run.node1.memprof"]
     assert Trace.open(parts / "run.memprof").ranks == (0, 1, 2, 3)
 

@@ -1,4 +1,4 @@
-"""The fullest step of a recording."""
+"""The step of a recording with the highest peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.building import Op, Storage, Tables, make_tables
 
 
 def _trace(*sizes: int, incomplete: int | None = None, phases: dict[int, tuple[str, str]] | None = None) -> Trace:
-    """Makes a trace whose steps hold one activation of the given sizes beside a weight."""
+    """Creates a trace whose steps have one activation of the given sizes in addition to a weight."""
     steps = []
     for number, size in enumerate(sizes):
         first, last = (phases or {}).get(number, ("forward", "backward"))
@@ -32,7 +32,7 @@ def _trace(*sizes: int, incomplete: int | None = None, phases: dict[int, tuple[s
 
 @pytest.mark.parametrize("sample", ["gpt", "lstm", "resnet"])
 def test_peaks_are_those_of_the_replay(sample: str) -> None:
-    """What is read off the tables is what each step's replay gives."""
+    """Peaks read from the tables equal those of each step's replay."""
     trace = Trace.open(Path("sample_traces") / sample / "run.memprof")
     peaks = trace.step_peaks()
     assert tuple(peaks) == trace.recorded_steps
@@ -40,7 +40,7 @@ def test_peaks_are_those_of_the_replay(sample: str) -> None:
 
 
 def test_it_is_the_one_with_the_highest_peak() -> None:
-    """The fullest counts, wherever it stands and however many others are alike."""
+    """The highest peak counts, wherever it is and however many other steps are alike."""
     trace = _trace(10, 400, 10)
     assert (trace.fullest_step().number, trace.steady_step().number) == (1, 2)
     assert {number: size - 100 for number, size in trace.step_peaks().items()} == {0: 10, 1: 400, 2: 10}
@@ -53,7 +53,7 @@ def test_among_equals_it_is_the_steady_one() -> None:
 
 
 def test_a_step_that_is_cut_short_in_training_does_not_count() -> None:
-    """How much the rest of it needs is not known."""
+    """The memory of the rest of the step is unknown."""
     trace = _trace(10, 30, 400, incomplete=2)
     assert (trace.fullest_step().number, tuple(trace.step_peaks())) == (1, (0, 1))
 

@@ -31,7 +31,7 @@ def test_addresses_are_told_from_paths(text: str, is_one: bool) -> None:
 
 
 def test_paths_stay_paths(tmp_path: Path) -> None:
-    """What is no address is opened as ever."""
+    """Paths that are not addresses are opened as usual."""
     assert located(str(tmp_path)) == tmp_path
 
 
@@ -57,7 +57,7 @@ def test_a_folder_at_an_address_opens_as_one(tmp_path: Path, small_tables: Table
 
 
 def test_addresses_that_cannot_be_opened_are_told() -> None:
-    """A protocol that nobody knows, one whose package is missing and a file that is missing get one sentence each."""
+    """An unknown protocol, one whose package is missing and a missing file are each refused with one message."""
     pytest.importorskip("upath")
     with pytest.raises(UsageError, match="is not an address supported by fsspec"):
         Trace.open("nosuch://bucket/run.memprof")

@@ -97,10 +97,15 @@ def test_masking_twice_is_masking_once(words: list[str]) -> None:
         "AIzaSyA1234567890abcdefghijklmnopqrstuv",
         "npm_abcdefghijklmnopqrstuvwxyz0123456789",
         "X9fK2mQ7vB4nL8pR1tY6wZ3c",
+        # Made of one letter: only what stands before it tells.
+        *(prefix + 20 * "a" for prefix in ("gho_", "glc_", "sk_live_", "rk_test_", "gsk_", "xai-", "nvapi-", "r8_")),
+        *(prefix + 20 * "a" for prefix in ("xapp-", "ya29.", "GOCSPX-", "pypi-", "dckr_pat_", "dop_v1_", "shpat_")),
+        *(prefix + 10 * "a" for prefix in ("wandb_v1_", "lin_api_", "AGE-SECRET-KEY-")),
+        "SG." + 10 * "a" + "." + 10 * "a",
     ],
 )
 def test_tokens_are_known_by_their_shape(shape: str) -> None:
-    """A token that is given under no name, or in a sentence, is masked too."""
+    """A token without a name, or inside a sentence, is masked too."""
     assert mask_words(["t.py", shape]) == ("t.py", MASK)
     assert mask_text(f"cannot log in with {shape}.") == f"cannot log in with {MASK}."
 

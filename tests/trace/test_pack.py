@@ -1,4 +1,4 @@
-"""From the spool a job leaves behind to a trace."""
+"""From a job's spool to a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written of each rank beside its tables: enough to tell a thousand apart, and the same as these tell."""
+"""The summaries of each rank: enough to compare a thousand, and consistent with its tables."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rank_is_summed_up_by_its_steady_step(file: Path) -> None:
 
 
 def test_moments_and_parts_are_of_the_peak(file: Path) -> None:
-    """The peak is in backward, its parts sum to it by category and by module; each phase has its fullest moment."""
+    """The peak is in backward, its parts sum to it by category and by module; each phase has its peak."""
     trace = Trace.open(file)
     moments, parts = trace.summary(RankMoments), trace.summary(RankParts)
     of_one = moments.rank == 1

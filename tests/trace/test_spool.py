@@ -46,7 +46,7 @@ def write(writer: SpoolWriter, stream: str, content: Any) -> None:
 
 
 def holds(spool: Spool, frames: int) -> bool:
-    """Returns whether a spool holds exactly the first so many FRAMES."""
+    """Returns whether a spool contains exactly the first ``frames`` FRAMES."""
     records: dict[str, list[Any]] = {}
     rows: dict[str, list[list[int]]] = {stream: [] for stream in COLUMNS}
     for stream, content in FRAMES[:frames]:
@@ -69,7 +69,7 @@ def test_frames_are_read_back(tmp_path: Path) -> None:
 
 
 def test_a_recording_cut_anywhere_holds_the_frames_before(tmp_path: Path) -> None:
-    """Cut after any byte, as by SIGKILL or a full disk, the whole frames before are read and the cut is told."""
+    """Truncated at any byte, as by SIGKILL or a full disk, complete frames are read and the truncation is reported."""
     ends = write_frames(tmp_path)
     data = (tmp_path / FILE_NAME).read_bytes()
     for length in range(len(data)):
@@ -105,7 +105,7 @@ def test_an_empty_recording_is_read_as_nothing(tmp_path: Path) -> None:
 
 
 def test_a_missing_recording_is_an_error(tmp_path: Path) -> None:
-    """A folder without a recording is told apart from an empty recording."""
+    """A folder without a recording is distinguished from an empty recording."""
     with pytest.raises(FileNotFoundError):
         read_spool(tmp_path)
 
@@ -192,7 +192,7 @@ def test_the_jobs_descriptors_have_the_numbers_they_would_have(tmp_path: Path) -
 
 @pytest.mark.parametrize("written", [0, 1, 17, 40])
 def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
-    """A write that fails half-way raises and is taken back: frames before and after it are read."""
+    """A write that fails half-way raises and is reverted: frames before and after it are read."""
     writer = SpoolWriter(tmp_path)
     write(writer, *FRAMES[0])
     real_write = os.write

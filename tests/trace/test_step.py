@@ -48,7 +48,7 @@ def test_ids_of_a_cut_step_are_its_own_rows() -> None:
 
 
 def test_what_is_freed_after_the_last_operator_dies_in_the_step() -> None:
-    """A storage freed between the step's last operator and the next step dies in the step; a later one outlives it."""
+    """A storage freed between the step's last operator and the next step ends in the step; a later one outlives it."""
     step = make_trace(*crossing_job()).step(0)
     assert step.storage_ids.tolist() == [0, 1, 2]
     assert step.storages.freed_op_id.tolist() == [NONE, 1, NONE]

@@ -57,6 +57,12 @@ def test_a_folder_of_files_is_one_trace(tmp_path: Path, small_tables: Tables) ->
     assert trace.ranks == (0, 1, 2)
     assert [trace.rank_trace(rank).manifest.pid for rank in trace.ranks] == [0, 10, 20]
     assert len(trace.rank_trace(2).table(Ops)) == 6
+    with pytest.raises(UsageError, match=r"has no rank 7; it has ranks 0 to 2\."):
+        trace.rank_trace(7)
+    (tmp_path / "rank1.memprof").unlink()
+    (tmp_path / "rank0.memprof").unlink()
+    with pytest.raises(UsageError, match=r"has no rank 0; it has only rank 2\."):
+        Trace.open(tmp_path, rank=0)
 
 
 def test_files_of_equal_rank_are_numbered(tmp_path: Path, small_tables: Tables) -> None:
@@ -71,7 +77,7 @@ def test_files_of_equal_rank_are_numbered(tmp_path: Path, small_tables: Tables) 
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
-    """A folder that holds neither traces nor a spool is told as such."""
+    """A folder with neither traces nor a spool is reported as such."""
     with pytest.raises(BadInputError, match=r"holds no \.memprof file, nor the spool of a recording\.$"):
         Trace.open(tmp_path)
 

@@ -46,7 +46,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
 
 
 def test_a_link_to_nothing_makes_its_target(tmp_path: Path) -> None:
-    """As a shell's ``>`` does; where the target's folder is missing, a sentence says so before any work."""
+    """As with a shell's ``>``; if the target's folder is missing, an error is raised before any work."""
     (tmp_path / "link").symlink_to("made")
     check_output(tmp_path / "link", force=False)
     write(tmp_path / "link")
@@ -57,7 +57,7 @@ def test_a_link_to_nothing_makes_its_target(tmp_path: Path) -> None:
 
 
 def test_a_link_to_a_file_is_replaced_with_force_alone(tmp_path: Path) -> None:
-    """What is behind a link is as much a file that exists as one that is named itself."""
+    """A file behind a link counts as existing, like one named directly."""
     (tmp_path / "target").write_bytes(b"old")
     (tmp_path / "link").symlink_to("target")
     with pytest.raises(OutputError, match="exists already"):
@@ -66,7 +66,7 @@ def test_a_link_to_a_file_is_replaced_with_force_alone(tmp_path: Path) -> None:
 
 
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
-    """A link that leads back to itself is told as that."""
+    """A cyclic link is reported as such."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OutputError, match="is a circular link"):
@@ -106,7 +106,7 @@ def make_block_device(path: Path) -> None:
 def test_what_is_no_file_is_refused_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], named: str, is_linked: bool
 ) -> None:
-    """A folder, a socket and a block device are named in the sentence, by their own name and behind a link."""
+    """A folder, a socket and a block device are named in the message, directly and behind a link."""
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "node")
     (tmp_path / "link").symlink_to("node")
@@ -220,7 +220,7 @@ def test_a_descriptor_that_is_not_open_is_told() -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path) -> None:
-    """With no space for the new one, the old one stays, nothing is left beside it, and one sentence says why."""
+    """If the disk is full, the old file stays, no temporary file is left, and one message gives the reason."""
     (tmp_path / "file").write_bytes(b"old")
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
@@ -259,7 +259,7 @@ def test_protection_is_kept(tmp_path: Path) -> None:
 
 
 def test_names_of_all_kinds(tmp_path: Path) -> None:
-    """The longest name, one with a line break, and one that is no UTF-8 are written; a longer one gets a sentence."""
+    """The longest name, one with a line break, and one that is not UTF-8 are written; a longer one is refused."""
     longest = "n" * os.pathconf(tmp_path, "PC_NAME_MAX")
     for name in (longest, "two\nlines", os.fsdecode(b"\xff\xfe")):
         write(tmp_path / name)
@@ -271,7 +271,7 @@ def test_names_of_all_kinds(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    """A relative name in a folder that was deleted meanwhile gets a sentence."""
+    """A relative name in a folder deleted meanwhile is refused with a message."""
     code = (
         "import os, sys; from pathlib import Path; from memprof.trace.files.whole_file import whole_file\n"
         "os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""Starts the servers of a test process, and puts what hands processes to them on ``PYTHONPATH``."""
+"""Starts the servers of a test process, and adds the module that passes processes to them to ``PYTHONPATH``."""
 
 from __future__ import annotations
 

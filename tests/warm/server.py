@@ -210,7 +210,7 @@ def run(module: str, script: str) -> None:
 
 
 def show(error: BaseException) -> None:
-    """Shows an exception that nobody caught, as the interpreter does."""
+    """Prints an uncaught exception, like the interpreter."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith("<"):
         traceback = traceback.tb_next

@@ -128,50 +128,48 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
     of_tree = rows or _TREE_ROWS
     parts = [
         _headline(report),
-        *(
-            [section("Ranks", "Each process of the job, at the peak of its own fullest step.", tables.ranks(report))]
-            * bool(report.ranks)
-        ),
+        *([section("Ranks", "Peak of each process of the job.", tables.ranks(report))] * bool(report.ranks)),
         section(
             f"Memory during step {report.step.number}",
-            "What is alive while each operator runs, by what it is for. The highest point is the true peak, to the "
-            f"byte; the line marks what the tables below are of. Operators are counted through the whole recording: "
-            f"the step begins at {first:,}.",
-            _hint("Drag to zoom, double-click to go back."),
-            _plot(
-                "timeline", "what is alive during the step, by category; the table below has the figures of the peak"
-            ),
+            "Live bytes during each operator, by category. The highest point is the exact peak; the vertical line "
+            "marks the moment of the tables below. Operators are numbered across the whole recording: the step begins "
+            f"at {first:,}.",
+            _hint("Drag to zoom, double-click to reset."),
+            _plot("timeline", "live bytes during the step, by category; the table below has the figures at the peak"),
             _phases(rank),
         ),
         section(
-            "The whole recording",
-            f"{rank.history.ops:,} operators, of which the step above is marked. A line that climbs from step to step "
-            "means that something is kept.",
-            _plot("overview", "the total over the whole recording"),
+            "Whole recording",
+            f"{rank.history.ops:,} operators; the step above is marked. Growth from step to step indicates a leak.",
+            _plot("overview", "total live bytes over the whole recording"),
         ),
-        section(f"Alive {when}, by category", f"{place}. Every table sums to it exactly.", tables.categories(report)),
-        section("Fullest moment of each phase", "", tables.phase_peaks(report), level=3),
         section(
-            f"Alive {when}, by module",
-            "The module that owns or made it, with all modules inside; layers that are alike share a row.",
+            f"Live bytes {when}, by category",
+            f"{place}. Every table sums to this total.",
+            tables.categories(report),
+        ),
+        section("Peak of each phase", "", tables.phase_peaks(report), level=3),
+        section(
+            f"Live bytes {when}, by module",
+            "The module that owns or allocated each storage, submodules included; identical layers share a row.",
             tables.modules(report, shown.by_module, of_tree),
         ),
         section(
-            f"Alive {when}, by source line",
-            "The innermost line outside torch and Python's library that made it; for what backward made, the line of "
-            "its forward.",
+            f"Live bytes {when}, by source line",
+            "The innermost line outside torch and the standard library that allocated the storage; for allocations in "
+            "backward, the line of the forward.",
             tables.source_lines(report, rows or _ROWS),
         ),
-        section(f"Alive {when}, by operator that made it", "", tables.operators(report, rows or _ROWS)),
+        section(f"Live bytes {when}, by allocating operator", "", tables.operators(report, rows or _ROWS)),
         section(
             f"Treemap {when}",
-            "Areas are bytes, by module; the colour is what most of a module's bytes are for.",
-            _hint("Click to go inside."),
-            _plot("treemap", "bytes by module; the table by module above has the figures"),
+            "Area: bytes by module. Color: the module's dominant category.",
+            _hint("Click a box to zoom in."),
+            _plot("treemap", "live bytes by module; the table by module above has the figures"),
         ),
         section(f"Largest storages {when}", "", tables.largest(report, rows or _LARGEST_ROWS)),
         *_saved(report, of_tree, rows or _ROWS),
-        section("How it was recorded", "", recording(report)),
+        section("Recording details", "", recording(report)),
         *commands(report, rank),
     ]
     return "\n".join(parts)
@@ -206,15 +204,15 @@ def _headline(report: Report) -> Html:
     rank = f" of rank {report.rank}" if report.ranks else ""
     verb = "is predicted to peak" if manifest.backend.name == PREDICTED else "peaks"
     facts = [
-        _fact("peak", format_bytes(peak.allocated_bytes), f"{peak.allocated_bytes:,} bytes, step {peak.step}{rank}"),
+        _fact("peak", format_bytes(peak.allocated_bytes), f"{peak.allocated_bytes:,} B, step {peak.step}{rank}"),
         _fact("where", peak.phase, f"{peak.module_title or 'outside any module'}: {peak.op}"),
     ]
     if peak.source is not None:
-        facts.append(_fact("at", peak.source.place, f"in {peak.source.function}" if peak.source.function else ""))
+        facts.append(_fact("line", peak.source.place, f"in {peak.source.function}" if peak.source.function else ""))
     if split.parts and split.total_bytes > 0:
         most = split.parts[0]
         share = format_percent(most.bytes / split.total_bytes)
-        facts.append(_fact("most of it", fill_of(str(most.key)).label, f"{format_bytes(most.bytes)}, {share}"))
+        facts.append(_fact("largest category", fill_of(str(most.key)).label, f"{format_bytes(most.bytes)}, {share}"))
     facts += _room(report)
     facts.append(_fact("step time", format_us(report.step.duration_us), f"operator times: {manifest.op_times}"))
     warnings = [element("p", note.text, kind="warning") for note in report.notes if note.is_warning]
@@ -239,8 +237,8 @@ def _room(report: Report) -> list[Html]:
         return []
     capacity, peak = report.manifest.machine.capacity_bytes, report.at_peak.moment.allocated_bytes
     left = capacity - peak
-    words = f"{format_bytes(left)} more than the peak" if left >= 0 else f"{format_bytes(-left)} less than the peak"
-    facts = [_fact("the device has", format_bytes(capacity), words)]
+    words = f"{format_bytes(left)} above the peak" if left >= 0 else f"peak is {format_bytes(-left)} over capacity"
+    facts = [_fact("device memory", format_bytes(capacity), words)]
     if report.reserved_bytes is not None:
         unused = max(report.reserved_bytes - peak, 0)
         facts.append(_fact("reserved", format_bytes(report.reserved_bytes), f"{format_bytes(unused)} above the peak"))
@@ -258,11 +256,9 @@ def _saved(report: Report, tree_rows: int, rows: int) -> list[Html]:
         return []
     most = f"{format_bytes(summary.by_module.total_bytes)} during operator {summary.op_id:,}"
     saved = tables.modules(report, summary.by_module, tree_rows)
-    parts = [section("Saved for backward", f"What forward keeps, when most is kept: {most}.", saved)]
+    parts = [section("Saved for backward", f"Bytes saved by forward at their highest: {most}.", saved)]
     costs = tables.recompute(report, rows)
     if costs:
-        about = "What checkpointing a module would free, and the time to run its forward again; best first."
-        parts.append(
-            section("Recompute instead of saving", f"{about} Rows may lie inside one another.", costs, level=3)
-        )
+        about = "Bytes that checkpointing a module would free, and the time to recompute its forward; best first."
+        parts.append(section("Recompute instead of saving", f"{about} Rows may be nested.", costs, level=3))
     return parts

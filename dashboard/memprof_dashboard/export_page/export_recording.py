@@ -41,7 +41,7 @@ def recording(report: Report) -> Html:
         ("complete", "yes" if capture.is_complete else f"no: {capture.ends_at} {capture.reason}".strip()),
     ]
     pairs = [part for label, value in facts if value for part in (element("dt", label), _value(value))]
-    for label, texts in (("sees", backend.sees), ("cannot see", backend.blind_spots)):
+    for label, texts in (("records", backend.sees), ("cannot record", backend.blind_spots)):
         if texts:
             pairs += [element("dt", label), element("dd", element("ul", *(element("li", name(t, 400)) for t in texts)))]
     remarks = [note.text for note in report.notes if not note.is_warning]
@@ -87,5 +87,5 @@ def commands(report: Report, rank: Rank) -> list[Html]:
     moment = f" --at {report.step.number}:{report.shown.moment.op_id}" if report.at_moment is not None else ""
     of_rank = f" --rank {report.rank}" if report.ranks else ""
     lines += [f"memprof report {path}{of_rank}{moment} --html report.html", f"memprof dashboard {path}"]
-    about = "Records the job again, writes this page, and opens the recording to look around in it."
+    about = "Commands that record the job again, write this page, and open the recording in the dashboard."
     return [section("Reproduce", about, element("pre", Html("\n".join(text(shorten(line, 2_000)) for line in lines))))]

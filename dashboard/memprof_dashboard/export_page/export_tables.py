@@ -14,8 +14,8 @@ from memprof.units import format_bytes, format_percent, format_us
 from memprof_dashboard.markup import Html, element, name, table, text
 from memprof_dashboard.palette import fill_of
 
-_BEFORE = "(alive before the step)"
-_NOWHERE = "(before the step, or no stack)"
+_BEFORE = "(allocated before the step)"
+_NOWHERE = "(allocated before the step, or no stack)"
 _OUTSIDE = "(outside any module)"
 #: Modules that would free less than this share of the saved bytes are omitted from the table.
 _WORTH_A_ROW = 0.01
@@ -40,7 +40,7 @@ def categories(report: Report) -> Html:
             ]
         )
     rows.append(["total", format_bytes(split.total_bytes), _share(split.total_bytes, split.total_bytes), "", "", ""])
-    heads = ["category", ">bytes", ">share", "", ">its own maximum", ">at operator"]
+    heads = ["category", ">bytes", ">share", "", ">maximum", ">at operator"]
     return table(heads, rows, {len(rows) - 1: "total"})
 
 
@@ -73,7 +73,7 @@ def modules(report: Report, split: Breakdown[int], limit: int) -> Html:
         for row in chosen
     ]
     marked = {place: "rest" for place, row in enumerate(chosen) if row.node is None}
-    return table(["module", ">bytes", ">share", ">of its own"], rows, marked)
+    return table(["module", ">bytes", ">share", ">own bytes"], rows, marked)
 
 
 def source_lines(report: Report, limit: int) -> Html:
@@ -112,9 +112,11 @@ def largest(report: Report, limit: int) -> Html:
         rows.append([format_bytes(size), "", f"{rest:,} other storage{'s' if rest > 1 else ''}", "", "", "", ""])
     if holding.workspace_bytes:
         marked[len(rows)] = "rest"
-        kept = "memory that the operator holds for itself"
+        kept = "memory allocated inside the operator"
         rows.append([format_bytes(holding.workspace_bytes), category_name("workspace"), kept, "", "", "", ""])
-    return table([">bytes", "category", "name or module", "tensor", "made by", "line", ">operators old"], rows, marked)
+    return table(
+        [">bytes", "category", "name or module", "tensor", "allocated by", "line", ">age in operators"], rows, marked
+    )
 
 
 def recompute(report: Report, limit: int) -> Html:
@@ -130,7 +132,7 @@ def recompute(report: Report, limit: int) -> Html:
         ]
         for cost in costs
     ]
-    return table(["module", ">frees", ">costs", ">of the step"], rows) if rows else Html("")
+    return table(["module", ">frees", ">recompute time", ">share of step"], rows) if rows else Html("")
 
 
 def ranks(report: Report) -> Html:
@@ -146,7 +148,7 @@ def ranks(report: Report) -> Html:
                 remark
                 for remark, is_so in (
                     ("highest", one.rank == report.worst_rank),
-                    ("shown here", one.rank == report.rank),
+                    ("shown below", one.rank == report.rank),
                 )
                 if is_so
             ),
@@ -161,14 +163,14 @@ def steps(report: Report) -> Html:
     rows = [
         [
             f"{one.step:,}",
-            one.kind.replace("_", " ") + ("" if one.is_complete else ", not complete"),
+            one.kind.replace("_", " ") + ("" if one.is_complete else ", incomplete"),
             format_us(one.duration_us),
             format_bytes(one.peak.allocated_bytes) if one.peak else "",
             one.peak.phase if one.peak else "",
         ]
         for one in report.steps
     ]
-    return table([">step", "kind", ">time", ">peak", "in"], rows)
+    return table([">step", "kind", ">time", ">peak", "phase"], rows)
 
 
 def category_name(category: str) -> Html:

@@ -81,7 +81,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         storage's row.
     """
     if not len(drawn.rows):
-        return message("Nothing that holds bytes is alive in this stretch.", theme)
+        return message("No storage is live in this range.", theme)
     unit, unit_bytes = unit_of(drawn.top)
     texts = _texts(drawn.text)
     category = np.array(drawn.category, dtype=object)
@@ -114,7 +114,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         hovermode="closest",
         dragmode="zoom",
         uirevision="kept",
-        xaxis={"title": {"text": "operator, in order", "standoff": 6}, "range": [first, end], "showgrid": False},
+        xaxis={"title": {"text": "operator index", "standoff": 6}, "range": [first, end], "showgrid": False},
         yaxis={
             "title": {"text": unit},
             "range": [0, 1.02 * drawn.top / unit_bytes],
@@ -216,5 +216,5 @@ def _floor_name(drawn: Rectangles, unit_bytes: int, theme: Theme) -> list[dict[s
             "bgcolor": theme.paper,
             "opacity": 0.85,
         }
-        for anchor, text in (("bottom", "addresses ↑"), ("top", "address not told ↓"))
+        for anchor, text in (("bottom", "addresses ↑"), ("top", "address unknown ↓"))
     ]

@@ -30,7 +30,7 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
         The figure, the first name on top; the colour says what the sign says.
     """
     if not changes.any():
-        return message("Nothing changed here.", theme)
+        return message("No change.", theme)
     unit, unit_bytes = unit_of(int(np.abs(changes).max()))
     x = changes / unit_bytes
     figure = go.Figure(

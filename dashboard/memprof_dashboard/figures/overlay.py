@@ -74,7 +74,7 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         The figure; x runs from 0 to 100 over the step, y is bytes in the unit that suits both.
     """
     if not len(base.total) or not len(other.total):
-        return message("A step without operators has nothing to draw.", theme)
+        return message("Nothing to draw: a step without operators.", theme)
     top = max(int(base.total.max()), int(other.total.max()), budget_bytes)
     unit, unit_bytes = unit_of(top)
     one, two, is_aligned = shares(base, other)
@@ -87,7 +87,7 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         figure.add_trace(_strip(curve, x, len(strips) - row, colours))
     framed(figure, theme)
     figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
-    how = "phase by phase" if is_aligned else "their phases differ"
+    how = "aligned by phase" if is_aligned else "not aligned: phases differ"
     shapes, annotations = [], [_peak(base, one, unit_bytes, theme, -16), _peak(other, two, unit_bytes, theme, 28)]
     if base.total.max() == other.total.max():
         annotations = annotations[1:]
@@ -108,7 +108,7 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         )
     figure.update_layout(
         xaxis={
-            "title": {"text": f"per cent of the step, {how}", "standoff": 6},
+            "title": {"text": f"% of the step ({how})", "standoff": 6},
             "range": [0, 100],
             "showgrid": False,
             "anchor": "free",

@@ -26,7 +26,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
         rank looked at, y the rank's name, z bytes in the unit that suits the largest.
     """
     if not np.isfinite(compared.peaks).any():
-        return message("No rank has operators in this stretch.", theme)
+        return message("No rank has operators in this range.", theme)
     unit, unit_bytes = unit_of(int(np.nanmax(compared.peaks)))
     names = [rank_name(rank) for rank in compared.ranks]
     figure = go.Figure(
@@ -50,7 +50,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
             fill="tozeroy",
             fillcolor="rgba(128,128,128,0.3)",
             name="spread",
-            hovertemplate=f"%{{y:,.3f}} {unit}<extra>between the fullest and the emptiest rank</extra>",
+            hovertemplate=f"%{{y:,.3f}} {unit}<extra>between the highest and the lowest rank</extra>",
         )
     )
     framed(figure, theme)
@@ -62,7 +62,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
         dragmode="zoom",
         uirevision="kept",
         xaxis={
-            "title": {"text": "operator, in order", "standoff": 6},
+            "title": {"text": "operator index", "standoff": 6},
             "range": [int(compared.edges[0]), int(compared.edges[-1])],
             "showgrid": False,
             "anchor": "y2",
@@ -135,7 +135,7 @@ def curves(found: RankCurves, theme: Theme) -> go.Figure:
     figure.update_layout(
         hovermode="closest",
         uirevision="kept",
-        xaxis={"title": {"text": "part of the fullest step, %", "standoff": 6}, "showgrid": False},
+        xaxis={"title": {"text": "% of the step with the highest peak", "standoff": 6}, "showgrid": False},
         yaxis={"type": "category", "range": [ranks - 0.5, -0.5], "showgrid": False},
     )
     return figure

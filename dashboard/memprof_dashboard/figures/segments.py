@@ -14,8 +14,8 @@ from memprof_dashboard.views.fragments import Fragments
 #: Parts of a segment: label, colour and hatching.
 PARTS = (
     ("allocated", "#0072B2", ""),
-    ("active, awaiting another stream", "#CC79A7", "x"),
-    ("free, but reserved", "#999999", "/"),
+    ("pending free (in use by another stream)", "#CC79A7", "x"),
+    ("free (reserved)", "#999999", "/"),
 )
 
 
@@ -32,7 +32,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         largest hole of each that is told.
     """
     if not len(rows):
-        return message("There are no segments.", theme)
+        return message("No segments.", theme)
     table = fragments.segments.take(rows)
     unit, unit_bytes = unit_of(int(table.total_size_bytes.max()))
     x = np.arange(len(rows), dtype=np.int32)
@@ -61,7 +61,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         go.Scatter(
             x=x[told],
             y=(hole[told] / unit_bytes).astype(np.float32),
-            name="largest hole in it",
+            name="largest hole",
             mode="markers",
             marker={"symbol": "line-ew-open", "size": 14, "color": theme.alarm, "line": {"width": 3}},
             hovertemplate=f"largest hole: %{{y:,.3~f}} {unit}<extra></extra>",
@@ -75,7 +75,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         uirevision="kept",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         xaxis={
-            "title": {"text": "segment, in order of address", "standoff": 6},
+            "title": {"text": "segment (by address)", "standoff": 6},
             "showgrid": False,
             "dtick": max(len(rows) // 20, 1),
         },
@@ -88,7 +88,7 @@ def _describe(fragments: Fragments, row: int) -> str:
     table = fragments.segments
     kind = escaped(f"{table.segment_type[row]} segment", 24)
     pool = escaped(f", pool {table.segment_pool[row]}", 24) if table.segment_pool[row] else ""
-    hole = "not told" if fragments.hole[row] == NONE else format_bytes(int(fragments.hole[row]))
+    hole = "unknown" if fragments.hole[row] == NONE else format_bytes(int(fragments.hole[row]))
     return (
         f"{kind}{pool} at {int(table.address[row]):#x}, {format_bytes(int(table.total_size_bytes[row]))}, "
         f"stream {int(table.stream[row])}; largest hole {hole}"

@@ -128,10 +128,10 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
-    shown = "" if drawn.is_exact else f"; each column shows the fullest of {-(-(end - first) // len(total)):,}"
+    shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,})"
     figure.update_layout(
         xaxis={
-            "title": {"text": f"operator, in order{shown}", "standoff": 6},
+            "title": {"text": f"operator index{shown}", "standoff": 6},
             "range": [first, end],
             "showgrid": False,
             "anchor": "y2",

@@ -26,7 +26,7 @@ def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
         The figure: one treemap, coloured by the category most of each box is of; ``ids`` are places in ``boxes``.
     """
     if not boxes or not boxes[0].size:
-        return message("Nothing is alive at the cursor.", theme)
+        return message("No storage is live at the cursor.", theme)
     fills = [fill_of(box.category) for box in boxes]
     colours = [theme.paper if box.parent == NONE else fill.colour for box, fill in zip(boxes, fills, strict=True)]
     around = {box.parent for box in boxes}
@@ -62,7 +62,7 @@ def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
             },
             texttemplate="%{label}<br>%{text}",
             hovertemplate=(
-                "%{label}<br>%{value:,.0f} bytes, %{percentRoot:.1%} of all<br>mostly %{customdata}<extra></extra>"
+                "%{label}<br>%{value:,.0f} B, %{percentRoot:.1%} of the total<br>mostly %{customdata}<extra></extra>"
             ),
             tiling={"pad": 1},
             pathbar={"visible": False},

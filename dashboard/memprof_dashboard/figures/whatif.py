@@ -108,7 +108,7 @@ def pareto(
     marker = {"color": _FRONT, "size": 10, "symbol": "diamond", "line": {"color": theme.paper, "width": 1}}
     line = {"color": _FRONT, "width": 2, "shape": "hv"}
     figure.add_trace(
-        _points("nothing beats these", plans, front, unit, unit_bytes, mode="lines+markers", marker=marker, line=line)
+        _points("Pareto-optimal", plans, front, unit, unit_bytes, mode="lines+markers", marker=marker, line=line)
     )
     figure.add_trace(
         _single("as recorded", recorded_bytes / unit_bytes, 1.0, {"symbol": "star", "size": 14, "color": theme.ink})
@@ -128,7 +128,7 @@ def pareto(
     edge = budget_bytes / unit_bytes
     figure.update_layout(
         xaxis={"title": {"text": f"predicted peak, {unit}", "standoff": 6}, "rangemode": "tozero"},
-        yaxis={"title": {"text": "step time, times the recorded"}, "tickformat": ".2f"},
+        yaxis={"title": {"text": "step time relative to recorded"}, "tickformat": ".2f"},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         hovermode="closest",
         dragmode="pan",
@@ -168,7 +168,7 @@ def _points(name: str, plans: Plans, rows: Ints, unit: str, unit_bytes: int, **l
         name=name,
         text=[escaped(plans.names[row], 90) for row in rows.tolist()],
         customdata=rows.tolist(),  # an array would be missing from what a click sends
-        hovertemplate=f"%{{text}}<br>%{{x:,.2f}} {unit}, %{{y:.3f}} times the step time<extra></extra>",
+        hovertemplate=f"%{{text}}<br>%{{x:,.2f}} {unit}, %{{y:.3f}}x step time<extra></extra>",
         **look,
     )
 
@@ -181,7 +181,7 @@ def _single(name: str, x: float, y: float, marker: dict[str, Any]) -> go.Scatter
         mode="markers",
         marker=marker,
         customdata=[-1],
-        hovertemplate=f"{name}<br>%{{x:,.2f}}, %{{y:.3f}} times the step time<extra></extra>",
+        hovertemplate=f"{name}<br>%{{x:,.2f}}, %{{y:.3f}}x step time<extra></extra>",
     )
 
 
@@ -211,7 +211,7 @@ def planner_lines(lines: Sequence[PlannerLine], bounds: tuple[Floats, Floats], t
         theme: The page's colours.
     """
     if not any(np.isfinite(line.overheads).any() for line in lines):
-        return message("No planner found a schedule at any of these budgets.", theme)
+        return message("No planner found a schedule within any of these budgets.", theme)
     figure = go.Figure()
     known = bounds[1] > 0
     if known.any():
@@ -219,7 +219,7 @@ def planner_lines(lines: Sequence[PlannerLine], bounds: tuple[Floats, Floats], t
             go.Scatter(
                 x=100 * bounds[0][known],
                 y=100 * bounds[1][known],
-                name="nothing is below without swapping",
+                name="lower bound without swapping",
                 mode="lines",
                 line={"color": theme.ink, "width": 1, "dash": "dot"},
                 fill="tozeroy",
@@ -243,8 +243,8 @@ def planner_lines(lines: Sequence[PlannerLine], bounds: tuple[Floats, Floats], t
     framed(figure, theme)
     figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
     figure.update_layout(
-        xaxis={"title": {"text": "budget, per cent of the recorded peak", "standoff": 6}, "autorange": "reversed"},
-        yaxis={"title": {"text": "time on top, per cent"}, "rangemode": "tozero"},
+        xaxis={"title": {"text": "budget, % of the recorded peak", "standoff": 6}, "autorange": "reversed"},
+        yaxis={"title": {"text": "overhead, %"}, "rangemode": "tozero"},
         legend={"traceorder": "normal", "orientation": "h", "y": -0.22, "yanchor": "top"},
         hovermode="closest",
         dragmode="pan",

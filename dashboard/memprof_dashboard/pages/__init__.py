@@ -11,7 +11,7 @@ from memprof_dashboard.pages.segments import SegmentsPage
 from memprof_dashboard.pages.treemap import TreemapPage
 from memprof_dashboard.pages.whatif import WhatIf
 
-#: By the name that stands in the URL, in the order of the tabs.
+#: By the name that stands in the URL, in the order of the tabs. One more page needs an entry here and nothing else.
 PAGES: dict[str, Page] = {
     "live": Live(),
     "blocks": BlocksPage(),

@@ -139,8 +139,8 @@ class BlocksPage:
             view = View.from_json(cursor)
             rank = desk.rank(view.trace, view.rank)
             if not 0 <= view.storage < len(rank.history.size):
-                return parts.note("Click a rectangle to see whose it is.")
-            story = html.Button("its whole story", id={"type": _STORY, "row": view.storage}, type="button")
+                return parts.note("Click a rectangle to see its owner and its lifetime.")
+            story = html.Button("show details", id={"type": _STORY, "row": view.storage}, type="button")
             return html.P([*storage_line(rank, self.lives(rank), view.storage), story])
 
         @app.callback(
@@ -177,7 +177,7 @@ class BlocksPage:
     def _texts(self, desk: Workspace, view: View) -> tuple[Any, Any, Any]:
         rank = desk.rank(view.trace, view.rank)
         if not rank.history.ops:
-            return parts.empty("Nothing was recorded", "There are no operators, so no tensor lived."), None, None
+            return parts.empty("Nothing recorded", "The recording contains no operators, hence no tensors."), None, None
         lives, (chosen, wasters) = self.lives(rank), self._seen(rank, view)
         remark = html.P([drawn_sentence(chosen, view.find), " ", placed_sentence(chosen)], className="note")
         return remark, waste_table(rank, lives, wasters, _ROW), blocks_table(rank, lives, chosen)

@@ -35,9 +35,9 @@ _MOST_BARS = 10
 #: Breakdowns of a moment: heading, and the label of bytes without such an attribute.
 _KINDS = {
     "category": ("by category", "unknown"),
-    "module": ("by module", "outside of any module"),
-    "op": ("by the operator that made it", "made before the step"),
-    "source": ("by line of code", "no line is known, or made before the step"),
+    "module": ("by module", "outside any module"),
+    "op": ("by allocating operator", "allocated before the step"),
+    "source": ("by line of code", "allocated before the step, or no stack"),
 }
 
 
@@ -50,20 +50,20 @@ class DiffPage:
         """Returns the changes; the breakdown follows the selected moment."""
         if len(desk.sources) < 2:
             return parts.empty(
-                "One recording is open",
-                "Two are needed to see what changed between them: memprof dashboard base.memprof other.memprof",
+                "Only one recording is open",
+                "Open two to compare them: memprof dashboard base.memprof other.memprof",
             )
         if view.other < 0:
             return parts.empty(
-                "Nothing to compare with yet",
-                "Choose the other recording in the header, under “beside it”; what changed from the recording on the "
-                "left to that one is shown here.",
+                "No second recording selected",
+                "Select one in the header, under “compare with”: this page shows what changed from the recording on "
+                "the left to that one.",
             )
         found = changes(*_ranks(desk, view))
         names = desk.source(view.trace).name, desk.source(view.other).name
         moments = [
             {
-                "label": "at each one's peak" if pair.name == PEAK else f"at the fullest of {pair.name}",
+                "label": "peak of the step" if pair.name == PEAK else f"peak of {pair.name}",
                 "value": pair.name,
             }
             for pair in (found.peak, *found.phases)
@@ -77,7 +77,7 @@ class DiffPage:
                         html.Dd(parts.name(names[0])),
                         html.Dt("other"),
                         html.Dd(parts.name(names[1])),
-                        html.Dt("the peak"),
+                        html.Dt("peak"),
                         html.Dd(parts.name(shift(found.peak), 400)),
                         html.Dt("step time"),
                         html.Dd(parts.name(step_time(found), 200)),
@@ -87,7 +87,7 @@ class DiffPage:
                 html.H3("Memory over the step"),
                 dcc.Graph(id=_OVERLAY, config=CONFIG, responsive=True, style={"height": "320px"}),
                 _phase_table(found),
-                html.H3("What it is made of"),
+                html.H3("Breakdown"),
                 html.Label(
                     [html.Span("moment"), dcc.Dropdown(moments, PEAK, id=_MOMENT, clearable=False)],
                     className="control",
@@ -145,14 +145,14 @@ def _around(found: Diff) -> list[Any]:
         rows.append(["plan", *(parts.name(plan or "none") for plan in plans)])
     if rows:
         made += [
-            html.P("The two were not recorded alike, which may be the reason of what changed:", className="warning"),
-            parts.table(["", "base", "other"], rows, label="what differs around the job"),
+            html.P("The recording conditions differ, which may explain the changes:", className="warning"),
+            parts.table(["", "base", "other"], rows, label="differences in recording conditions"),
         ]
     named = {one.what.replace(" ", "-") for one in found.differences} | {"plan"}
     causes = [cause.sentence for cause in explain(found) if cause.kind not in named]
     if causes:
         made += [
-            html.H3("What it comes from"),
+            html.H3("Likely causes"),
             html.Ul([html.Li(parts.name(f"{cause[:1].upper()}{cause[1:]}.", 600)) for cause in causes]),
         ]
     return made
@@ -170,8 +170,8 @@ def _phase_table(found: Diff) -> Any:
         ]
         for pair in (found.peak, *found.phases)
     ]
-    heads = ["most in", ">base", ">other", ">change", ">", "where"]
-    return parts.table(heads, rows, label="the most of each phase")
+    heads = ["peak of", ">base", ">other", ">change", ">", "where"]
+    return parts.table(heads, rows, label="peak of each phase")
 
 
 def _size(count: int, *, is_there: bool) -> Any:
@@ -223,7 +223,7 @@ def _part_table(pair: Pair, kind: str, nothing: str) -> Any:
         [html.Td(cell, className="number" if at else None) for at, cell in enumerate(_part_row("all", whole))],
         className="sum",
     )
-    return parts.table(["", ">base", ">other", ">change"], [*rows, total], label=f"the change {_KINDS[kind][0]}")
+    return parts.table(["", ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
 
 
 def _part_row(name: str, part: Change) -> list[Any]:
@@ -261,7 +261,7 @@ def _overlay(desk: Workspace, view: View, theme: Any) -> Any:
     ranks = _ranks(desk, view)
     steps = [rank.trace.fullest_step() for rank in ranks]
     if not all(len(step.ops) for step in steps):
-        return message("A step without operators has nothing to draw.", theme_of(theme))
+        return message("Nothing to draw: a step without operators.", theme_of(theme))
     curves = [
         Curve(name, live_bytes(step).during, step.ops.phase)
         for name, step in zip(("base", "other"), steps, strict=True)

@@ -25,7 +25,7 @@ _MOST_ROWS = 60
 class Live:
     """The table of live storages, and the details of the selected one."""
 
-    TITLE = "Alive at the cursor"
+    TITLE = "Live at the cursor"
 
     def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the two halves, which follow the cursor."""
@@ -54,7 +54,7 @@ class Live:
 def _table(rank: Rank, view: View) -> Any:
     history = rank.history
     if not history.ops:
-        return parts.empty("Nothing was recorded", "There are no operators, so nothing is alive.")
+        return parts.empty("Nothing recorded", "The recording contains no operators.")
     at = shown(view, rank).at
     rows = history.alive(at)
     found = storages_found(rank, view.find)
@@ -63,19 +63,19 @@ def _table(rank: Rank, view: View) -> Any:
     total = int(history.size[rows].sum())
     largest = rows[_largest(history.size[rows], _MOST_ROWS)]
     if not len(largest):
-        what = f"Nothing alive here has {view.find!r} in its name." if view.find else "Nothing is alive here."
-        return parts.empty("Nothing", what)
+        what = f"No live storage matches {view.find!r}." if view.find else "No storage is live here."
+        return parts.empty("No live storages", what)
     workspace = history.workspace(at) if found is None else 0
-    remark = f"{len(rows):,} storages, {format_bytes(total)}"
-    if workspace:
-        remark += f"; {format_bytes(workspace)} more that the operator holds for itself while it runs"
+    remark = f"{len(rows):,} storage{'s' if len(rows) > 1 else ''}, {format_bytes(total)}"
     if len(rows) > len(largest):
         rest = total - int(history.size[largest].sum())
-        remark += f". The {len(largest)} largest are listed, the others are {format_bytes(rest)} in all"
+        remark += f" (the {len(largest)} largest are listed; remaining: {format_bytes(rest)})"
+    if workspace:
+        remark += f", and {format_bytes(workspace)} of kernel workspace"
     body = [_row(rank, int(row), at, is_chosen=int(row) == view.storage) for row in largest]
     return [
         parts.note(f"{remark}."),
-        parts.table([">size", "what", "of module", "made by", ">age", "shape"], body, label="alive at the cursor"),
+        parts.table([">size", "name", "module", "allocated by", ">age", "shape"], body, label="live at the cursor"),
     ]
 
 
@@ -92,7 +92,7 @@ def _row(rank: Rank, row: int, at: int, *, is_chosen: bool) -> html.Tr:
     created = int(history.created[row])
     name = str(rank.storage_texts["name"][row])
     shape, dtype = str(rank.storage_texts["shape"][row]), str(rank.storage_texts["dtype"][row])
-    made = str(rank.op_names[created]) if created != NONE else "before the recording"
+    made = str(rank.op_names[created]) if created != NONE else "before recording"
     size = format_bytes(int(history.size[row]))
     return html.Tr(
         [
@@ -116,7 +116,9 @@ def _detail(rank: Rank, view: View) -> Any:
     history = rank.history
     row = view.storage
     if not 0 <= row < len(history.size):
-        return parts.empty("One storage", "Choose a row to see who made it, why it is alive and until when.")
+        return parts.empty(
+            "Storage details", "Select a row to see its allocation stack, why it is alive and when it is freed."
+        )
     created, freed = int(history.created[row]), int(history.freed[row])
     category = history.storage_categories[history.category[row]]
     first = max(created, 0)
@@ -129,14 +131,14 @@ def _detail(rank: Rank, view: View) -> Any:
         ("module", rank.module_title(int(history.owner[row]))),
         ("tensor", f"{rank.storage_texts['shape'][row]} {rank.storage_texts['dtype'][row]}".strip()),
         ("device", str(rank.storage_texts["device"][row])),
-        ("made by", _operator(rank, created) if created != NONE else "before the recording"),
-        ("freed after", _operator(rank, freed) if freed != NONE else "not within the recording"),
+        ("allocated by", _operator(rank, created) if created != NONE else "before recording"),
+        ("freed after", _operator(rank, freed) if freed != NONE else "not freed while recording"),
         ("why alive", _why(rank, row, category)),
     ]
     return [
         html.H3(["Storage ", html.Span(f"{row:,}")]),
         html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 160)))]),
-        parts.jump("show its life", first=max(first - margin, 0), end=min(end + margin, history.ops)),
+        parts.jump("zoom to its lifetime", first=max(first - margin, 0), end=min(end + margin, history.ops)),
         *_stack(rank, created),
     ]
 
@@ -159,14 +161,14 @@ def _why(rank: Rank, row: int, category: str) -> str:
         maker = _operator(rank, int(saved.forward_op_id[uses[0]]))
         until = f" until {_operator(rank, last)}" if last != NONE else ""
         more = f" and {len(uses) - 1} more" if len(uses) > 1 else ""
-        return f"kept for the backward of {maker}{more}{until}"
+        return f"saved for the backward of {maker}{more}{until}"
     return {
-        "parameter": "it is a parameter: it lives as long as the model",
-        "buffer": "it is a buffer: it lives as long as the model",
-        "optimizer_state": "it is the optimizer's state: it lives as long as the optimizer",
-        "gradient": "it is a gradient: it lives until zero_grad sets it to None",
-        "input": "the script holds it: a batch, or what was made of one",
-    }.get(category, "somebody holds a reference: the script, or an operator still to come")
+        "parameter": "parameter: alive as long as the model",
+        "buffer": "buffer: alive as long as the model",
+        "optimizer_state": "optimizer state: alive as long as the optimizer",
+        "gradient": "gradient: alive until zero_grad sets it to None",
+        "input": "input: the script references the batch, or a tensor derived from it",
+    }.get(category, "still referenced: by the script, or for a later operator")
 
 
 def _stack(rank: Rank, op_id: int) -> list[Any]:
@@ -174,7 +176,7 @@ def _stack(rank: Rank, op_id: int) -> list[Any]:
         return []
     stack = int(rank.op_stacks[op_id])
     if stack == NONE:
-        return [parts.note("No Python stack was taken for it.")]
+        return [parts.note("No Python stack was captured.")]
     own = {f"{line.file}:{line.line}:{line.function}" for line in rank.sources.user_frames[stack]}
     frames = str(rank.stacks.frames[stack]).splitlines()
     shown_frames = [

@@ -62,9 +62,9 @@ class RanksPage:
         trace = desk.source(view.trace).trace
         if len(trace.ranks) < 2:
             return parts.empty(
-                "One rank",
-                "This recording is of one process, so there is nothing to compare. Record a job of several processes "
-                "(memprof record torchrun ...) and open the folder that holds the recordings of its ranks.",
+                "Only one rank",
+                "This recording is of a single process, so there is nothing to compare. Record a distributed job "
+                "(memprof record -- torchrun ...) and open the folder with the recordings of its ranks.",
             )
         return html.Div(
             [
@@ -100,7 +100,7 @@ class RanksPage:
             try:
                 return self._filled(desk, view, theme)
             except MemprofError as error:
-                return message("There is no picture.", theme_of(theme)), parts.error(str(error)), None, True
+                return message("Cannot draw this chart.", theme_of(theme)), parts.error(str(error)), None, True
 
         @app.callback(
             Output(ids.GO, "data", allow_duplicate=True),
@@ -173,10 +173,10 @@ class RanksPage:
         read = self.read(trace)
         left = len(trace.ranks) - len(read.peaks) - len(read.faults)
         compared = self._compared(desk, view)
-        reading = [parts.note(f"Reading: {left:,} of {len(trace.ranks):,} ranks are left.")] if left else []
-        faults = [parts.note(f"Rank {number} cannot be read: {fault}") for number, fault in read.faults.items()]
+        reading = [parts.note(f"Reading ranks: {left:,} of {len(trace.ranks):,} left.")] if left else []
+        faults = [parts.note(f"Cannot read rank {number}: {fault}") for number, fault in read.faults.items()]
         if compared is None:
-            sentence = "Ranks are being read." if left else "The rank looked at has no operators to compare with."
+            sentence = "Reading ranks…" if left else "The selected rank has no operators to compare with."
             return message(sentence, theme_of(theme)), [*reading, *faults], None, not left
         remark = html.P(verdict(compared), className="ranks-verdict")
         return ranks(compared, theme_of(theme)), [*reading, *faults, remark], _table(compared), not left
@@ -210,8 +210,8 @@ def _filled_with_many(trace: Trace, theme: Any) -> tuple[Any, Any, Any, bool]:
     """Returns the recording's summaries where there are too many ranks to read individually."""
     compared = side_by_side.compare_ranks(trace)
     remark = parts.note(
-        f"Of {len(trace.ranks):,} ranks the fullest step of each is shown, at its own length; go to a rank for "
-        "the rest."
+        f"Showing the step with the highest peak of each of {len(trace.ranks):,} ranks, scaled to equal length; open "
+        "a rank for its other steps."
     )
     table = rank_parts.peaks_of_many(compared, _button)
     return curves(side_by_side.read_curves(trace), theme_of(theme)), [remark], table, True
@@ -236,17 +236,17 @@ def verdict(compared: Compared) -> str:
         over = most - int(np.median(list(peaks.values())))
         lowest = compared.ranks[min(peaks, key=lambda place: peaks[place])].rank
         text = (
-            f"Rank {compared.ranks[worst].rank} is worst: {format_bytes(most)} in {where}, {format_bytes(over)} above "
-            f"the median of {len(places)} ranks; rank {lowest} is lowest, with {format_bytes(least)}."
+            f"Rank {compared.ranks[worst].rank} peaks highest: {format_bytes(most)} in {where}, {format_bytes(over)} "
+            f"above the median of {len(places)} ranks; rank {lowest} peaks lowest, at {format_bytes(least)}."
         )
     spread = compared.spread
     if not np.isfinite(spread).any() or np.nanmax(spread) == 0:
-        return f"{text} No column tells them apart."
+        return f"{text} The ranks hold the same at every point."
     column = int(np.nanargmax(spread))
     fullest = int(np.nanargmax(compared.peaks[:, column]))
     apart = _where(compared.ranks[fullest], int(compared.stretch[fullest, column]))
     return (
-        f"{text} They lie furthest apart in {apart}: {format_bytes(float(spread[column]))} between rank "
+        f"{text} The spread is largest in {apart}: {format_bytes(float(spread[column]))} between rank "
         f"{compared.ranks[fullest].rank} and rank {compared.ranks[int(np.nanargmin(compared.peaks[:, column]))].rank}."
     )
 
@@ -277,5 +277,5 @@ def _table(compared: Compared) -> Any:
                 format_bytes(int(rank.largest_bytes[stretch])),
             ]
         )
-    heads = ["rank", ">peak", ">to the median", "where", "most of it", ">of that"]
-    return parts.table(heads, rows, label="peaks of the ranks in what is shown")
+    heads = ["rank", ">peak", ">vs median", "where", "largest category", ">its bytes"]
+    return parts.table(heads, rows, label="peaks of the ranks in the visible range")

@@ -55,12 +55,12 @@ def _page(rank: Rank, theme: Theme) -> Any:
     facts = [
         ("reserved", int(fragments.segments.total_size_bytes.sum()), f"{len(fragments.segments):,} segments"),
         ("allocated", int(fragments.allocated.sum()), "in use"),
-        ("awaiting", int(fragments.awaiting.sum()), "freed, another stream may still use it"),
-        ("free", int(fragments.free.sum()), "reserved, and nobody holds it"),
-        ("largest hole", fragments.most_hole, "" if fragments.is_told else "at most: not all blocks are known"),
+        ("awaiting", int(fragments.awaiting.sum()), "freed, still in use by another stream"),
+        ("free", int(fragments.free.sum()), "reserved, not in use"),
+        ("largest hole", fragments.most_hole, "" if fragments.is_told else "upper bound: not all blocks are known"),
     ]
     left_out = len(fragments.segments) - len(rows)
-    remark = f"{len(rows):,} of {len(fragments.segments):,} segments are drawn, the largest. " if left_out else ""
+    remark = f"{len(rows):,} of {len(fragments.segments):,} segments are drawn (the largest). " if left_out else ""
     return [
         html.P(verdict(fragments), className="segments-verdict"),
         html.Div([_fact(*fact) for fact in facts], className="facts"),
@@ -71,7 +71,7 @@ def _page(rank: Rank, theme: Theme) -> Any:
             responsive=True,
             style={"height": "var(--segments-height)"},
         ),
-        parts.note(f"{remark}The segments are those of the allocator's snapshot, whatever the cursor is at."),
+        parts.note(f"{remark}Segments are shown as of the allocator's snapshot, independent of the cursor."),
         _table(fragments, rows),
     ]
 
@@ -80,34 +80,34 @@ def verdict(fragments: Fragments) -> str:
     """Returns whether free memory is usable: reserved but free bytes versus the largest hole."""
     free, hole = int(fragments.free.sum()), fragments.most_hole
     if not free:
-        return "All that is reserved is in use: nothing is lost to fragmentation."
+        return "All reserved memory is in use: no fragmentation."
     share = f"{format_percent(hole / free)} of it"
     if fragments.is_told:
         text = (
-            f"{format_bytes(free)} are reserved but free, and the largest hole is {format_bytes(hole)} ({share}): a "
-            "tensor larger than that needs more memory from the device, however much is free. "
+            f"{format_bytes(free)} is reserved but free; the largest hole is {format_bytes(hole)} ({share}), so a "
+            "larger tensor needs more memory from the device. "
         )
     else:
         text = (
-            f"{format_bytes(free)} are reserved but free, and no hole is larger than {format_bytes(hole)} ({share}); "
-            "the recording does not hold all blocks, so the largest may be smaller. "
+            f"{format_bytes(free)} is reserved but free; the largest hole is at most {format_bytes(hole)} ({share}), "
+            "as the recording does not contain all blocks. "
         )
     request = fragments.request_bytes
     if request > free:
         return (
-            f"{text}The request that failed asked for {format_bytes(request)}, more than all that is free: this is no "
-            "fragmentation, there is too little memory."
+            f"{text}The failed request was for {format_bytes(request)}, more than all free memory: the device is out "
+            "of memory, not fragmented."
         )
     if request > hole:
         return (
-            f"{text}The request that failed asked for {format_bytes(request)}: it would fit into what is free, but "
-            "into no hole. This is fragmentation; expandable segments (--allocator expandable_segments) cure it."
+            f"{text}The failed request was for {format_bytes(request)}: less than the free memory, but larger than any "
+            "hole. This is fragmentation; expandable segments (--allocator expandable_segments) avoid it."
         )
     if hole < _SCATTERED * free:
-        return f"{text}What is free is scattered: this is fragmentation."
+        return f"{text}Free memory is scattered: this is fragmentation."
     if not fragments.is_told:
-        return f"{text}Whether this is fragmentation cannot be told."
-    return f"{text}Most of what is free is in one piece: fragmentation is not what is missing memory."
+        return f"{text}Cannot determine whether this is fragmentation."
+    return f"{text}Most free memory is contiguous: fragmentation is not the problem."
 
 
 def _drawn(fragments: Fragments) -> Ints:
@@ -139,12 +139,12 @@ def _table(fragments: Fragments, rows: Ints) -> Any:
             f"{int(fragments.allocated[row]):,}",
             f"{int(fragments.awaiting[row]):,}",
             f"{int(fragments.free[row]):,}",
-            "not told" if fragments.hole[row] == NONE else f"{int(fragments.hole[row]):,}",
+            "unknown" if fragments.hole[row] == NONE else f"{int(fragments.hole[row]):,}",
         ]
         for row in rows.tolist()
     ]
     heads = ["address", "device", "type", ">bytes", ">allocated", ">awaiting", ">free", ">largest hole"]
-    return parts.as_table(heads, body, label="the segments")
+    return parts.as_table(heads, body, label="segments")
 
 
 def _why_empty(rank: Rank) -> Any:
@@ -156,7 +156,7 @@ def _why_empty(rank: Rank) -> Any:
             "Lifetimes for the holes between tensors; record the job on its device to see that one's segments.",
         )
     return parts.empty(
-        "No segments were recorded",
+        "No segments recorded",
         "This recording holds no snapshot of the device's allocator, so it cannot tell what is reserved but unused. "
         "Lifetimes and the timeline show what is allocated.",
     )

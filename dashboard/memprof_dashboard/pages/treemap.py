@@ -84,12 +84,12 @@ class TreemapPage:
             try:
                 rank = desk.rank(view.trace, view.rank)
                 if not rank.history.ops:
-                    nothing = parts.empty("Nothing was recorded", "There are no operators, so nothing is alive.")
+                    nothing = parts.empty("Nothing recorded", "The recording contains no operators.")
                     return message("No operators were recorded.", theme_of(theme)), nothing, None
                 at = shown(view, rank).at
                 boxes = self._boxes(rank, at, split)
             except MemprofError as error:
-                return message("There is no picture.", theme_of(theme)), parts.error(str(error)), None
+                return message("Cannot draw this chart.", theme_of(theme)), parts.error(str(error)), None
             return treemap(boxes, theme_of(theme), view.find), _remark(rank, at, boxes), _table(boxes)
 
         @app.callback(
@@ -133,14 +133,14 @@ def _search(click: Any, boxes: list[Box], find: str) -> Any:
 def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:
     leaves = _leaves(boxes)
     total, summed = int(rank.history.total[at]), sum(boxes[place].size for place in leaves)
-    compared = f"{summed:,} bytes, exactly what is alive during operator {at:,}"
+    compared = f"{summed:,} B, exactly the live bytes during operator {at:,}"
     if summed != total:
         compared = (
-            f"{summed:,} bytes, of which operator {at:,} gave {format_bytes(summed - total)} back before it took memory"
+            f"{summed:,} B, of which operator {at:,} freed {format_bytes(summed - total)} before it allocated any"
         )
     outside = sum(box.size for box in boxes if box.label == OUTSIDE and not box.modules)
-    of_none = f"; {format_bytes(outside)} belong to no module" if outside else ""
-    cut = f". The {MOST_BOXES} largest modules have boxes of their own" if len(boxes) > MOST_BOXES else ""
+    of_none = f"; {format_bytes(outside)} outside any module" if outside else ""
+    cut = f". Only the {MOST_BOXES} largest modules have their own box" if len(boxes) > MOST_BOXES else ""
     remark = f"The {len(leaves):,} boxes sum to {compared}{of_none}{cut}. Click one to search for its module."
     return html.Div([html.P(remark, className="note"), _legend(boxes, leaves)])
 
@@ -151,7 +151,7 @@ def _legend(boxes: list[Box], leaves: list[int]) -> Any:
     ordered = [*(name for name in FILLS if name in present), *sorted(present - FILLS.keys())]
     return html.P(
         [
-            "coloured by what most of a box is: ",
+            "color = dominant category: ",
             *(
                 html.Span(
                     [
@@ -185,7 +185,7 @@ def _table(boxes: list[Box]) -> Any:
         ]
         for place in order
     ]
-    return parts.as_table(["box", ">bytes", ">of all", "mostly", ">modules"], rows, label="what the boxes show")
+    return parts.as_table(["box", ">bytes", ">share", "dominant category", ">modules"], rows, label="boxes")
 
 
 def _path(boxes: list[Box], place: int) -> str:

@@ -59,7 +59,7 @@ class WhatIf:
         options = [
             {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
             for kind in policy_types()
-            if kind.name != "compile"  # its effect can only be measured
+            if kind.source != "measured"
         ]
         return html.Div(
             [
@@ -77,7 +77,7 @@ class WhatIf:
                         html.Button("Compare planners", id=_COMPARE, type="button"),
                         html.Fieldset(
                             [
-                                html.Legend("policies that may be used"),
+                                html.Legend("policies to consider"),
                                 dcc.Checklist(options, list(default_policies()), id=_ALLOW, inline=True),
                             ]
                         ),
@@ -180,8 +180,8 @@ def _plan_progress(search: PlanSearch | None) -> list[Any]:
     sentence = f"Searching for {search.what}: {len(tried):,} plans replayed in {search.seconds:.0f} s"
     if tried:
         least = min(tried, key=lambda one: one.peak_bytes)
-        sentence += f", the least peak so far {format_bytes(least.peak_bytes)} with {least.plan.describe()}"
-    ending = " It ends with what it has." if search.was_stopped else ""
+        sentence += f", lowest peak so far {format_bytes(least.peak_bytes)} with {least.plan.describe()}"
+    ending = " Stopping; the results so far are kept." if search.was_stopped else ""
     bar = html.Progress(max=str(TIME_LIMIT_S), value=f"{search.seconds:.1f}")
     return [html.P([bar, " ", parts.name(f"{sentence}.{ending}", 400)])]
 
@@ -190,7 +190,7 @@ def _planner_progress(search: PlannerSearch | None) -> list[Any]:
     if search is None or not search.is_running:
         return []
     done = len(search.found)
-    last = f", the last {search.found[-1].planner}" if done else ""
-    sentence = f" Comparing the planners: {done} of {count_points()} answers in {search.seconds:.0f} s{last}."
-    ending = " It ends with what it has." if search.was_stopped else ""
+    last = f" (last: {search.found[-1].planner})" if done else ""
+    sentence = f" Comparing planners: {done} of {count_points()} results in {search.seconds:.0f} s{last}."
+    ending = " Stopping; the results so far are kept." if search.was_stopped else ""
     return [html.P([html.Progress(max=str(count_points()), value=str(done)), sentence + ending])]

@@ -42,8 +42,8 @@ def storage_line(rank: Rank, lives: StorageLives, row: int) -> list[Any]:
         html.Span(className="swatch", style={"background": category.colour}),
         html.Strong(f"{format_bytes(int(history.size[row]))}, {category.label}"),
         f", storage {row:,}",
-        *_after(", of ", owner_name(rank, row)),
-        *_after(", made by ", maker_name(rank, row)),
+        *_after(", owned by ", owner_name(rank, row)),
+        *_after(", allocated by ", maker_name(rank, row)),
         f"; {life_sentence(lives, row)}. ",
     ]
 
@@ -56,21 +56,21 @@ def life_sentence(lives: StorageLives, row: int) -> str:
     """Returns when a storage is allocated, freed and last used."""
     history = lives.history
     created, freed, last = int(history.created[row]), int(history.freed[row]), int(lives.last_use[row])
-    born = "alive before the recording" if created == NONE else f"born at operator {created:,}"
-    used = "no use of it was recorded" if last == NONE else f"last used at {last:,}"
+    born = "allocated before recording" if created == NONE else f"allocated at operator {created:,}"
+    used = "no use recorded" if last == NONE else f"last used at {last:,}"
     held = int(lives.right[row] - lives.idle[row])
-    died = "alive at the end" if freed == NONE else f"freed after {freed:,}"
+    died = "not freed" if freed == NONE else f"freed after {freed:,}"
     return f"{born}, {used}, {died}" + (f": held for {held:,} operators after its last use" if held > 0 else "")
 
 
 def drawn_sentence(chosen: Blocks, find: str) -> str:
     """Returns how much of the range is drawn."""
-    what = f"blocks that have {find!r} in their names" if find else "blocks alive in this stretch"
+    what = f"blocks matching {find!r}" if find else "blocks live in this range"
     if len(chosen.rows) == chosen.alive:
         return f"All {chosen.alive:,} {what} are drawn."
     return (
-        f"The {len(chosen.rows):,} largest of {chosen.alive:,} {what} are drawn, {_percent(chosen.share)} of their "
-        "bytes times operators; zoom in to see smaller ones."
+        f"The {len(chosen.rows):,} largest of {chosen.alive:,} {what} are drawn ({_percent(chosen.share)} of their "
+        "bytes x operators); zoom in to see smaller ones."
     )
 
 
@@ -80,12 +80,15 @@ def placed_sentence(chosen: Blocks) -> str:
         return ""
     if chosen.floor >= chosen.top:
         return (
-            "Heights are packed (each block in the lowest place free when it is born): the recording does not tell "
-            "addresses."
+            "The recording has no addresses: heights are packed (each block in the lowest free place when allocated)."
         )
-    gaps = f"; gaps of more than {format_bytes(chosen.cut_bytes)} are cut out" if chosen.cuts else ""
-    unknown = "; blocks whose address is not told (they were there before) are packed below" if chosen.floor else ""
-    return f"Heights are the allocator's real addresses{gaps}{unknown}. What is blank between blocks is free."
+    gaps = f"; gaps larger than {format_bytes(chosen.cut_bytes)} are cut out" if chosen.cuts else ""
+    unknown = (
+        "; blocks allocated before recording have no known address and are stacked at the bottom"
+        if chosen.floor
+        else ""
+    )
+    return f"Heights are the allocator's addresses{gaps}{unknown}. Blank space between blocks is free."
 
 
 def _percent(share: float) -> str:
@@ -96,29 +99,31 @@ def _percent(share: float) -> str:
 
 def waste_table(rank: Rank, lives: StorageLives, wasters: Wasters, button: str) -> Any:
     """Returns the table of the largest wasters; sizes are buttons with ids of the given type."""
-    head = html.H3("Held after the last use")
+    head = html.H3("Held after last use")
     if not len(lives.last_use) or lives.last_use.max(initial=NONE) == NONE:
-        return [head, parts.note("The recording holds no uses of tensors, so it cannot tell which outlive theirs.")]
+        return [head, parts.note("The recording contains no tensor uses, so idle tensors cannot be identified.")]
     if not len(wasters.rows):
-        return [head, parts.note("Nothing in this stretch outlives its last use.")]
+        return [head, parts.note("No tensor in this range outlives its last use.")]
     sentence = (
-        f"Storages that no operator uses any more hold {_percent(wasters.share)} of this stretch's bytes times "
-        f"operators. The {len(wasters.rows)} that waste most:"
+        f"{_percent(wasters.share)} of the bytes x operators of this range are held by storages after their last use. "
+        f"Largest {len(wasters.rows)}:"
     )
     heads = [
         ">size",
-        "what",
-        "made by",
+        "name",
+        "allocated by",
         ">last use",
         ">freed after",
-        ">operators held unused",
-        ">bytes times operators",
+        ">operators idle",
+        ">bytes x operators",
     ]
     return [
         head,
         parts.note(sentence),
         parts.table(
-            heads, [_waster(rank, lives, wasters, place, button) for place in range(len(wasters.rows))], label="waste"
+            heads,
+            [_waster(rank, lives, wasters, place, button) for place in range(len(wasters.rows))],
+            label="held after last use",
         ),
     ]
 
@@ -139,9 +144,9 @@ def _waster(rank: Rank, lives: StorageLives, wasters: Wasters, place: int, butto
             html.Span(className="swatch", style={"background": category.colour}, title=category.label),
             parts.name(owner_name(rank, row) or category.label, 48),
         ],
-        parts.name(maker_name(rank, row) or "before the recording", 36),
+        parts.name(maker_name(rank, row) or "before recording", 36),
         f"{int(lives.last_use[row]):,}",
-        "alive at the end" if freed == NONE else f"{freed:,}",
+        "not freed" if freed == NONE else f"{freed:,}",
         f"{int(wasters.held[place]):,}",
         format_bytes(float(wasters.waste[place])),
     ]
@@ -162,5 +167,5 @@ def blocks_table(rank: Rank, lives: StorageLives, chosen: Blocks) -> Any:
         ]
         for row in rows.tolist()
     ]
-    heads = [">bytes", "category", "of", "made by", ">born at", ">last use", ">freed after"]
-    return parts.as_table(heads, body, label=f"the {len(body)} largest blocks drawn")
+    heads = [">bytes", "category", "owner", "allocated by", ">allocated at", ">last use", ">freed after"]
+    return parts.as_table(heads, body, label=f"{len(body)} largest blocks drawn")

@@ -13,7 +13,7 @@ from memprof.trace.schema import NONE, Ints
 #: Maximum number of boxes; smaller ones are included in their parent.
 MOST_BOXES = 400
 #: Label of the box of bytes outside any module.
-OUTSIDE = "of no module"
+OUTSIDE = "outside any module"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def boxes_by_module(split: dict[str, Ints], tree: ModuleTree) -> list[Box]:
         split: Bytes by category and node.
         tree: The modules.
     """
-    boxes = [Box(NONE, "everything alive", _total(split), _main(split))]
+    boxes = [Box(NONE, "live bytes", _total(split), _main(split))]
     _add(boxes, 0, split, tree, MOST_BOXES)
     return boxes
 
@@ -87,7 +87,7 @@ def boxes_by_category(split: dict[str, Ints], tree: ModuleTree, labels: dict[str
         tree: The modules.
         labels: What people call the categories.
     """
-    boxes = [Box(NONE, "everything alive", _total(split), _main(split))]
+    boxes = [Box(NONE, "live bytes", _total(split), _main(split))]
     for category, sums in sorted(split.items(), key=lambda item: (-int(item[1].sum()), item[0])):
         boxes.append(Box(0, labels.get(category, category), int(sums.sum()), category))
         _add(boxes, len(boxes) - 1, {category: sums}, tree, MOST_BOXES // len(split))
@@ -124,7 +124,7 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
         if rest:
             amounts = inside[:, node] - inside[:, kept[tree.parent[kept] == node]].sum(axis=1)
             is_own = rest == int(own[:, node].sum())
-            label = "itself" if is_own else "itself and smaller ones inside"
+            label = "own" if is_own else "own and smaller submodules"
             boxes.append(Box(place[node], label, rest, _largest(split, amounts), boxes[place[node]].find))
     outside = own[:, -1]
     dropped = int(own.sum()) - int(outside.sum()) - int(whole[kept[tree.parent[kept] == NONE]].sum())
@@ -139,7 +139,7 @@ def _label(tree: ModuleTree, node: int) -> str:
     label = tree.labels[node] if tree.parent[node] != NONE else tree.title(node)
     if label == "*" or label.isdecimal():
         label = f"{label} {tree.types[node]}"
-    return f"{label} ({tree.counts[node]} alike)" if tree.counts[node] > 1 else label
+    return f"{label} x{tree.counts[node]}" if tree.counts[node] > 1 else label
 
 
 def find_text(title: str) -> str:

@@ -50,15 +50,15 @@ def verdict(found: Diff) -> str:
     size = format_bytes(pair.head_bytes)
     if found.is_unchanged:
         return (
-            f"Nothing changed: the peak is {size}, and every phase holds the same at its fullest moment, by category, "
-            "module, operator and line."
+            f"Nothing changed: the peak is {size}, and every phase's peak has the same breakdown by category, module, "
+            "operator and line."
         )
     if not pair.bytes:
-        return f"The peak is the same, {size}; what it is made of, or another phase, is not."
+        return f"The peak is unchanged at {size}; its breakdown, or the peak of another phase, differs."
     share = f" ({100 * pair.bytes / pair.base_bytes:+.1f} %)" if pair.base_bytes else ""
     words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}{share} to {size}"
     first = next((part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS)), None)
-    made = f"; {format_bytes_change(first.bytes)} is made by {first.name}" if first is not None and first.bytes else ""
+    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None and first.bytes else ""
     return f"{words}{made}."
 
 
@@ -66,20 +66,20 @@ def shift(pair: Pair) -> str:
     """Returns whether the moments of a pair are in the same phase and module."""
     base, head = pair.base, pair.head
     if base is None:
-        return "Only the other recording has it." if head is not None else "Neither has it."
+        return "Only in the other recording." if head is not None else "In neither recording."
     if head is None:
-        return "Only the base has it."
+        return "Only in the base."
     if base.place != head.place:
-        return f"It moved: from {base.place} to {head.place}."
+        return f"Moved from {base.place} to {head.place}."
     if base.op != head.op:
-        return f"It stays in {head.place}, from {base.op} to {head.op}."
-    return f"It stays in {head.place} ({head.op})."
+        return f"Still in {head.place}; operator changed from {base.op} to {head.op}."
+    return f"Still in {head.place} ({head.op})."
 
 
 def step_time(found: Diff) -> str:
     """Returns the step time of both recordings."""
     base, head = found.base.step_time_us, found.head.step_time_us
     if math.isnan(base) or math.isnan(head):
-        return "not known of both: a job must run two steps longer than the window for it to be measured"
+        return "not measured in both: let the job run at least two steps beyond the window"
     share = f" ({100 * (head - base) / base:+.1f} %)" if base else ""
     return f"{format_us(base)} in the base, {format_us(head)} in the other{share}"

@@ -27,12 +27,12 @@ def summed_up(trace: Trace) -> list[Any]:
     compared, found = compare_ranks(trace), find_stragglers(trace)
     shown: list[Any] = [parts.note(note) for note in job_notes(trace)]
     for title, spreads, head in (
-        ("Apart in each phase", compared.phases, "phase"),
-        ("Apart by category", compared.categories, "category"),
-        ("Apart by module", compared.modules, "module"),
+        ("Spread by phase", compared.phases, "phase"),
+        ("Spread by category", compared.categories, "category"),
+        ("Spread by module", compared.modules, "module"),
     ):
         shown += _section(title, _spreads(spreads, head))
-    shown += _section(f"Last to the collectives. {found.describe_clocks()}".strip(), _stragglers(found))
+    shown += _section(f"Stragglers at collectives. {found.describe_clocks()}".strip(), _stragglers(found))
     return shown
 
 
@@ -57,8 +57,8 @@ def peaks_of_many(compared: RankComparison, button: Any) -> Any:
         ]
         for one in ordered[:MOST_RANKS]
     ]
-    heads = ["rank", "node", ">peak", ">to the median", "phase", "module"]
-    return parts.table(heads, rows, label=f"peaks of the {len(rows)} fullest of {len(compared.ranks):,} ranks")
+    heads = ["rank", "node", ">peak", ">vs median", "phase", "module"]
+    return parts.table(heads, rows, label=f"{len(rows)} highest peaks of {len(compared.ranks):,} ranks")
 
 
 def _section(title: str, rows: Any) -> list[Any]:
@@ -80,8 +80,8 @@ def _spreads(spreads: tuple[Spread, ...], head: str) -> Any:
     ]
     if not rows:
         return None
-    heads = [head, ">least", ">median", ">most", ">apart", "most in"]
-    return parts.table(heads, rows[:MOST_ROWS], label=f"how far ranks lie apart by {head}")
+    heads = [head, ">lowest", ">median", ">highest", ">spread", "highest on"]
+    return parts.table(heads, rows[:MOST_ROWS], label=f"spread of ranks by {head}")
 
 
 def _stragglers(found: Stragglers) -> Any:
@@ -97,5 +97,5 @@ def _stragglers(found: Stragglers) -> Any:
     ]
     if not rows:
         return None
-    heads = ["rank", ">last to come", ">behind the median", ">waited itself"]
-    return parts.table(heads, rows[:MOST_ROWS], label="ranks that come last to collectives")
+    heads = ["rank", ">arrived last", ">behind median", ">own wait"]
+    return parts.table(heads, rows[:MOST_ROWS], label="stragglers at collectives")

@@ -11,7 +11,7 @@ from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.analysis.plans.verify import describe_short
 from memprof.planners.registry import planner_types
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import parts
@@ -30,7 +30,7 @@ def verdict(found: Suggestion) -> str:
     if best is None:
         return describe_least(found)
     if not best.policies:
-        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+        return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return f"Within {budget}: {best.plan.describe()}, peak {describe_peak(best)}, step time {change(best, found)}."
 
 
@@ -46,11 +46,11 @@ def summary(found: Suggestion) -> list[Any]:
     answer = found.answer
     remarks = list(found.warnings)
     if answer.was_stopped:
-        remarks.append("The search ended before it was through; there may be faster plans.")
+        remarks.append("The search was stopped early; there may be faster plans.")
     recorded = answer.recorded
     known = (
         f"Recorded: peak {format_bytes(recorded.peak_bytes)} in {place_of(recorded)}, step "
-        f"{format_us(recorded.step_time_us)}. {answer.tried:,} plans replayed in {answer.took_s:.1f} s. Least peak "
+        f"{format_us(recorded.step_time_us)}. {answer.tried:,} plans replayed in {answer.took_s:.1f} s. Lowest peak "
         f"found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
     )
     return [
@@ -80,10 +80,10 @@ def fitting(found: Suggestion) -> list[Any]:
         ]
         for one in shown
     ]
-    heads = ["plan", ">peak", ">saved", ">step time", ">change", "peak in", "known", "numbers"]
+    heads = ["plan", ">peak", ">saved", ">step time", ">change", "peak in", "source", "numerics"]
     return [
         html.H3("Plans that fit"),
-        parts.note(f"The fastest of each kind, of {len(found.answer.fitting):,} in all. Choose one to see its step."),
+        parts.note(f"Fastest of each kind, out of {len(found.answer.fitting):,}. Select one to see its step."),
         parts.table(heads, rows, label="plans that fit"),
     ]
 
@@ -108,11 +108,11 @@ def others(found: Suggestion) -> list[Any]:
                 f"{fill_of(name).label} {format_bytes(size)}",
             ]
         )
-    heads = ["plan", ">peak", ">over by", ">change", "peak in", "most of it"]
+    heads = ["plan", ">peak", ">over by", ">change", "peak in", "largest category"]
     return [
-        html.H3("Plans that do not"),
-        parts.note("The nearest of each kind that has none that fits."),
-        parts.table(heads, rows, label="plans that do not fit"),
+        html.H3("Over budget"),
+        parts.note("Closest candidate of each kind without a plan that fits."),
+        parts.table(heads, rows, label="plans over budget"),
     ]
 
 
@@ -125,7 +125,7 @@ def refused(found: Suggestion) -> list[Any]:
     if not by_reason:
         return []
     rows = [[parts.name(plan), reason] for reason, plan in list(by_reason.items())[:_MOST_ROWS]]
-    return [html.H3("Not possible here"), parts.table(["plan", "why"], rows, label="plans that were refused")]
+    return [html.H3("Not possible here"), parts.table(["plan", "reason"], rows, label="plans not possible here")]
 
 
 def tried_table(found: Suggestion, on_front: list[bool]) -> Any:
@@ -142,9 +142,9 @@ def tried_table(found: Suggestion, on_front: list[bool]) -> Any:
         for one, front in list(zip(plans, on_front, strict=True))[:most]
     ]
     if len(plans) > most:
-        rows.append([f"{len(plans) - most:,} more are left out", "", "", ""])
-    heads = ["plan", ">peak, bytes", ">step time, us", "nothing beats it"]
-    return parts.as_table(heads, rows, label="every plan tried")
+        rows.append([f"{len(plans) - most:,} more not listed", "", "", ""])
+    heads = ["plan", ">peak, bytes", ">step time, us", "Pareto-optimal"]
+    return parts.as_table(heads, rows, label="all plans tried")
 
 
 def choice(text: str, place: int) -> html.Button:
@@ -173,16 +173,16 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
         )
         before = after
     over = found.answer.search_request.needed(one) - budget
-    fits = f"{format_bytes(-over)} below the budget" if over <= 0 else f"{format_bytes(over)} over the budget"
+    fits = f"{format_bytes(-over)} below budget" if over <= 0 else f"{format_bytes(over)} over budget"
     promise = (
-        f"at its peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
-        f"How it is known: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
+        f"peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
+        f"Estimate: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
     )
     return [
         html.H3(parts.name(one.plan.describe(), 300)),
         html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.name(promise, 500)]),
         parts.table(
-            ["policy", ">peak with it", ">change", ">step time", "numbers"], rows, label="the plan, policy by policy"
+            ["policy", ">peak after it", ">change", ">step time", "numerics"], rows, label="plan, policy by policy"
         ),
     ]
 
@@ -209,13 +209,13 @@ def run_table(runs: tuple[Run, ...]) -> list[Any]:
                 parts.name(" ".join([describe_short(run.found), *run.found.warnings]), 400),
             ]
         )
-    heads = ["run", "plan", ">predicted peak", ">measured peak", ">error", "in words"]
+    heads = ["run", "plan", ">predicted peak", ">measured peak", ">error", "result"]
     return [
         html.H3("Verified runs"),
         parts.note(
-            "Other recordings that are open, of the same model, made under a plan: what was promised, and what was."
+            "Other open recordings of the same model that were made under a plan: predicted against measured peak."
         ),
-        parts.table(heads, rows, label="runs under a plan"),
+        parts.table(heads, rows, label="verified runs"),
     ]
 
 
@@ -230,12 +230,14 @@ def planner_table(points: tuple[Point, ...]) -> list[Any]:
     kinds = [[kind.name, kind.summary, kind.source] for kind in planner_types()]
     heads = ["planner", *(f">{share:.0%}" for share in shares), ">longest search"]
     return [
-        parts.note("Time on top of the recorded step. * proved to be the least; - nothing found; x proved infeasible."),
+        parts.note(
+            "Overhead over the recorded step time. *: proved optimal; -: no schedule found; x: proved infeasible."
+        ),
         parts.table(heads, rows, label="overhead by planner and budget"),
         html.Details(
             [
-                html.Summary("what the planners do"),
-                parts.table(["planner", "what it does", "source"], kinds, label="planners"),
+                html.Summary("planners"),
+                parts.table(["planner", "description", "source"], kinds, label="planners"),
             ],
             className="as-table",
         ),

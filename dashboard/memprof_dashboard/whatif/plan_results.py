@@ -10,7 +10,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_file import format_plan
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.overlay import Curve, overlay
@@ -84,7 +84,7 @@ def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
     def tell(chosen: Any, place: Any) -> Any:
         over = searches.found(place)
         if over is None or _place_in(over[1], chosen) < 0:
-            return parts.empty("One plan", "Choose a point or a row to see the step it leads to.")
+            return parts.empty("Plan details", "Select a point or a row to see the plan's predicted step.")
         search, found = over
         at = _place_in(found, chosen)
         return _detail(searches.detail(search, found, at), plans_of(found)[at], found)
@@ -98,7 +98,7 @@ def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
     def draw_step(chosen: Any, theme: Any, place: Any) -> Any:
         over = searches.found(place)
         if over is None or _place_in(over[1], chosen) < 0:
-            return message("Choose a plan to see its step.", theme_of(theme))
+            return message("Select a plan to see its step.", theme_of(theme))
         search, found = over
         return or_message(_step)(searches.detail(search, found, _place_in(found, chosen)), found, theme)
 
@@ -120,9 +120,9 @@ def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
 
 def _nothing_yet() -> Any:
     return parts.empty(
-        "No plan was searched for yet",
-        "Give the memory the job may take, and search: every plan is replayed as a whole on every step of this "
-        "recording, on this machine, without running the job. Most searches take seconds.",
+        "No search run yet",
+        "Enter a memory budget and search. Each candidate plan is replayed on every step of this recording, on this "
+        "machine, without running the job; most searches take seconds.",
     )
 
 
@@ -133,7 +133,11 @@ def _place_in(found: Suggestion, chosen: Any) -> int:
 
 def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]:
     plans = plans_of(found)
-    remarks = [parts.note("The recording has grown since: search again to count that in.")] if is_old else []
+    remarks = (
+        [parts.note("The recording has grown since this search; search again to include the new data.")]
+        if is_old
+        else []
+    )
     if not plans:
         return [*plan_parts.summary(found), *remarks]
     best = found.answer.best
@@ -149,7 +153,7 @@ def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]
             [
                 html.Div(
                     [
-                        html.H3("Every plan that was tried"),
+                        html.H3("Plans tried"),
                         dcc.Graph(id=_PARETO, config=CONFIG, responsive=True, style=_PLOT),
                         plan_parts.tried_table(found, on_front),
                     ]
@@ -183,9 +187,7 @@ def _cloud(found: Suggestion) -> Plans:
 def _front(found: Suggestion, runs: tuple[Run, ...], chosen: int, theme: Any) -> Any:
     recorded = found.answer.recorded
     if not recorded.step_time_us or not math.isfinite(recorded.step_time_us):
-        return message(
-            "The recorded step's time is not known, so there is nothing to hold the plans' to.", theme_of(theme)
-        )
+        return message("The recorded step time is unknown, so step times of plans have no reference.", theme_of(theme))
     measured = [
         Measured(
             run.name,
@@ -202,7 +204,7 @@ def _front(found: Suggestion, runs: tuple[Run, ...], chosen: int, theme: Any) ->
 def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
     return overlay(
         Curve("recorded", detail.recorded, detail.recorded_phases),
-        Curve("under the plan", detail.predicted, detail.predicted_phases),
+        Curve("with the plan", detail.predicted, detail.predicted_phases),
         theme_of(theme),
         budget_bytes=found.answer.search_request.budget_bytes,
     )
@@ -212,7 +214,7 @@ def _detail(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     command = f"memprof record --plan plan.toml {words_for_record(found.manifest)}"
     return [
         *plan_parts.plan_facts(detail, one, found),
-        html.P("Save the plan, then train under it and compare:", className="note"),
+        html.P("Save the plan, then train with it to verify the prediction:", className="note"),
         html.Div(
             [
                 html.Button("plan.toml", id=_SAVE, type="button", title="download this plan"),

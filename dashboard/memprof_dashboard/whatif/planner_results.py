@@ -31,12 +31,12 @@ def register_planners(app: Dash, searches: PlanDesk) -> None:
         points = search.result()
         remarks = []
         if len(points) < count_points():
-            remarks.append(parts.note(f"It was stopped: {len(points)} of {count_points()} answers are shown."))
+            remarks.append(parts.note(f"Stopped: showing {len(points)} of {count_points()} results."))
         return [
-            html.H3("What every planner needs"),
+            html.H3("Overhead by planner"),
             parts.note(
-                "Schedules of single operators, which is what the planners are about: a lower bound for plans, which "
-                "choose whole modules."
+                "Planners schedule single operators; plans act on whole modules, so these figures are a lower bound "
+                "for them."
             ),
             *remarks,
             dcc.Graph(id=_LINES, config=CONFIG, responsive=True, style={"height": "460px"}),

@@ -17,8 +17,8 @@ from memprof.analysis.plans.verify import Verification, verify_plan
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
 from memprof.planners.registry import planner_types
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_from_tables
@@ -63,10 +63,10 @@ class Asked:
             PolicyError: A policy is unknown.
         """
         if not self.budget.strip():
-            raise UsageError("A budget is needed: write a size such as 24GiB, or a share of the peak such as 60%.")
+            raise UsageError("Enter a budget: a size such as 24GiB, or a share of the peak such as 60%.")
         parse_budget(self.budget, _SOME_PEAK_BYTES)
         if not self.allow:
-            raise UsageError("Allow at least one policy: without any there is only the job as it is.")
+            raise UsageError("Select at least one policy.")
         allowed_names(self.allow, (), default_policies())
 
 

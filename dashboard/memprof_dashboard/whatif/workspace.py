@@ -6,7 +6,7 @@ from typing import Any
 
 from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif.planning import Detail, detail_of, plans_of

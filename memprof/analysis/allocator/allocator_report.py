@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError
+from memprof.json_values import inline, key
 from memprof.policies.allocator.policy import Allocator, parse_options
 from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.replay.allocator.events import replay
@@ -46,7 +47,7 @@ class Pin:
     line: The user's line that allocated it, "" where unknown.
     """
 
-    size: int
+    size: int = field(metadata=key("requested_bytes"))
     category: str
     name: str
     module: str
@@ -57,8 +58,8 @@ class Pin:
 class PinnedSegment:
     """A segment with free bytes, and the largest block that pins it; None where the segment is entirely free."""
 
-    use: SegmentUse
-    pin: Pin | None
+    use: SegmentUse = field(metadata=inline())
+    pin: Pin | None = field(metadata=key("largest_block"))
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class Growth:
 
     Attributes:
         requested: Requested bytes.
-        what: What requested them.
         free_before: Total free bytes before the request.
         largest_free_before: Size of the largest free block before the request, in bytes.
+        what: What requested them.
     """
 
-    requested: int
-    what: Pin
-    free_before: int
-    largest_free_before: int
+    requested: int = field(metadata=key("requested_bytes"))
+    free_before: int = field(metadata=key("free_bytes_before"))
+    largest_free_before: int = field(metadata=key("largest_free_block_before_bytes"))
+    what: Pin = field(metadata=key("for"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +102,15 @@ class AllocatorReport:
     step: int
     device: str
     settings: str
-    reserved_peak: int
-    recorded_reserved_peak: int | None
-    allocated_peak: int
-    at_growth: Fragmentation
-    growth: Growth
-    at_end: Fragmentation
+    reserved_peak: int = field(metadata=key("reserved_peak_bytes"))
+    recorded_reserved_peak: int | None = field(metadata=key("recorded_reserved_peak_bytes"))
+    allocated_peak: int = field(metadata=key("allocated_peak_bytes"))
+    at_growth: Fragmentation = field(metadata=key("at_reserved_peak"))
+    growth: Growth = field(metadata=key("last_growth"))
+    at_end: Fragmentation = field(metadata=key("after_step"))
     segments: tuple[PinnedSegment, ...]
-    outcomes: tuple[Outcome, ...]
-    best: Outcome | None
+    outcomes: tuple[Outcome, ...] = field(metadata=key("under_settings"))
+    best: Outcome | None = field(metadata=key("best_settings", lambda best: best and best.name))
     advice: str
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis
 from memprof.errors import PolicyError
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
-from memprof.planners.search.tried import Candidate
 from memprof.policies.allocator.policy import Allocator
 from memprof.trace.manifest import Manifest
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.json_values import key
 from memprof.replay.allocator.events import replay
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import requests_of_step
@@ -60,15 +61,15 @@ class StaticReport:
     device: str
     storages: int
     has_reads: bool
-    total: int
-    reserved: int
-    allocated: int
-    kept_bound: int
-    bound: int
-    greedy: int | None
-    best_fit: int | None
-    in_place_bound: int
-    in_place_greedy: int | None
+    total: int = field(metadata=key("total_bytes"))
+    reserved: int = field(metadata=key("reserved_bytes"))
+    allocated: int = field(metadata=key("allocated_bytes"))
+    kept_bound: int = field(metadata=key("alive_bound_bytes"))
+    bound: int = field(metadata=key("needed_bound_bytes"))
+    greedy: int | None = field(metadata=key("greedy_by_size_bytes"))
+    best_fit: int | None = field(metadata=key("best_fit_bytes"))
+    in_place_bound: int = field(metadata=key("in_place_bound_bytes"))
+    in_place_greedy: int | None = field(metadata=key("in_place_greedy_by_size_bytes"))
     in_place: tuple[InPlace, ...]
 
 

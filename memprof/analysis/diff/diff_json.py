@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from memprof.analysis.diff.comparison import Diff, Pair
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.summary import Spot, Summary
+from memprof.json_values import Json, number, to_json
 
 #: Schema version; incremented when a key changes meaning or is removed.
 DIFF_SCHEMA = 1
-
-Json = dict[str, Any]
 
 
 def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
@@ -31,7 +29,7 @@ def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
         "peak": _pair(found.peak),
         "phases": [_pair(pair) for pair in found.phases],
         "told_in": found.focus.name,
-        "differences": [{"what": one.what, "base": one.base, "head": one.head} for one in found.differences],
+        "differences": to_json(found.differences),
         "gates": [
             {
                 "gate": verdict.gate.text,
@@ -62,11 +60,6 @@ def diff_to_benchmark(found: Diff) -> list[Json]:
     if math.isfinite(head.step_time_us):
         figures.append({"name": "step time", "unit": "us", "value": round(head.step_time_us, 1)})
     return figures
-
-
-def number(value: float) -> float | None:
-    """Returns a JSON-representable number."""
-    return value if math.isfinite(value) else None
 
 
 def _side(summary: Summary, name: str, count: int) -> Json:

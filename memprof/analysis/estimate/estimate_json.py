@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memprof.analysis.estimate.against import Compared
 from memprof.analysis.estimate.estimate import Estimate, OnMachine
-from memprof.analysis.estimate.term import GROUPS, Term
+from memprof.analysis.estimate.term import GROUPS
+from memprof.json_values import Json, to_json
 
 #: Schema version; incremented when a key changes meaning or is removed.
 ESTIMATE_SCHEMA = 1
@@ -14,7 +13,7 @@ ESTIMATE_SCHEMA = 1
 
 def estimate_to_json(
     found: Estimate, on: OnMachine | None = None, compared: tuple[Compared, ...] | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Returns an estimate ready for ``json.dump``.
 
     Args:
@@ -23,7 +22,7 @@ def estimate_to_json(
         compared: The recording it is compared with, part by part.
     """
     setting, groups = found.setting, found.by_group
-    record: dict[str, Any] = {
+    record: Json = {
         "schema": ESTIMATE_SCHEMA,
         "model": found.model.name,
         "parameters": found.parameters,
@@ -32,24 +31,13 @@ def estimate_to_json(
         "moments": found.moments,
         "formula": _by_group(found, "formula", " + "),
         "source": _by_group(found, "source", "; "),
-        "terms": [_term(term) for term in found.terms],
+        "terms": to_json(found.terms),
         "letters": found.letters,
         "setting": {
             "tokens": setting.tokens,
             "length": setting.length,
             "samples": setting.samples,
-            "micro_batches": setting.micro_batches,
-            "precision": setting.precision.name,
-            "optimizer": setting.optimizer,
-            "checkpoint": setting.checkpoint,
-            "checkpoint_every": setting.every,
-            "zero": setting.zero,
-            "ranks": setting.ranks,
-            "tensor_ranks": setting.tensor_ranks,
-            "sequence_parallel": setting.is_sequence_parallel,
-            "flash": setting.has_flash,
-            "dropout": setting.has_dropout,
-            "device": "cpu" if setting.is_on_cpu else "cuda",
+            **to_json(setting),
         },
         "notes": list(found.model.notes),
         "machine": None if on is None else _machine(on),
@@ -67,18 +55,7 @@ def _by_group(found: Estimate, attribute: str, joint: str) -> dict[str, str]:
     return {group: joint.join(each) for group, each in texts.items()}
 
 
-def _term(term: Term) -> dict[str, Any]:
-    return {
-        "group": term.group,
-        "name": term.name,
-        "bytes": term.bytes,
-        "formula": term.formula,
-        "source": term.source,
-        "not_when": term.not_when,
-    }
-
-
-def _machine(on: OnMachine) -> dict[str, Any]:
+def _machine(on: OnMachine) -> Json:
     return {
         "name": on.machine.name,
         "budget_bytes": on.machine.budget_bytes,
@@ -89,7 +66,7 @@ def _machine(on: OnMachine) -> dict[str, Any]:
     }
 
 
-def _compared(one: Compared) -> dict[str, Any]:
+def _compared(one: Compared) -> Json:
     return {
         "part": one.name,
         "estimated_bytes": one.estimated_bytes,

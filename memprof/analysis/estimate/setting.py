@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memprof.errors import UsageError
+from memprof.json_values import key
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,17 @@ class Setting:
     tokens: int
     length: int = 1
     micro_batches: int = 1
-    precision: Precision = PRECISIONS["fp32"]
+    precision: Precision = field(default=PRECISIONS["fp32"], metadata=key(convert=lambda precision: precision.name))
     optimizer: str = "adamw"
     checkpoint: str = "none"
-    every: int = 1
+    every: int = field(default=1, metadata=key("checkpoint_every"))
     zero: int = 0
     ranks: int = 1
     tensor_ranks: int = 1
-    is_sequence_parallel: bool = False
-    has_flash: bool = True
-    has_dropout: bool = True
-    is_on_cpu: bool = False
+    is_sequence_parallel: bool = field(default=False, metadata=key("sequence_parallel"))
+    has_flash: bool = field(default=True, metadata=key("flash"))
+    has_dropout: bool = field(default=True, metadata=key("dropout"))
+    is_on_cpu: bool = field(default=False, metadata=key("device", lambda on_cpu: "cpu" if on_cpu else "cuda"))
 
     def __post_init__(self) -> None:
         """Rejects contradictory settings.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from memprof.json_values import LEFT_OUT
 
 #: Groups of terms, in display order.
 GROUPS = ("weights", "gradients", "optimizer", "activations", "ends", "temporaries")
@@ -32,7 +34,7 @@ class Term:
     formula: str
     source: str
     not_when: str = ""
-    moment: str = ""
+    moment: str = field(default="", metadata=LEFT_OUT)
 
 
 def sum_terms(terms: Iterable[Term]) -> int:

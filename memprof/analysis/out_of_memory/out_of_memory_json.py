@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memprof.analysis.out_of_memory.post_mortem import PostMortem
+from memprof.json_values import Json, to_json
 
 
-def post_mortem_to_json(found: PostMortem) -> dict[str, Any]:
+def post_mortem_to_json(found: PostMortem) -> Json:
     """Returns a post-mortem ready for ``json.dump``."""
     held = found.held
     return {
@@ -51,14 +50,6 @@ def post_mortem_to_json(found: PostMortem) -> dict[str, Any]:
             ],
         },
         "gradients_missing_bytes": found.gradients_missing_bytes,
-        "optimizers": [
-            {
-                "name": each.name,
-                "state_bytes": each.state_bytes,
-                "full_state_bytes": each.full_bytes,
-                "missing_bytes": each.missing_bytes,
-            }
-            for each in found.optimizers
-        ],
+        "optimizers": [{**to_json(each), "missing_bytes": each.missing_bytes} for each in found.optimizers],
         "has_whole_step": found.has_whole_step,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, b
 from memprof.analysis.report.largest import LargeStorage, find_largest
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.json_values import LEFT_OUT, key
 from memprof.replay.live import live_bytes
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
@@ -31,9 +32,9 @@ class OptimizerState:
     """
 
     name: str
-    parameter_bytes: int
+    parameter_bytes: int = field(metadata=LEFT_OUT)
     state_bytes: int
-    full_bytes: int | None
+    full_bytes: int | None = field(metadata=key("full_state_bytes"))
 
     @property
     def missing_bytes(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from memprof.analysis.plans.basis import Basis, basis_of_steps, whole_steps
 from memprof.analysis.plans.length_mix import mix_of
 from memprof.errors import InconclusiveError, PolicyError
-from memprof.planners.scaling.doubt import SEEN, size_errors
+from memprof.planners.scaling.doubt import step_with_errors
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import Samples, find_samples
 from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
@@ -63,7 +63,7 @@ def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
         "with it. A recording at a second batch (--also) measures this instead."
     )
     warnings = (how, *_far(inferred.sizes, batch))
-    step = replace(inferred.step_at(batch), size_errors=(SEEN, SEEN))
+    step = step_with_errors(inferred, batch)
     return replace(
         basis, step=step, batch=batch, scaled_by=inferred.source, peaks={}, warnings=(*basis.warnings, *warnings)
     )
@@ -133,7 +133,7 @@ def _batches(step: Step, runs: Sequence[Sequence[Step]]) -> Samples | None:
 def _scaled(
     basis: Basis, runs: Sequence[Sequence[Step]], found: Samples, sized: MeasuredSizes, size: int, what: str
 ) -> Basis:
-    step = replace(sized.step_at(size), size_errors=size_errors(sized, size))
+    step = step_with_errors(sized, size)
     numbers = {sample.step.number for sample in sized.samples if sample.run == 0}
     others = distinct_steps(step, (one for one in runs[0] if one.number not in numbers))
     how = (

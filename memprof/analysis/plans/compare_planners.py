@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from memprof.json_values import key, or_none
 from memprof.planners.base import Planner, ScheduleRequest
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
@@ -37,7 +38,7 @@ class Point:
     budget_bytes: int
     status: str
     reason: str
-    peak_bytes: int
+    peak_bytes: int = field(metadata=key("peak_allocated_bytes", or_none))
     overhead: float
     bound: float
     took_s: float

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from memprof.analysis.diff.budget import NO_BUDGET
 from memprof.analysis.plans.predict import Forecast, Side
-from memprof.analysis.plans.verify import Compared, Figures, Verification
+from memprof.analysis.plans.verify import Compared, Verification
 from memprof.analysis.report.moments import Moment
+from memprof.json_values import Json, number, to_json
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 
 #: Schema version; incremented when a key changes meaning or is removed.
 PLAN_SCHEMA = 1
-
-Json = dict[str, Any]
 
 
 def forecast_to_json(made: Forecast) -> Json:
@@ -41,14 +39,7 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "budget_bytes": budget,
         "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
-        "policies": [
-            {
-                **policy_to_json(stage.policy),
-                "peak_allocated_bytes": stage.peak_allocated_bytes,
-                "step_time_us": _number(stage.step_time_us),
-            }
-            for stage in made.stages
-        ],
+        "policies": [{**policy_to_json(stage.policy), **to_json(stage)} for stage in made.stages],
         "warnings": list(made.warnings),
     }
 
@@ -63,13 +54,13 @@ def verification_to_json(found: Verification) -> Json:
     """Returns a comparison ready for ``json.dump``."""
     return {
         "schema": PLAN_SCHEMA,
-        "predicted": _figures(found.predicted),
-        "measured": _figures(found.measured),
+        "predicted": to_json(found.predicted),
+        "measured": to_json(found.measured),
         "peak_interval_bytes": _interval(found.plan),
         "error": {
             "peak_bytes": found.peak_error_bytes,
-            "peak_ratio": _number(found.peak_error_ratio),
-            "time_ratio": _number(found.time_error_ratio),
+            "peak_ratio": number(found.peak_error_ratio),
+            "time_ratio": number(found.time_error_ratio),
         },
         **(NO_BUDGET if found.budget is None else found.budget.to_json()),
         "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
@@ -98,7 +89,7 @@ def _side(side: Side) -> Json:
         "peak_reserved_bytes": side.reserved_bytes,
         "peak_phase": side.peak.phase,
         "peak": _moment(side.peak),
-        "step_time_us": _number(side.step_time_us),
+        "step_time_us": number(side.step_time_us),
         "phases": {phase: moment.allocated_bytes for phase, moment in side.phases.items()},
         "categories": {name: size for name, size in side.categories.items() if size},
     }
@@ -113,27 +104,9 @@ def _moment(moment: Moment) -> Json:
     }
 
 
-def _figures(figures: Figures) -> Json:
-    return {
-        "peak_allocated_bytes": figures.peak_allocated_bytes,
-        "peak_phase": figures.peak_phase,
-        "peak_place": figures.peak_place,
-        "step_time_us": _number(figures.step_time_us),
-    }
-
-
 def _compared(row: Compared) -> Json:
-    return {
-        "predicted_bytes": row.predicted_bytes,
-        "measured_bytes": row.measured_bytes,
-        "error_bytes": row.predicted_bytes - row.measured_bytes,
-    }
+    return {**to_json(row), "error_bytes": row.predicted_bytes - row.measured_bytes}
 
 
 def _ratio(after: float, before: float) -> float | None:
-    return _number(after / before - 1) if before else None
-
-
-def _number(value: float) -> float | None:
-    """Returns a JSON number; None for NaN and the infinities."""
-    return value if math.isfinite(value) else None
+    return number(after / before - 1) if before else None

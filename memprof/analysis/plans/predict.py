@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis, basis_of_steps
 from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.report.sources import find_sources
+from memprof.json_values import LEFT_OUT
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
@@ -50,7 +51,7 @@ class Stage:
         step_time_us: Its step time.
     """
 
-    policy: Policy
+    policy: Policy = field(metadata=LEFT_OUT)
     peak_allocated_bytes: int
     step_time_us: float
 

@@ -10,9 +10,9 @@ from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.allocator.room import with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
-from memprof.planners.search.tried import Candidate
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memprof.analysis.plans.dry_check_results import Checked
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, Json, policy_to_json
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
 from memprof.analysis.plans.suggest import Suggestion, describe_least
-from memprof.planners.search.tried import Candidate
+from memprof.json_values import Json
+from memprof.planners.search.candidate import Candidate
 
 
 def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.plans.another_size import basis_at
 from memprof.analysis.plans.matching_step import find_alike
 from memprof.analysis.plans.predict import Side, forecast, has_untouched_step, side_of
 from memprof.errors import InconclusiveError, UsageError
+from memprof.json_values import LEFT_OUT
 from memprof.machines.catalogue import machine_of_device
 from memprof.phases import in_order
 from memprof.policies.plan.plan import Plan
@@ -39,8 +40,8 @@ class Figures:
     peak_phase: str
     peak_place: str
     step_time_us: float
-    phases: dict[str, int]
-    categories: dict[str, int]
+    phases: dict[str, int] = field(metadata=LEFT_OUT)
+    categories: dict[str, int] = field(metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Compared:
         measured_bytes: Measured value.
     """
 
-    name: str
+    name: str = field(metadata=LEFT_OUT)
     predicted_bytes: int
     measured_bytes: int
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.json_values import key, or_none
 from memprof.phases import in_order
 from memprof.trace.files.columns import Coded
 from memprof.trace.files.spool import DRY_RUN
@@ -26,9 +27,9 @@ class RankPeak:
         node: Its machine, "" where unknown.
         device: The device with most of its bytes.
         step: Number of its fullest step, None where it ran no operators.
-        op_id: Operator of the peak, its index in that step; None likewise.
         peak_bytes: Bytes allocated at the peak; None likewise.
         reserved_bytes: Peak reserved bytes of the step; None where the allocator has none, as on CPU.
+        op_id: Operator of the peak, its index in that step; None where it ran no operators.
         phase: Phase of the peak.
         op: Operator of the peak.
         module: Qualified name of its module, "" outside any module.
@@ -37,17 +38,17 @@ class RankPeak:
     """
 
     rank: int
-    node: str
+    node: str = field(metadata=key(convert=or_none))
     device: str
     step: int | None
-    op_id: int | None
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    phase: str
-    op: str
-    module: str
+    peak_bytes: int | None = field(metadata=key("peak_allocated_bytes"))
+    reserved_bytes: int | None = field(metadata=key("peak_reserved_bytes"))
+    op_id: int | None = field(metadata=key("peak_op_id"))
+    phase: str = field(metadata=key("peak_phase", or_none))
+    op: str = field(metadata=key("peak_op", or_none))
+    module: str = field(metadata=key("peak_module", or_none))
     step_time_us: float
-    ends_at: str
+    ends_at: str = field(metadata=key("ends_early", or_none))
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Spread:
         most_rank: Rank with the maximum, likewise.
     """
 
-    name: str
-    least: int
-    median: int
-    most: int
+    name: str = field(metadata=key(convert=or_none))
+    least: int = field(metadata=key("least_bytes"))
+    median: int = field(metadata=key("median_bytes"))
+    most: int = field(metadata=key("most_bytes"))
     least_rank: int
     most_rank: int
 

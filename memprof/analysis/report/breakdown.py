@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.json_values import LEFT_OUT
 from memprof.replay.live import alive_at
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
@@ -30,7 +31,7 @@ class Part(Generic[K]):
         storages: Number of its storages; kernel workspace counts as none.
     """
 
-    key: K | None
+    key: K | None = field(metadata=LEFT_OUT)
     bytes: int
     storages: int
 

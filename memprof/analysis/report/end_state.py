@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.json_values import key
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Storages
 from memprof.trace.store import Trace
 
@@ -27,12 +28,12 @@ class EndState:
     """
 
     segments: int
-    reserved: int
-    allocated: int
-    requested: int
-    pending: int
-    idle: int
-    holes: int
+    reserved: int = field(metadata=key("reserved_bytes"))
+    allocated: int = field(metadata=key("allocated_bytes"))
+    requested: int = field(metadata=key("requested_bytes"))
+    pending: int = field(metadata=key("pending_bytes"))
+    idle: int = field(metadata=key("idle_segments_bytes"))
+    holes: int = field(metadata=key("holes_bytes"))
 
 
 def is_end_state_only(trace: Trace) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from memprof.analysis.report.breakdown import Holding
-from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.analysis.report.sources import SourceLine, Sources, source_to_json
+from memprof.json_values import LEFT_OUT, inline, key, or_none
 from memprof.trace.schema import NONE
 
 
@@ -35,13 +36,13 @@ class LargeStorage:
     allocated_bytes: int
     requested_bytes: int
     category: str
-    name: str
-    shape: str
-    dtype: str
+    name: str = field(metadata=key(convert=or_none))
+    shape: str = field(metadata=key(convert=or_none))
+    dtype: str = field(metadata=key(convert=or_none))
     module: str | None
-    module_title: str | None
+    module_title: str | None = field(metadata=LEFT_OUT)
     op: str | None
-    source: SourceLine | None
+    source: SourceLine | None = field(metadata=inline(source_to_json))
     created_op_id: int | None
     freed_op_id: int | None
     age_ops: int | None

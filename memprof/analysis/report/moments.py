@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.analysis.report.sources import SourceLine, Sources, source_to_json
+from memprof.json_values import LEFT_OUT, inline
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -32,8 +33,8 @@ class Moment:
     phase: str
     op: str
     module: str | None
-    module_title: str | None
-    source: SourceLine | None
+    module_title: str | None = field(metadata=LEFT_OUT)
+    source: SourceLine | None = field(metadata=inline(source_to_json))
     allocated_bytes: int
 
     def describe(self) -> str:
@@ -53,7 +54,7 @@ class CategoryMaximum:
         op_id: The first operator that reaches it.
     """
 
-    category: str
+    category: str = field(metadata=LEFT_OUT)
     maximum_bytes: int
     op_id: int
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.saved import SavedStorages
+from memprof.json_values import LEFT_OUT
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -24,7 +25,7 @@ class RecomputeCost:
         flops: Floating point operations of these.
     """
 
-    node: int
+    node: int = field(metadata=LEFT_OUT)
     freed_bytes: int
     time_us: float
     flops: int

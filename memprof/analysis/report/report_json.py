@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
-from typing import Any
-
 import numpy as np
 
 from memprof.analysis.out_of_memory.out_of_memory_json import post_mortem_to_json
 from memprof.analysis.ranks.ranks_json import spreads_to_json
 from memprof.analysis.report.breakdown import Breakdown
-from memprof.analysis.report.largest import LargeStorage, find_largest
+from memprof.analysis.report.largest import find_largest
 from memprof.analysis.report.module_tree import ModuleTree
-from memprof.analysis.report.moments import Moment
 from memprof.analysis.report.report import MomentSplit, RankSummary, Report
-from memprof.analysis.report.sources import SourceLine
+from memprof.analysis.report.sources import source_to_json
 from memprof.analysis.report.tree_rows import bytes_by_node
+from memprof.json_values import Json, number, to_json
 from memprof.policies.plan.plan_tables import policy_tables
 
 #: Schema version; incremented when a key changes meaning or is removed.
 REPORT_SCHEMA = 1
-
-Json = dict[str, Any]
 
 
 def report_to_json(report: Report, largest: int) -> Json:
@@ -49,13 +43,13 @@ def report_to_json(report: Report, largest: int) -> Json:
         "notes": [note.text for note in report.notes],
         "rank": report.rank,
         "step": step.number,
-        "step_time_us": _number(step.duration_us),
+        "step_time_us": number(step.duration_us),
         "steps": [
             {
                 "step": one.step,
                 "kind": one.kind,
                 "complete": one.is_complete,
-                "duration_us": _number(one.duration_us),
+                "duration_us": number(one.duration_us),
                 "peak_allocated_bytes": one.peak.allocated_bytes if one.peak else None,
                 "peak_phase": one.peak.phase if one.peak else None,
                 "peak_op_id": one.peak.op_id if one.peak else None,
@@ -63,38 +57,21 @@ def report_to_json(report: Report, largest: int) -> Json:
             for one in report.steps
         ],
         **({} if report.run is None else {"run": report.run}),
-        "peak": {**_moment(report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
+        "peak": {**to_json(report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
         "at_peak": _split(report, report.at_peak, largest),
-        "phases": {moment.phase: _moment(moment) for moment in report.phase_peaks},
-        "categories": {
-            one.category: {"maximum_bytes": one.maximum_bytes, "op_id": one.op_id}
-            for one in report.category_maxima.values()
-        },
+        "phases": {moment.phase: to_json(moment) for moment in report.phase_peaks},
+        "categories": to_json(report.category_maxima),
         "saved": _saved(report),
         "recompute": [
-            {
-                "module": report.tree.names[cost.node],
-                "type": report.tree.types[cost.node],
-                "freed_bytes": cost.freed_bytes,
-                "time_us": _number(cost.time_us),
-                "flops": cost.flops,
-            }
+            {"module": report.tree.names[cost.node], "type": report.tree.types[cost.node], **to_json(cost)}
             for cost in report.recompute
         ],
-        "recomputed_us": _number(report.recomputed_us),
-        "host": [
-            {
-                "role": process.role,
-                "pid": process.pid,
-                "maximum_rss_bytes": process.maximum_rss_bytes,
-                "maximum_private_bytes": process.maximum_private_bytes,
-            }
-            for process in report.host
-        ],
-        "devices": [{**asdict(use), "used_bytes": use.used_bytes} for use in report.devices],
+        "recomputed_us": number(report.recomputed_us),
+        "host": to_json(report.host),
+        "devices": [{**to_json(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
     if report.at_moment is not None:
-        result["moment"] = _moment(report.at_moment.moment)
+        result["moment"] = to_json(report.at_moment.moment)
         result["at_moment"] = _split(report, report.at_moment, largest)
     if report.ranks:
         result["ranks"] = [_rank(one) for one in report.ranks]
@@ -104,49 +81,20 @@ def report_to_json(report: Report, largest: int) -> Json:
     return result
 
 
-def _moment(moment: Moment) -> Json:
-    return {
-        "step": moment.step,
-        "op_id": moment.op_id,
-        "phase": moment.phase,
-        "op": moment.op,
-        "module": moment.module,
-        **_source(moment.source),
-        "allocated_bytes": moment.allocated_bytes,
-    }
-
-
-def _source(source: SourceLine | None) -> Json:
-    return {
-        "source": source.place if source else None,
-        "file": source.file if source else None,
-        "line": source.line if source else None,
-        "function": source.function if source else None,
-    }
-
-
 def _split(report: Report, split: MomentSplit, largest: int) -> Json:
     """Returns live memory at a moment; the rows of every list but ``largest_storages`` sum to the whole."""
     return {
         "allocated_bytes": split.moment.allocated_bytes,
         "by_category": {str(part.key): part.bytes for part in split.by_category.parts},
         "by_module": _modules(split.by_module, report.tree),
-        "by_op": [{"op": part.key, "bytes": part.bytes, "storages": part.storages} for part in split.by_op.parts],
-        "by_source": [
-            {**_source(part.key), "bytes": part.bytes, "storages": part.storages} for part in split.by_source.parts
-        ],
+        "by_op": [{"op": part.key, **to_json(part)} for part in split.by_op.parts],
+        "by_source": [{**source_to_json(part.key), **to_json(part)} for part in split.by_source.parts],
         "by_stack": [
-            {
-                "frames": [f"{line.file}:{line.line}:{line.function}" for line in part.key or ()],
-                "bytes": part.bytes,
-                "storages": part.storages,
-            }
+            {"frames": [f"{line.file}:{line.line}:{line.function}" for line in part.key or ()], **to_json(part)}
             for part in split.by_stack.parts
         ],
-        "by_phase": [
-            {"phase": part.key, "bytes": part.bytes, "storages": part.storages} for part in split.by_phase.parts
-        ],
-        "largest_storages": [_storage(one) for one in find_largest(split.holding, report.sources, largest)],
+        "by_phase": [{"phase": part.key, **to_json(part)} for part in split.by_phase.parts],
+        "largest_storages": to_json(find_largest(split.holding, report.sources, largest)),
     }
 
 
@@ -189,24 +137,6 @@ def _saved(report: Report) -> Json:
     }
 
 
-def _storage(storage: LargeStorage) -> Json:
-    return {
-        "allocated_bytes": storage.allocated_bytes,
-        "requested_bytes": storage.requested_bytes,
-        "category": storage.category,
-        "name": storage.name or None,
-        "shape": storage.shape or None,
-        "dtype": storage.dtype or None,
-        "module": storage.module,
-        "op": storage.op,
-        **_source(storage.source),
-        "created_op_id": storage.created_op_id,
-        "freed_op_id": storage.freed_op_id,
-        "age_ops": storage.age_ops,
-        "age_us": _number(storage.age_us),
-    }
-
-
 def _rank(one: RankSummary) -> Json:
     return {
         "rank": one.rank,
@@ -214,10 +144,5 @@ def _rank(one: RankSummary) -> Json:
         "device": one.device,
         "peak_allocated_bytes": one.peak.allocated_bytes if one.peak else None,
         "peak_phase": one.peak.phase if one.peak else None,
-        "step_time_us": _number(one.step_time_us),
+        "step_time_us": number(one.step_time_us),
     }
-
-
-def _number(value: float) -> float | None:
-    """Returns a JSON number; None for NaN and the infinities."""
-    return value if math.isfinite(value) else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memprof.cli.options.grouped import option
 from memprof.errors import PolicyError
 from memprof.policies.registry import policy_types
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_GROUP = "Plan and policies"
 
 
 def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
@@ -29,22 +32,25 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
     """
 
     def decorate(command: F) -> F:
-        command = click.option(
+        command = option(
             "--world-size",
+            group=_GROUP,
             type=click.IntRange(min=1),
             metavar="N",
             help="Number of ranks for --shard, or for the plan's shard.",
         )(command)
         for kind in reversed(policy_types()):
-            command = click.option(
+            command = option(
                 f"--{kind.name}",
+                group=_GROUP,
                 multiple=True,
                 metavar=kind.flag_example or "SETTINGS",
                 help=_sentence(kind.flag_help),
             )(command)
-        return click.option(
+        return option(
             "--plan",
             "plan_path",
+            group=_GROUP,
             type=click.Path(path_type=Path),
             envvar=envvar,
             metavar="FILE",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memprof.cli.options.grouped import option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,19 +19,47 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SOME_PEAK_BYTES = 1 << 40
 
 
+def budget_options(command: F) -> F:
+    """Adds ``--budget`` and ``--machine``, which the command passes to ``read_budget``."""
+    budget = option(
+        "--budget",
+        group="Budget and device",
+        metavar="SIZE",
+        help="Maximum peak memory: 24GiB, or 60% of the recorded peak.",
+    )
+    machine = option(
+        "--machine",
+        group="Budget and device",
+        metavar="NAME",
+        help="Budget of this device, such as rtx3090 or a100-80g.",
+    )
+    return budget(machine(command))
+
+
+def step_options(command: F) -> F:
+    """Adds ``--step`` and ``--rank``, the step to plan for; the command takes ``step_number`` and ``rank``."""
+    number = click.IntRange(min=0)
+    step = option("--step", "step_number", group="Recorded steps", type=number, metavar="N", help="Plan for this step.")
+    rank = option("--rank", group="Recorded steps", type=number, metavar="N", help="Plan for this rank.")
+    return step(rank(command))
+
+
 def search_options(command: F) -> F:
     """Adds ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
     The command takes them as ``**asked`` and passes them to ``read_search_request``.
     """
     options = (
-        click.option("--budget", metavar="SIZE", help="Maximum peak memory: 24GiB, or 60% of the recorded peak."),
-        click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g."),
-        click.option("--allow", multiple=True, metavar="POLICY", help="Use only this policy; may be repeated."),
-        click.option("--forbid", multiple=True, metavar="POLICY", help="Do not use this policy; may be repeated."),
-        click.option("--max-slowdown", metavar="SHARE", help="Maximum increase of the step time: 15%."),
-        click.option(
+        option(
+            "--allow", group="Search", multiple=True, metavar="POLICY", help="Use only this policy; may be repeated."
+        ),
+        option(
+            "--forbid", group="Search", multiple=True, metavar="POLICY", help="Do not use this policy; may be repeated."
+        ),
+        option("--max-slowdown", group="Search", metavar="SHARE", help="Maximum increase of the step time: 15%."),
+        option(
             "--time-limit",
+            group="Search",
             type=click.FloatRange(min=0.1),
             default=60.0,
             metavar="SECONDS",
@@ -38,9 +67,26 @@ def search_options(command: F) -> F:
             help="Time limit of the search.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    for add in reversed(options):
+        command = add(command)
+    return budget_options(command)
+
+
+def read_budget(budget: str | None, machine: str | None) -> Callable[[int], int]:
+    """Validates the budget options.
+
+    Returns:
+        A function that returns the budget in bytes for the recorded peak in bytes.
+
+    Raises:
+        UsageError: The budget is invalid or missing, or the device is unknown.
+    """
+    from memprof.machines.budget import parse_budget
+    from memprof.machines.catalogue import find_machine
+
+    device = find_machine(machine) if machine else None
+    parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
+    return lambda recorded_peak_bytes: parse_budget(budget, recorded_peak_bytes, device)
 
 
 def read_search_request(
@@ -60,19 +106,16 @@ def read_search_request(
         UsageError: An option is invalid.
         PolicyError: Unknown policy.
     """
-    from memprof.machines.budget import parse_budget
-    from memprof.machines.catalogue import find_machine
     from memprof.planners.search.explore import SearchRequest
     from memprof.planners.search.workbench import allowed_names
     from memprof.policies.registry import default_policies
 
-    device = find_machine(machine) if machine else None
     names = (_names(allow), _names(forbid))
     slowdown = _share(max_slowdown)
 
     def search_request(recorded_peak_bytes: int, **more: Any) -> SearchRequest:
         return SearchRequest(
-            budget_bytes=parse_budget(budget, recorded_peak_bytes, device),
+            budget_bytes=budget_of(recorded_peak_bytes),
             allow=names[0],
             forbid=names[1],
             most_slowdown=slowdown,
@@ -81,7 +124,7 @@ def read_search_request(
         )
 
     allowed_names(*names, default_policies())
-    parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
+    budget_of = read_budget(budget, machine)
     return search_request
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memprof.cli.options.grouped import option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,30 +26,40 @@ def size_options(command: F) -> F:
     The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``AskedSize`` from them.
     """
     options = (
-        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch size."),
-        click.option(
+        option(
+            "--at-batch",
+            "batch",
+            group="Another size",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Plan for this batch size.",
+        ),
+        option(
             "--at-length",
             "length",
+            group="Another size",
             type=click.IntRange(min=1),
             metavar="N",
             help="Plan for sequences of this length, from a recording with several lengths.",
         ),
-        click.option(
+        option(
             "--lengths",
+            group="Another size",
             type=click.Path(path_type=Path),
             metavar="FILE",
             help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
-        click.option(
+        option(
             "--also",
+            group="Another size",
             multiple=True,
             type=click.Path(),
             metavar="TRACE",
             help="A recording of the same job at another size; may be repeated.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
+    for add in reversed(options):
+        command = add(command)
     return command
 
 

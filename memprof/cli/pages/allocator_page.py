@@ -162,7 +162,7 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
                 style="dim",
             )
         )
-    table = make_table("way", ">bytes", ">above the bound")
+    table = make_table("method", ">bytes", ">above the bound")
     rows: list[tuple[str, int | None]] = [
         (f"all {report.storages:,} storages and workspaces, without reuse", report.total),
         ("caching allocator: reserved, as modelled", report.reserved),
@@ -260,7 +260,7 @@ def _segments(report: AllocatorReport, rows: int) -> Table:
 def _outcomes(report: AllocatorReport) -> Table:
     has_retries = any(one.retries for one in report.outcomes)
     more = (">cache emptied", ">failed") if has_retries else ()
-    table = make_table("PYTORCH_ALLOC_CONF", ">reserved peak", ">against now", ">given out", ">grew", *more)
+    table = make_table("PYTORCH_ALLOC_CONF", ">reserved peak", ">vs. now", ">allocated peak", ">segments added", *more)
     for place, one in enumerate(report.outcomes):
         name = (one.name or "torch's defaults") + (" (now)" if place == 0 else "")
         table.add_row(

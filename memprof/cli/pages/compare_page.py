@@ -1,10 +1,9 @@
-"""`memprof suggest --compare`: the predicted peak and time of every planner at every budget."""
+"""The page of `memprof planners`: the predicted peak and time of every planner at every budget."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from memprof.analysis.plans.compare_planners import SHARES, Point, compare_plann
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.cli.page import Page, cell, make_table
 from memprof.cli.progress import PointBar
+from memprof.json_values import to_json
 from memprof.planners.registry import planner_types
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -32,7 +32,7 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
     with PointBar(len(SHARES) * len(planner_types())) as bar:
         points = compare_planners(step, time_limit_s=time_limit_s, link_bytes_per_us=link_of(opened), report=bar.add)
     if is_json:
-        print(json.dumps({"schema": PLAN_SCHEMA, "points": [_json(point) for point in points]}, indent=2))
+        print(json.dumps({"schema": PLAN_SCHEMA, "points": to_json(points)}, indent=2))
         return
     page = Page.for_stdout()
     budgets = {point.share: point.budget_bytes for point in points}
@@ -64,21 +64,7 @@ def _entry(point: Point) -> str:
 
 
 def _sources() -> Table:
-    table = make_table("planner", "what it does", "source")
+    table = make_table("planner", "method", "source")
     for kind in planner_types():
         table.add_row(cell(kind.name), cell(kind.summary), cell(kind.source))
     return table
-
-
-def _json(point: Point) -> dict[str, Any]:
-    return {
-        "planner": point.planner,
-        "share": point.share,
-        "budget_bytes": point.budget_bytes,
-        "status": point.status,
-        "reason": point.reason,
-        "peak_allocated_bytes": point.peak_bytes or None,
-        "overhead": None if math.isnan(point.overhead) else point.overhead,
-        "bound": point.bound,
-        "took_s": point.took_s,
-    }

@@ -1,11 +1,12 @@
-"""`memprof suggest --devices`: how many devices a job needs, and the peak of each."""
+"""The page of `memprof devices`: how many devices a job needs, and the peak of each."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -18,16 +19,13 @@ from memprof.machines.catalogue import Accelerator
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_us
 
-if TYPE_CHECKING:
-    from memprof.planners.search.explore import SearchRequest
-
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
 
 def show_devices(
     basis: Basis,
     trace: str,
-    search_request: Callable[..., SearchRequest],
+    budget_of: Callable[[int], int],
     machine: Accelerator | None,
     written: Path | None,
     *,
@@ -38,7 +36,7 @@ def show_devices(
     Args:
         basis: The recorded step.
         trace: Name of the recording.
-        search_request: Makes the search request from the recorded peak.
+        budget_of: Returns the budget in bytes for the recorded peak in bytes.
         machine: The device, for its interconnect bandwidth.
         written: Path for the plan that fits, or None.
         is_json: Print JSON instead.
@@ -48,7 +46,7 @@ def show_devices(
     """
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))
-    budget_bytes = search_request(peak).budget_bytes
+    budget_bytes = budget_of(peak)
     found = devices_needed(step, budget_bytes, machine)
     if written is not None and found.needed is not None and not found.fits_alone:
         from memprof.policies.plan.plan import Plan
@@ -117,9 +115,10 @@ def _next(found: Devices, trace: str, written: Path | None) -> str:
     if found.fits_alone:
         return "next: no action needed"
     if found.needed is None:
-        return f"next: memprof suggest {trace} --budget {found.budget_bytes}  (checkpointing shrinks activations)"
+        command = f"memprof suggest {shlex.quote(trace)} --budget {found.budget_bytes}"
+        return f"next: {command}  (checkpointing shrinks activations)"
     if written is not None:
-        return f"next: memprof record --plan {written} train.py"
+        return f"next: memprof record --plan {shlex.quote(str(written))} train.py"
     policy = found.needed.policy
     return f"next: memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} train.py"
 

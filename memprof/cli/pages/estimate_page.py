@@ -134,7 +134,7 @@ def _letters(found: Estimate) -> str:
 
 
 def _compared_table(compared: tuple[Compared, ...]) -> Table:
-    table = make_table("part", ">formula", ">recorded", ">error", ">", "held against")
+    table = make_table("part", ">formula", ">recorded", ">error", ">", "compared with")
     for one in compared:
         if not one.error_bytes:
             error, share = "exact", ""

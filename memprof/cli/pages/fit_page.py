@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, Json, policy_to_json
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
+from memprof.json_values import Json
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.request import FitResult
 from memprof.units import format_bytes, format_bytes_of, format_us
@@ -182,10 +183,9 @@ def _is_compiled(attempt: Attempt) -> bool:
 def _measured(measured: Measured | None) -> Json | None:
     if measured is None:
         return None
-    time_us = measured.step_time_us
     return {
         "peak_allocated_bytes": measured.peak_bytes,
-        "step_time_us": time_us if math.isfinite(time_us) else None,
+        "step_time_us": measured.step_time_us if math.isfinite(measured.step_time_us) else None,
         "rank": measured.rank,
     }
 

@@ -1,4 +1,4 @@
-"""`memprof suggest --maximise`: the largest batch, or the longest sequence, that fits."""
+"""The page of `memprof largest`: the largest batch, or the longest sequence, that fits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rich.text import Text
 
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
-from memprof.analysis.plans.suggest import place_of
+from memprof.analysis.plans.suggest import describe_peak, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.largest import Largest, find_largest, sized_step
-from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
 from memprof.replay.live import live_bytes
@@ -95,7 +95,7 @@ def _fill(
     page.add(
         Text(
             printable(
-                f"{noun} within {budget}: {found.size}, with {plan}; peak {format_bytes(best.peak_bytes)}, step "
+                f"{noun} within {budget}: {found.size}, with {plan}; peak {describe_peak(best)}, step "
                 f"{format_us(best.step_time_us)}."
             ),
             style="bold",
@@ -141,7 +141,7 @@ def _table(found: Largest, what: str) -> Table:
             table.add_row(
                 str(one.size),
                 Text(printable(best.plan.describe() if best.policies else "as it is")),
-                format_bytes(best.peak_bytes),
+                describe_peak(best),
                 format_us(best.step_time_us),
                 format_us(best.step_time_us / one.size),
                 cell(place_of(best)),

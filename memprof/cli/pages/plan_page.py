@@ -153,7 +153,7 @@ def _facts(made: Forecast) -> str:
 
 
 def _stage_table(made: Forecast) -> Table:
-    table = make_table("policy", ">peak", ">change", ">step time", "how known", "numerics")
+    table = make_table("policy", ">peak", ">change", ">step time", "source", "numerics")
     before = made.recorded.peak.allocated_bytes
     for stage in made.stages:
         table.add_row(

@@ -147,7 +147,7 @@ def largest(report: Report, holding: Holding, limit: int) -> Table:
 
 def recompute(report: Report, limit: int) -> Table:
     """Draws each module's recompute time and the bytes it would free, best ratio first."""
-    table = make_table("module", ">frees", ">costs", ">of step", ">work", ">frees per us")
+    table = make_table("module", ">frees", ">recompute", ">of step", ">work", ">frees per us")
     worth = _WORTH_A_ROW * report.saved_summary.by_module.total_bytes
     costs = [cost for cost in report.recompute if cost.freed_bytes >= worth]
     for cost in costs[:limit]:

@@ -16,7 +16,7 @@ from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.check_page import check_table, describe_check, describe_none
 from memprof.cli.pages.plan_page import fill_basis
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof.trace.secrets.masking import is_masked
 from memprof.units import format_bytes, format_bytes_change, format_us
 
@@ -141,7 +141,7 @@ def _change(one: Candidate, recorded: Candidate) -> str:
 def _plan_table(found: Suggestion) -> Table:
     on_device = found.basis.step.is_on_device()
     extra = [">reserved"] if on_device else []
-    table = make_table("", "plan", ">peak", *extra, ">saved", ">step time", ">change", "peak in", "known, numbers")
+    table = make_table("", "plan", ">peak", *extra, ">saved", ">step time", ">change", "peak in", "source, numerics")
     recorded = found.answer.recorded
     for number, (one, reserved) in enumerate(
         zip(found.plans[:_MOST_ROWS], found.reserved[:_MOST_ROWS], strict=True), start=1
@@ -161,7 +161,7 @@ def _plan_table(found: Suggestion) -> Table:
 
 
 def _other_table(found: Suggestion) -> Table:
-    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "largest part")
+    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "largest category")
     budget, recorded = found.answer.search_request.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
         over = found.answer.search_request.needed(one) - budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -113,15 +114,15 @@ def check(
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
     elif is_failed:
-        print(printable(f"next: memprof suggest {trace} {_limit(budget, machine)}  what makes it fit"))
+        print(printable(f"next: memprof suggest {shlex.quote(trace)} {_limit(budget, machine)}  what makes it fit"))
     return status
 
 
 def _limit(budget: str | None, machine: str | None) -> str:
     """Returns the options with which `memprof suggest` searches below the limit that was exceeded."""
     if budget is None and machine is not None:
-        return f"--machine {machine}"
-    return f"--budget {budget or '80%'}"
+        return f"--machine {shlex.quote(machine)}"
+    return f"--budget {shlex.quote(budget or '80%')}"
 
 
 def _another_plan(path: str, found: BudgetVerdict) -> list[tuple[str, str]]:

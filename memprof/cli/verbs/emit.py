@@ -16,7 +16,7 @@ from memprof.trace.files.place import check_output
 if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.emit.emission import Emitted
-    from memprof.planners.search.tried import Candidate
+    from memprof.planners.search.candidate import Candidate
     from memprof.policies.plan.plan import Plan
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,54 +21,100 @@ _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   memprof estimate gpt3-175b --batch 1 --precision bf16-mixed --checkpoint layers --zero 3 --ranks 64
   memprof estimate --transformer layers=12,width=768,heads=12,vocab=50257 --batch 8 --seq 1024 --machine rtx3090
-  memprof estimate --mlp 784,512,10 --batch 64 --explain"""
+  memprof estimate --mlp 784,512,10 --batch 64 --explain""",
 )
 @click.argument("model", required=False, metavar="[MODEL]")
-@click.option("--transformer", metavar="KEY=VALUE,...", help="Shape: layers=12,width=768,heads=12,vocab=50257.")
-@click.option("--mlp", metavar="WIDTH,...", help="Linear layers with ReLU between them: 784,512,10.")
-@click.option("--conv", metavar="LAYERS", help="Convolutions: 3x32x32,16k3p1,bn,relu,avgpool,linear10.")
-@click.option("--parameters", metavar="N", help="Only a parameter count, such as 7B: no activations.")
-@click.option(
-    "--from", "recorded", type=click.Path(), metavar="TRACE", help="Compare the formulas with this recording."
+@option(
+    "--transformer", group="Model", metavar="KEY=VALUE,...", help="Shape: layers=12,width=768,heads=12,vocab=50257."
 )
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1).")
-@click.option(
-    "--seq", "length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample (the model's context)."
+@option("--mlp", group="Model", metavar="WIDTH,...", help="Linear layers with ReLU between them: 784,512,10.")
+@option("--conv", group="Model", metavar="LAYERS", help="Convolutions: 3x32x32,16k3p1,bn,relu,avgpool,linear10.")
+@option("--parameters", group="Model", metavar="N", help="Only a parameter count, such as 7B: no activations.")
+@option(
+    "--from",
+    "recorded",
+    group="Model",
+    type=click.Path(),
+    metavar="TRACE",
+    help="Compare the formulas with this recording.",
 )
-@click.option("--tokens", metavar="N", help="Tokens of a rank for one update, such as 1M, in place of --batch.")
-@click.option(
-    "--micro-batches", type=click.IntRange(min=1), default=1, metavar="N", help="Parts of a batch, in turn (1)."
+@option(
+    "--batch", group="Training", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1)."
 )
-@click.option("--precision", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32).")
-@click.option("--optimizer", type=click.Choice(_OPTIMIZERS), help="The optimizer (adamw).")
-@click.option(
-    "--checkpoint", metavar="WHAT", help="What is recomputed: none, selective, layers, or layers:K for every K-th."
+@option(
+    "--seq",
+    "length",
+    group="Training",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tokens of a sample (the model's context).",
 )
-@click.option("--flash/--no-flash", default=True, help="Attention that does not materialize its scores, or does.")
-@click.option("--no-dropout", is_flag=True, help="Without dropout, where the model has it.")
-@click.option("--zero", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0).")
-@click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Data-parallel ranks (1).")
-@click.option(
+@option(
+    "--tokens", group="Training", metavar="N", help="Tokens of a rank for one update, such as 1M, in place of --batch."
+)
+@option(
+    "--micro-batches",
+    group="Training",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Parts of a batch, in turn (1).",
+)
+@option(
+    "--precision", group="Training", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32)."
+)
+@option("--optimizer", group="Training", type=click.Choice(_OPTIMIZERS), help="The optimizer (adamw).")
+@option(
+    "--checkpoint",
+    group="Training",
+    metavar="WHAT",
+    help="What is recomputed: none, selective, layers, or layers:K for every K-th.",
+)
+@option(
+    "--flash/--no-flash",
+    group="Training",
+    default=True,
+    help="Attention that does not materialize its scores, or does.",
+)
+@option("--no-dropout", group="Training", is_flag=True, help="Without dropout, where the model has it.")
+@option(
+    "--zero", group="Parallelism", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0)."
+)
+@option("--ranks", group="Parallelism", metavar="N", type=click.IntRange(min=1), help="Data-parallel ranks (1).")
+@option(
     "--tensor-parallel",
     "tensor_ranks",
+    group="Parallelism",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
     help="Tensor-parallel ranks (1).",
 )
-@click.option("--sequence-parallel", is_flag=True, help="Also shard activations outside the layers' matrix products.")
-@click.option(
-    "--device", type=click.Choice(("cuda", "cpu")), help="Where it runs: how wide dropout's masks are (cuda)."
+@option(
+    "--sequence-parallel",
+    group="Parallelism",
+    is_flag=True,
+    help="Also shard activations outside the layers' matrix products.",
 )
-@click.option(
-    "--machine", metavar="NAME", help="Print the fraction of this device's memory, and the number of devices needed."
+@option(
+    "--device",
+    group="Device",
+    type=click.Choice(("cuda", "cpu")),
+    help="Where it runs: how wide dropout's masks are (cuda).",
 )
-@click.option("--explain", is_flag=True, help="Each formula's source and limitations.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
+@option(
+    "--machine",
+    group="Device",
+    metavar="NAME",
+    help="Print the fraction of this device's memory, and the number of devices needed.",
+)
+@option("--explain", group="Output", is_flag=True, help="Each formula's source and limitations.")
+@option("--json", "is_json", group="Output", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 def estimate(
     model: str | None,
     transformer: str | None,

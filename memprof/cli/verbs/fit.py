@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.grouped import option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.verbs.record import RecordCommand
 from memprof.errors import GateFailedError
@@ -52,49 +53,80 @@ class FitCommand(RecordCommand):
     epilog=_EPILOG,
 )
 @search_options
-@click.option(
+@option(
     "-o",
     "--output",
+    group="Output",
     type=click.Path(path_type=Path),
     metavar="FOLDER|PLAN",
     help="Folder for the plan and the recordings, or a plan file (.toml).  [default: <script>.<time>.fit]",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace the files of an earlier fit.")
-@click.option("--skip", type=click.IntRange(min=0), default=2, show_default=True, metavar="N", help="Steps to skip.")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Steps to record.")
-@click.option(
-    "--stop/--no-stop", default=True, show_default=True, help="End each run after the recorded steps, or let it train."
+@option("-f", "--force", group="Output", is_flag=True, help="Replace the files of an earlier fit.")
+@option(
+    "--skip",
+    group="Recorded steps",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Steps to skip.",
 )
-@click.option(
+@option(
+    "--steps",
+    group="Recorded steps",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Steps to record.",
+)
+@option(
+    "--stop/--no-stop",
+    group="Recorded steps",
+    default=True,
+    show_default=True,
+    help="End each run after the recorded steps, or let it train.",
+)
+@option(
     "--verify",
+    group="Runs under a plan",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     metavar="N",
     help="Verify up to N different plans and keep the fastest.",
 )
-@click.option(
+@option(
     "--attempts",
+    group="Runs under a plan",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
     metavar="N",
     help="Maximum runs under a plan.",
 )
-@click.option(
+@option(
     "--compile",
     "compiles",
+    group="Runs under a plan",
     is_flag=True,
     help="Also run the job compiled (torch.compile), and keep that if it is the fastest that fits.",
 )
-@click.option(
+@option(
     "--dry-run/--no-dry-run",
+    group="Runs under a plan",
     default=True,
     show_default=True,
     help="Dry-run each plan first, and skip those that do not fit as applied.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
-@click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
+@option(
+    "--json",
+    "is_json",
+    group="Output",
+    is_flag=True,
+    help="Print everything as JSON: bytes, microseconds, stable keys.",
+)
+@option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
 @click.pass_context
 def fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
         _print_page(imported)
     for remark in imported.remarks:
         tell(f"{remark}")
-    tell(f"wrote {target}; next: memprof report {target}")
+    tell(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
 
 
 def _stem(file: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
 from memprof.cli.options.size_options import AskedSize, size_options
 from memprof.errors import UsageError
@@ -16,38 +17,60 @@ from memprof.trace.files.place import find_place, refuse_existing
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   memprof predict run.memprof --checkpoint 'layers.*' --write plan.toml
-  memprof predict run.memprof --plan plan.toml -o predicted.memprof"""
+  memprof predict run.memprof --plan plan.toml -o predicted.memprof""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @plan_options()
-@click.option(
+@option(
     "--budget",
+    group="Budget and device",
     metavar="SIZE",
     help="Maximum peak memory, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
 )
-@click.option(
+@option(
     "--write",
     "written",
+    group="Output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the plan with its prediction and budget to this TOML file.",
 )
-@click.option(
+@option(
     "-o",
     "--output",
+    group="Output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the predicted step to this trace.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
-@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
-@click.option("--machine", metavar="NAME", help="Give times on this device, such as rtx3090 or a100-80g.")
+@option("-f", "--force", group="Output", is_flag=True, help="Replace the files if they exist.")
+@option(
+    "--step",
+    "step_number",
+    group="Recorded steps",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Start from this step.",
+)
+@option(
+    "--machine",
+    group="Budget and device",
+    metavar="NAME",
+    help="Give times on this device, such as rtx3090 or a100-80g.",
+)
 @size_options
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@option("--rank", group="Recorded steps", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
+@option(
+    "--json",
+    "is_json",
+    group="Output",
+    is_flag=True,
+    help="Print everything as JSON: bytes, microseconds, stable keys.",
+)
 def predict(
     trace: str,
     plan_path: Path | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
@@ -32,7 +33,7 @@ Examples:
 """
 
 
-class RecordCommand(click.Command):
+class RecordCommand(GroupedCommand):
     """A command whose own options end where the job begins, with defaults from pyproject.toml."""
 
     def make_context(
@@ -68,18 +69,22 @@ class RecordCommand(click.Command):
     options_metavar="[OPTIONS]",
     epilog=_EPILOG,
 )
-@click.option(
+@option(
     "-o",
     "--output",
+    group="Output",
     type=click.Path(),
     envvar="MEMPROF_OUTPUT",
     metavar="FILE",
     help="File to write, or an address such as s3://bucket/run.memprof.  [default: <script>.<time>.memprof]",
 )
-@click.option("-f", "--force", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
-@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends.")
-@click.option(
+@option("-f", "--force", group="Output", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
+@option(
+    "-q", "--quiet", group="Output", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends."
+)
+@option(
     "--skip",
+    group="Recorded steps",
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
@@ -87,8 +92,9 @@ class RecordCommand(click.Command):
     metavar="N",
     help="Steps to skip first.",
 )
-@click.option(
+@option(
     "--steps",
+    group="Recorded steps",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
@@ -96,45 +102,53 @@ class RecordCommand(click.Command):
     metavar="N",
     help="Steps to record.",
 )
-@click.option("--stop", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps.")
-@click.option(
+@option(
+    "--stop", group="Recorded steps", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps."
+)
+@option(
     "--light",
+    group="Recorded steps",
     is_flag=True,
     envvar="MEMPROF_LIGHT",
     help="Follow the whole run with a few percent overhead, instead of recording some steps in full.",
 )
-@click.option(
+@option(
     "--dry-run/--no-dry-run",
+    group="Dry run",
     envvar="MEMPROF_DRY_RUN",
     help="Run the job on tensors without memory, in seconds, to measure what it would need.",
 )
-@click.option(
+@option(
     "--device",
+    group="Dry run",
     default="",
     envvar="MEMPROF_DEVICE",
     metavar="NAME",
     help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
-@click.option(
+@option(
     "--keep-arguments",
+    group="Output",
     is_flag=True,
     envvar="MEMPROF_KEEP_ARGUMENTS",
     help="Write the job's arguments unmasked, passwords and tokens included.",
 )
-@click.option(
+@option(
     "--budget",
+    group="Budget",
     envvar="MEMPROF_BUDGET",
     metavar="SIZE",
     help="Maximum peak memory, compared with the measured peak: 24GiB.  [default: the plan's]",
 )
-@click.option(
+@option(
     "--fail-over-budget",
+    group="Budget",
     is_flag=True,
     envvar="MEMPROF_FAIL_OVER_BUDGET",
     help="If the job succeeds, exit with 4 over the budget, 3 if that was not measured.",
 )
 @plan_options(envvar="MEMPROF_PLAN")
-@click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
+@option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
 @click.pass_context
 def record(

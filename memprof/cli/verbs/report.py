@@ -12,6 +12,7 @@ import click
 
 from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
+from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,41 +50,64 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   memprof report run.memprof
   memprof report run.memprof --by module --at 4:812
   memprof report run.memprof --allocator
   memprof report run.memprof --html report.html --scrub
-  memprof report run.memprof --json | python -m json.tool | less"""
+  memprof report run.memprof --json | python -m json.tool | less""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option(
+@option(
     "--at",
     "moment",
+    group="Moment",
     type=MomentType(),
     default="peak",
     metavar="peak|OP|STEP:OP",
     help="Show what is alive while this operator runs; operators are counted from 0 in the step.  [default: peak]",
 )
-@click.option("--by", "table", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
-@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
-@click.option(
+@option("--by", "table", group="Tables", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
+@option("--step", "step_number", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
+@option("--rank", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
+@option(
+    "--top", group="Tables", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one."
+)
+@option(
+    "--json",
+    "is_json",
+    group="Output",
+    is_flag=True,
+    help="Print everything as JSON: bytes, microseconds, stable keys.",
+)
+@option(
     "--html",
     "page_path",
+    group="Output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the report with its figures to this file, which needs no network.",
 )
-@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
-@click.option(
-    "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
+@option(
+    "--scrub",
+    "is_scrubbed",
+    group="Output",
+    is_flag=True,
+    help="Leave out arguments, paths, people and hosts, for sharing.",
 )
-@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs with a static plan.")
-@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+@option(
+    "--allocator",
+    "page_kind",
+    group="Tables",
+    flag_value="allocator",
+    help="Show reserved memory, what of it is unused, and why.",
+)
+@option(
+    "--static", "page_kind", group="Tables", flag_value="static", help="Show what the step needs with a static plan."
+)
+@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
 def report(
     trace: str,
     moment: tuple[int | None, int | None],

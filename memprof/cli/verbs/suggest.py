@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.search_options import read_search_request, search_options
+from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.size_options import AskedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
@@ -19,41 +20,75 @@ if TYPE_CHECKING:
 
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
+    from memprof.planners.search.candidate import Candidate
     from memprof.planners.search.explore import SearchRequest
-    from memprof.planners.search.tried import Candidate
     from memprof.trace.store import Trace
 
 
+#: Options that other verbs replace.
+_MOVED = {
+    "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
+    "--devices": "the number of devices is found by memprof devices.",
+    "--compare": "planners are compared by memprof planners.",
+}
+
+
+class SuggestCommand(GroupedCommand):
+    """A command that names the verb which replaces one of its former options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the options.
+
+        Raises:
+            click.NoSuchOption: Unknown option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _MOVED:
+                raise
+            sentence = f"{error.message.rstrip('.')}: {_MOVED[error.option_name]}"
+            raise click.NoSuchOption(error.option_name, sentence, ctx=ctx) from None
+
+
 @click.command(
+    cls=SuggestCommand,
     epilog="""\b
 Examples:
   memprof suggest run.memprof --budget 8GiB
   memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
   memprof suggest run.memprof --budget 8GiB --check
-  memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
   memprof suggest small.memprof --budget 24GiB --at-batch 64
-  memprof suggest mixed.memprof --budget 24GiB --at-length 512
-  memprof suggest run.memprof --budget 8GiB --devices
-  memprof suggest run.memprof --compare"""
+  memprof suggest mixed.memprof --budget 24GiB --at-length 512""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @search_options
-@click.option("--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Number of ranks to shard over.")
-@click.option(
+@option(
+    "--world-size",
+    group="Search",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Number of ranks to shard over.",
+)
+@option(
     "--planner",
+    group="Search",
     default="auto",
     metavar="NAME",
     help="How modules are chosen; auto tries all planners.  [default: auto]",
 )
-@click.option(
+@option(
     "--compiled",
+    group="Search",
     multiple=True,
     type=click.Path(),
     metavar="TRACE",
     help="A recording of the job under --compile, as a plan to choose from; may be repeated.",
 )
-@click.option(
+@option(
     "--check",
+    group="Dry runs",
     is_flag=False,
     flag_value=3,
     type=click.IntRange(min=1),
@@ -61,32 +96,39 @@ Examples:
     help="Dry-run the recorded job under the best plans, until one is confirmed to fit; N dry runs at most.  "
     "[default: 3]",
 )
-@click.option("--explain", "explained", type=click.IntRange(min=1), metavar="N", help="Show the N-th plan in detail.")
-@click.option(
+@option(
+    "--explain",
+    "explained",
+    group="Output",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the N-th plan in detail.",
+)
+@option(
     "--write",
     "written",
+    group="Output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the fastest plan that fits to this TOML file, or the one of --explain.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
-@click.option(
+@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@option(
     "--emit",
     "target",
+    group="Output",
     type=click.Choice(TARGETS),
     help="Print the fastest plan that fits, or the one of --explain, as memprof emit writes it, and nothing else.",
 )
-@click.option(
-    "--maximise",
-    type=click.Choice(["batch", "sequence"]),
-    help="Find the largest batch, or the longest sequence, that fits under some plan.",
-)
 @size_options
-@click.option("--devices", is_flag=True, help="Print how many devices are needed: one rank's peak over 2 to 1,024.")
-@click.option("--compare", is_flag=True, help="Show what every planner needs at budgets of 90 to 30 % of the peak.")
-@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Plan for this step.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Plan for this rank.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@step_options
+@option(
+    "--json",
+    "is_json",
+    group="Output",
+    is_flag=True,
+    help="Print everything as JSON: bytes, microseconds, stable keys.",
+)
 def suggest(
     trace: str,
     world_size: int,
@@ -97,13 +139,10 @@ def suggest(
     written: Path | None,
     force: bool,
     target: str | None,
-    maximise: str | None,
     batch: int | None,
     length: int | None,
     lengths: Path | None,
     also: tuple[str, ...],
-    devices: bool,
-    compare: bool,
     step_number: int | None,
     rank: int | None,
     is_json: bool,
@@ -122,91 +161,54 @@ def suggest(
         refuse_existing(find_place(written), force=force)
     size = AskedSize(batch, length, lengths, also)
     at = size.option
-    if also and not maximise and not at:
+    if also and not at:
+        raise UsageError("--also gives recordings of other sizes for --at-batch, --at-length or --lengths: add one.")
+    if at and compiled:
+        raise UsageError(f"{at} plans for a size at which no compiled run was recorded: leave out --compiled.")
+    if check is not None and (at or explained is not None):
         raise UsageError(
-            "--also gives recordings of other sizes for --at-batch, --at-length, --lengths or --maximise: add one."
+            "--check dry-runs the job as it was recorded under the best plans: leave out --explain and other sizes "
+            "such as --at-batch."
         )
-    if at and (maximise or compare or compiled):
-        raise UsageError(f"{at} plans for one size: leave out --maximise, --compare and --compiled.")
-    if devices and (maximise or compare or compiled or at):
-        raise UsageError("--devices asks how many devices the recorded job needs: leave out what asks for more.")
-    if check is not None and (maximise or compare or devices or at or explained is not None):
-        raise UsageError(
-            "--check dry-runs the job as it was recorded under the best plans: leave out --maximise, --compare, "
-            "--devices, --explain and other sizes such as --at-batch."
-        )
-    if target is not None and (maximise or compare or devices or is_json):
-        raise UsageError(
-            "--emit prints one plan in another form: leave out --maximise, --compare, --devices and --json."
-        )
+    if target is not None and is_json:
+        raise UsageError("--emit prints one plan in another form: leave out --json.")
     if compiled and asked["machine"]:
         raise UsageError(
             "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
         )
-    if maximise == "sequence" and not also:
-        raise UsageError(
-            "--maximise sequence needs the job recorded at two lengths: add the other recording with --also TRACE."
-        )
+    from memprof.analysis.out_of_memory.post_mortem import has_whole_step
+    from memprof.analysis.plans.basis import basis_of, link_of
+    from memprof.analysis.plans.suggest import suggest as search
+    from memprof.cli.progress import SearchBar
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
+    from memprof.policies.compile.measured import policies_of_compiled
     from memprof.trace.store import Trace
 
     named_planner(planner)
     opened = Trace.open(trace, rank)
-    if compare:
-        from memprof.cli.pages.compare_page import show_comparison
-
-        show_comparison(opened, step_number, float(asked["time_limit"]), is_json=is_json)
-        return 0
     machine = find_machine(asked["machine"]) if asked["machine"] else None
     search_request = read_search_request(**asked)
-    if devices:
-        from memprof.analysis.plans.basis import basis_of
-        from memprof.cli.pages.devices_page import show_devices
+    if step_number is None and opened.recorded_steps and not has_whole_step(opened):
+        return _show_partial(opened, search_request, is_json=is_json)
+    basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
+    asked_for = search_request(
+        basis.peak_bytes,
+        world_size=world_size,
+        planner=planner,
+        link_bytes_per_us=link_of(opened, machine),
+        measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
+        is_checked=check is not None,
+    )
 
-        basis = basis_of(opened, step_number, machine)
-        return show_devices(basis, str(opened.path), search_request, machine, written, is_json=is_json)
-    if maximise:
-        from memprof.analysis.plans.basis import basis_of
-        from memprof.cli.pages.largest_page import show_largest
+    def searched(search_request: SearchRequest) -> Suggestion:
+        with SearchBar(search_request) as bar:
+            return search(opened, basis, search_request, bar.add)
 
-        others = [Trace.open(path, rank) for path in also]
-        status = show_largest(
-            [basis_of(trace, step_number, machine) for trace in (opened, *others)],
-            str(opened.path),
-            search_request,
-            maximise,
-            written,
-            is_json=is_json,
-        )
-    else:
-        from memprof.analysis.out_of_memory.post_mortem import has_whole_step
-        from memprof.analysis.plans.basis import basis_of, link_of
-        from memprof.analysis.plans.suggest import suggest as search
-        from memprof.cli.progress import SearchBar
-        from memprof.policies.compile.measured import policies_of_compiled
-
-        if step_number is None and opened.recorded_steps and not has_whole_step(opened):
-            return _show_partial(opened, search_request, is_json=is_json)
-        basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-        asked_for = search_request(
-            basis.peak_bytes,
-            world_size=world_size,
-            planner=planner,
-            link_bytes_per_us=link_of(opened, machine),
-            measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
-            is_checked=check is not None,
-        )
-
-        def searched(search_request: SearchRequest) -> Suggestion:
-            with SearchBar(search_request) as bar:
-                return search(opened, basis, search_request, bar.add)
-
-        found, checked = searched(asked_for), None
-        if check is not None:
-            found, checked = _check(found, check, searched)
-        status = _show(found, opened, explained, written, checked, target=target, is_json=is_json)
-    return status
+    found, checked = searched(asked_for), None
+    if check is not None:
+        found, checked = _check(found, check, searched)
+    return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
 
 
 def _check(

@@ -12,7 +12,7 @@ from memprof.emit.code.compile import compile_code
 from memprof.emit.code.optimizer import optimizer_code
 from memprof.emit.code.pieces import Code
 from memprof.emit.code.precision import precision_code
-from memprof.emit.code.runtime import needs_runtime, runtime_code
+from memprof.emit.code.runtime import runtime_code
 from memprof.emit.code.swap import swap_code
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import Allocator
@@ -67,7 +67,7 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
     parts = 1
     has_keep = any(isinstance(each, Checkpoint) and each.keep for each in policies)
     for policy in policies:
-        if needs_runtime(policy):
+        if policy.why_not_torch:
             waiting.append(policy)
             continue
         if waiting:

@@ -6,13 +6,11 @@ from typing import ClassVar
 
 from memprof.emit.code.model_code import plan_code
 from memprof.emit.code.pieces import Function, module_text
-from memprof.emit.code.runtime import needs_optimizer
 from memprof.emit.code.shard import shard_code
 from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.targets.pytorch import loop_of, names_of, prepare_of
 from memprof.emit.words import about, listed
 from memprof.policies.base import Policy
-from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.shard.policy import Shard
 
 _DATA = {
@@ -72,10 +70,6 @@ def _of_stage(policy: Shard) -> str:
 
 def _refusal(policy: Policy) -> str:
     """Explains why a policy is incompatible with sharded parameters, "" where it is compatible."""
-    if isinstance(policy, OptimizerPolicy):
-        is_refused = bool(policy.state) or policy.in_backward
-    else:
-        is_refused = needs_optimizer(policy) or getattr(policy, "what", "") == "parameters" or policy.name == "remat"
-    if not is_refused:
+    if not policy.excludes_sharding:
         return ""
-    return f"{policy.describe()}: this does not go with parameters that are divided over ranks."
+    return f"{policy.describe()}: not possible with parameters that are divided over ranks."

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.emit.code.model_code import PlanCode, plan_code
-from memprof.emit.code.runtime import needs_optimizer
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 
-_AROUND_MODEL = {"checkpoint", "swap", "compress", "loss", "compile", "remat", "allocator"}
 _LIST_OF_LAYERS = re.compile(r"[^*?\[\]]+\.\*")
 
 
@@ -63,9 +61,7 @@ def is_every_layer(policies: Iterable[Policy]) -> bool:
 
 def goes_around_model(policy: Policy) -> bool:
     """Returns whether a policy needs only the model, so that it can be applied before the framework wraps it."""
-    # Offloaded parameters must be back for the update.
-    is_of_update = needs_optimizer(policy) or getattr(policy, "what", "") == "parameters"
-    return not is_of_update and policy.name in _AROUND_MODEL
+    return not (policy.changes_update or policy.frameworks_set_it)
 
 
 def dictionary(arguments: Mapping[str, Any], values: Mapping[str, str] | None = None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from memprof.json_values import to_json
+
 #: Version of the JSON format.
 SCHEMA = 1
 
@@ -28,10 +30,6 @@ class Finding:
     what: str
     says: str
     advice: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """Returns the finding as JSON containers."""
-        return {"level": self.level, "what": self.what, "says": self.says, "advice": self.advice}
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,5 @@ class Examination:
             "works": self.works,
             "quick": self.is_quick,
             **self.facts,
-            "sections": [
-                {"name": section.name, "findings": [finding.to_json() for finding in section.findings]}
-                for section in self.sections
-            ],
+            "sections": to_json(self.sections),
         }

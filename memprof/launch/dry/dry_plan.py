@@ -5,18 +5,6 @@ from __future__ import annotations
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
 
-#: Policies that a dry run cannot apply, with the reason.
-_LEFT_OUT = {
-    "compile": (
-        "it runs operator by operator, and what a compiler makes of them is known only once it has. Leave it out of "
-        "the dry run, or record a real run under the plan."
-    ),
-    "remat": (
-        "what is dropped hangs on memory that is really held and on how long operators take, and here neither is. "
-        "Leave it out of the dry run, and predict it on its recording with memprof predict."
-    ),
-}
-
 
 def check_plan(plan: Plan | None) -> None:
     """Rejects a plan that a dry run would not apply as a real run does.
@@ -26,5 +14,5 @@ def check_plan(plan: Plan | None) -> None:
     """
     policies = plan.policies if plan is not None else ()
     for policy in policies:
-        if policy.name in _LEFT_OUT:
-            raise CannotStartError(f"a dry run cannot apply {policy.describe()}: {_LEFT_OUT[policy.name]}")
+        if policy.dry_refusal:
+            raise CannotStartError(f"a dry run cannot apply {policy.describe()}: {policy.dry_refusal}")

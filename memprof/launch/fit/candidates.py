@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memprof.launch.fit.shortlist import Shortlist
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
-from memprof.planners.search.tried import Candidate
 
 
 class Candidates:

@@ -9,7 +9,7 @@ from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import FitResult
 from memprof.launch.outcome.verdict import describe_status
 from memprof.launch.parent.parent import Recorded
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.units import format_bytes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.learned import kinds_of
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import rank
 from memprof.policies.base import Policy
 

@@ -22,8 +22,8 @@ from memprof.launch.live.observed import Observed
 from memprof.launch.live.policies import plan_for
 from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
-from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 

@@ -11,38 +11,28 @@ from memprof.planners.search.workbench import allowed_names
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan
+from memprof.policies.registry import policy_types
 from memprof.policies.runtime.wrappers import fitted
-
-#: Used unless others are allowed: they keep the job's numerics bit-identical.
-EXACT = ("checkpoint", "swap")
-
-#: Policies that cannot be applied in the middle of training, with the reason.
-FROM_THE_START = {
-    "accumulate": "batches are split from the first one of a loop on",
-    "allocator": "the allocator reads its options when the process starts",
-    "compile": "its effect can only be measured",
-    "optimizer": "updates in backward end the job where its gradients are clipped or scaled",
-    "remat": "what is held is counted from the job's first tensor on",
-    "shard": "parameters are divided before an optimizer holds them",
-}
 
 
 def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the names of the usable policies.
 
     Args:
-        allow: Names of the allowed policies; none for EXACT.
+        allow: Names of the allowed policies; none for those that are ``tried_live``.
         forbid: Names of the forbidden policies.
 
     Raises:
         PolicyError: Unknown policy, or one that cannot be applied in the middle of training.
     """
-    names = allowed_names(allow, forbid, EXACT)
-    for name in sorted(names & FROM_THE_START.keys()):
-        raise PolicyError(
-            f"{name} cannot be applied in the middle of training: {FROM_THE_START[name]}. Find a plan with memprof "
-            "fit, and apply it before the first step with memprof.apply."
-        )
+    default = tuple(kind.name for kind in policy_types() if kind.tried_live)
+    names = allowed_names(allow, forbid, default)
+    for kind in policy_types():
+        if kind.name in names and kind.live_refusal:
+            raise PolicyError(
+                f"{kind.name} cannot be applied in the middle of training: {kind.live_refusal}. Find a plan with "
+                "memprof fit, and apply it before the first step with memprof.apply."
+            )
     if not names:
         raise PolicyError("No policy is left; allow one, or forbid fewer.")
     return tuple(sorted(names))

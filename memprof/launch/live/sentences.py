@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.analysis.diff.budget import BudgetVerdict
-from memprof.planners.search.tried import Candidate
+from memprof.planners.search.candidate import Candidate
 from memprof.units import format_bytes
 
 LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."

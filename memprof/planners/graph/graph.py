@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
@@ -174,11 +175,9 @@ def _versions(step: Step, is_value: Bools) -> dict[str, Ints]:
 
     # A read is of the latest version made before it.
     is_read = (role == "read") | is_change
-    key = owner * (len(step.ops) + 1) + maker
-    read_key = storage_id[is_read] * (len(step.ops) + 1) + op_id[is_read]
-    found = np.searchsorted(key, read_key, side="left") - 1
     read_op = op_id[is_read]
-    is_known = (found >= 0) & (owner[found] == storage_id[is_read])
+    found = find_spans(storage_id[is_read], read_op - 1, of=owner, first=maker, last=len(step.ops))
+    is_known = found != NONE
     read = np.unique(np.stack([read_op[is_known], found[is_known]]), axis=1)
     return {
         "value_bytes": storages.allocated_bytes[owner],

@@ -9,8 +9,8 @@ import numpy as np
 
 from memprof.planners.base import ScheduleResult
 from memprof.planners.graph.graph import Graph
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.groups import Group
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.planners.graph.graph import Graph
+from memprof.policies.evict.classes import Classes
 from memprof.trace.schema import NONE, Bools, Ints
 
 
@@ -43,12 +44,11 @@ class Recomputation:
         self._cost = graph.cost_us.tolist()
         self.dropped = gone_after_forward(graph)
         self._is_gone = self.dropped.tolist()
-        self._runs_again = [False] * graph.ops
         # For which values each operator was counted: their cost changes when it joins those that run again.
         self._counted_for: dict[int, set[int]] = {}
-        # Union-find of operators recomputed together: the parent of each, and the bytes recomputed with the root.
-        self._towards = list(range(graph.ops))
-        self._together = [0] * graph.ops
+        # The bytes recomputed together, and the class that each operator which runs again is a member of.
+        self._together = Classes()
+        self._member: dict[int, int] = {}
         self.cost_us = 0.0
 
     def ops_for(self, value: int) -> list[int]:
@@ -56,7 +56,7 @@ class Recomputation:
         ops, stack, seen = [], [self._maker[value]], {self._maker[value]}
         while stack:
             op_id = stack.pop()
-            if self._runs_again[op_id]:
+            if op_id in self._member:
                 continue
             self._counted_for.setdefault(op_id, set()).add(value)
             ops.append(op_id)
@@ -72,19 +72,14 @@ class Recomputation:
 
     def together_bytes(self, value: int) -> int:
         """Returns the bytes recomputed at once if a value is dropped: a whole segment, if it joins two."""
-        return int(self._size[value] + sum(self._together[op_id] for op_id in self._neighbours(value)))
+        return int(self._size[value] + sum(map(self._together.total, self._neighbours(value))))
 
     def _neighbours(self, value: int) -> set[int]:
-        """Returns the roots of the segments recomputed before and after a value."""
+        """Returns the classes recomputed before and after a value."""
         beside = [self._maker[value], *self._readers[value]]
         reads = [read for op_id in self.ops_for(value) for read in self._reads[op_id]]
         beside += [self._maker[read] for read in reads if self._is_gone[read]]
-        return {self._root(op_id) for op_id in beside if self._runs_again[op_id]}
-
-    def _root(self, op_id: int) -> int:
-        while self._towards[op_id] != op_id:
-            self._towards[op_id] = op_id = self._towards[self._towards[op_id]]
-        return op_id
+        return {self._together.of(self._member[op_id]) for op_id in beside if op_id in self._member}
 
     def drop(self, value: int) -> set[int]:
         """Drops a value.
@@ -93,13 +88,11 @@ class Recomputation:
             The other values whose ``added_us`` changed, among those queried.
         """
         stale: set[int] = set()
-        root, together = self._root(self._maker[value]), self.together_bytes(value)
-        for op_id in self._neighbours(value):
-            self._towards[op_id] = root
-        self._together[root] = together
+        neighbours, member = self._neighbours(value), self._together.add(self._size[value])
+        for other in neighbours:
+            self._together.join(member, other)
         for op_id in self.ops_for(value):
-            self._towards[self._root(op_id)] = root
-            self._runs_again[op_id] = True
+            self._member[op_id] = member
             self.cost_us += self._cost[op_id]
             stale |= self._counted_for.pop(op_id, set())
         self._is_gone[value] = True

@@ -17,7 +17,8 @@ from memprof.planners.graph.moved_step import step_with_moves
 from memprof.planners.graph.moves import Moves, away_bytes, lives_at, needed_runs, waits_us
 from memprof.planners.graph.replay import Replay
 from memprof.policies.rewrite.draft import Draft
-from memprof.trace.schema import NONE, Bools, Ints, Saved, Uses
+from memprof.policies.rewrite.spans import find_spans
+from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step, rows_of
 
 
@@ -104,50 +105,38 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
     done = replay(graph, runs, moves)
     draft = Draft(step)
     copies = np.flatnonzero(done.is_again)
-    originals = np.where(done.is_again, len(step.ops), runs)
     # A repeat comes before the next original operator.
+    originals = np.where(done.is_again, len(step.ops), runs)
     before = np.minimum.accumulate(originals[::-1])[::-1][copies]
-    rows = step.ops.take(runs[copies])
-    rows = rows.replace(
-        phase=step.ops.phase[np.minimum(before, len(step.ops) - 1)],
-        is_recompute=np.ones(len(rows), dtype=np.bool_),
-        forward_op_id=np.full(len(rows), NONE),
-    )
     op_of_run = runs.copy()
-    op_of_run[copies] = draft.insert_ops(rows, before)
+    op_of_run[copies] = draft.repeat_ops(runs[copies], before)
+    draft.copy_uses(runs[copies], op_of_run[copies])
+    # Empty storages are not values of the graph, so a repeat does not recreate them.
+    is_void = (step.storages.allocated_bytes == 0) & (step.storages.created_op_id != NONE)
+    draft.uses = draft.uses.take((draft.uses.op_id < len(step.ops)) | ~is_void[draft.uses.storage_id])
     op_of_run = np.append(op_of_run, NONE)
 
     # Lives that reuse a storage are that storage; a storage's first chain of lives is the recorded one.
     storage = graph.storage_id[done.life_value]
-    chain = np.flatnonzero(graph.taken_from[done.life_value] == NONE)
     head = _heads(graph, done)
     end = done.life_freed.copy()
     np.maximum.at(end, head, done.life_freed)
-    is_first = ~done.is_again[done.life_born[chain]]
-    freed_ids = op_of_run[end[chain]]
-    freed = step.storages.freed_op_id.copy()
-    freed[storage[chain[is_first]]] = freed_ids[is_first]
-    draft.storages = step.storages.replace(freed_op_id=freed)
-    again = chain[~is_first]
-    new = step.storages.take(storage[again])
-    ids = draft.insert_storages(
-        new.replace(created_op_id=op_of_run[done.life_born[again]], freed_op_id=freed_ids[~is_first])
+    is_again = done.is_again[done.life_born]
+    chain = graph.taken_from[done.life_value] == NONE
+    first, again = np.flatnonzero(chain & ~is_again), np.flatnonzero(chain & is_again)
+    draft.free(storage[first], op_of_run[end[first]])
+    storage_of_head = storage.copy()
+    storage_of_head[again] = draft.copy_storages(
+        storage[again], op_of_run[done.life_born[again]], op_of_run[end[again]]
     )
-    storage_of_head = np.full(len(done.life_value), NONE, dtype=np.int64)
-    storage_of_head[chain[is_first]] = storage[chain[is_first]]
-    storage_of_head[again] = ids
     life_storage = storage_of_head[head]
 
-    draft.uses = _rewired(step, graph, done, op_of_run, life_storage)
-    fresh = np.flatnonzero(done.is_again[done.life_born])
-    draft.insert_uses(
-        Uses.of(
-            op_id=op_of_run[done.life_born[fresh]],
-            storage_id=life_storage[fresh],
-            role=np.where(graph.taken_from[done.life_value[fresh]] == NONE, "write", "mutate"),
-        )
-    )
-    draft.saved = _still_saved(step, graph, done, op_of_run, life_storage)
+    # A run uses the lives that it reads, and those that it begins.
+    life = np.append(done.read_life, np.flatnonzero(is_again))
+    op_id = op_of_run[np.append(done.read_run, done.life_born[is_again])]
+    draft.redirect_uses(storage[life], life_storage[life], op_id, op_id)
+    made_by = np.where(is_again, op_of_run[done.life_born], NONE)
+    draft.saved = _still_saved(draft.saved, storage[life], op_id, life_storage[life], made_by[life])
     draft.duration_us += done.extra_us
     scheduled = draft.build()
     if moves is None or not len(moves):
@@ -207,44 +196,19 @@ def _heads(graph: Graph, done: Replay) -> Ints:
     return head
 
 
-def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Uses:
-    """Points the uses of recorded operators at their new storages, and adds the reads of repeated ones."""
-    uses, storages = step.uses, len(step.storages)
-    run = np.flatnonzero(~done.is_again[done.read_run])
-    old = graph.storage_id[done.life_value[done.read_life[run]]]
-    key = op_of_run[done.read_run[run]] * (storages + 1) + old
-    order = np.argsort(key)
-    wanted = uses.op_id * (storages + 1) + uses.storage_id
-    place = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
-    found = np.zeros(len(wanted), dtype=np.bool_) if not len(key) else key[order][place] == wanted
-    storage_id = uses.storage_id.copy()
-    storage_id[found] = life_storage[done.read_life[run]][order][place[found]]
-    # A repeated operator reads non-values (parameters, inputs) as the original did.
-    is_value = np.zeros(storages, dtype=np.bool_)
-    is_value[graph.storage_id] = True
-    copies = np.flatnonzero(done.is_again)
-    rows, times = rows_of(uses.op_id, done.runs[copies])
-    other = (uses.role[rows] == "read") & ~is_value[uses.storage_id[rows]]
-    again = np.flatnonzero(done.is_again[done.read_run])
-    return Uses.of(
-        op_id=np.concatenate([uses.op_id, np.repeat(op_of_run[copies], times)[other], op_of_run[done.read_run[again]]]),
-        storage_id=np.concatenate([storage_id, uses.storage_id[rows][other], life_storage[done.read_life[again]]]),
-        role=np.concatenate([uses.role, uses.role[rows][other], np.full(len(again), "read", dtype=object)]),
+def _still_saved(saved: Saved, of: Ints, op_id: Ints, to: Ints, made_by: Ints) -> Saved:
+    """Moves saved tensors to the storages that their backward operators read.
+
+    Args:
+        saved: What the recorded step saves.
+        of: Storages that operators read, shape ``(reads,)``.
+        op_id: The operators that read them.
+        to: What they read instead.
+        made_by: The repeat that makes that, and now saves it; NONE where a recorded operator made it.
+    """
+    found = find_spans(saved.storage_id, saved.released_op_id, of=of, first=op_id, last=op_id)
+    storage_id, forward = np.append(to, NONE)[found], np.append(made_by, NONE)[found]
+    return saved.replace(
+        storage_id=np.where(found != NONE, storage_id, saved.storage_id),
+        forward_op_id=np.where(forward != NONE, forward, saved.forward_op_id),
     )
-
-
-def _still_saved(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Saved:
-    """Moves saved tensors to the life that their backward operator reads, where that differs."""
-    saved, storages = step.saved, len(step.storages)
-    run = np.flatnonzero(~done.is_again[done.read_run])
-    key = op_of_run[done.read_run[run]] * (storages + 1) + graph.storage_id[done.life_value[done.read_life[run]]]
-    order = np.argsort(key)
-    wanted = saved.released_op_id * (storages + 1) + saved.storage_id
-    place = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
-    found = np.flatnonzero(key[order][place] == wanted) if len(key) else np.empty(0, dtype=np.int64)
-    life = done.read_life[run][order][place[found]]
-    storage_id, forward = saved.storage_id.copy(), saved.forward_op_id.copy()
-    storage_id[found] = life_storage[life]
-    is_moved = done.is_again[done.life_born[life]]
-    forward[found[is_moved]] = op_of_run[done.life_born[life[is_moved]]]
-    return saved.replace(storage_id=storage_id, forward_op_id=forward)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.sized import MeasuredSizes
 from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.schema import Bools
@@ -20,12 +23,21 @@ _FULL = 0.1
 _MOST_LEFT_OUT = 5
 
 
-def size_errors(sized: MeasuredSizes, size: int) -> tuple[float, float]:
+def step_with_errors(sized: SizedStep, size: int) -> Step:
+    """Returns the step at a size, with its errors, so that the bounds of a plan's peak include them.
+
+    Raises:
+        UsageError: The size is not positive.
+    """
+    return dataclasses.replace(sized.step_at(size), size_errors=size_errors(sized, size))
+
+
+def size_errors(sized: SizedStep, size: int) -> tuple[float, float]:
     """Returns the errors of a step at a size, downwards and upwards, as shares of what it makes.
 
     Cross-validation: each recorded size is predicted from the others in turn, where enough are left; the largest error
     counts both ways. What no fit matches counts upwards, at its upper bound. Between and beyond the recorded sizes
-    errors are at least those seen on other jobs (``SEEN``).
+    errors are at least those seen on other jobs (``SEEN``), which is all that is known of a single recorded size.
 
     Args:
         sized: The step at any size.
@@ -33,6 +45,8 @@ def size_errors(sized: MeasuredSizes, size: int) -> tuple[float, float]:
     """
     if size in sized.sizes:
         return 0.0, 0.0
+    if not isinstance(sized, MeasuredSizes):
+        return SEEN, SEEN
     seen = max(SEEN, left_out_error(sized))
     above = _differences(sized.learned(size), sized.learned(size, at_most=True)).max(initial=0.0)
     return seen, seen + float(above)

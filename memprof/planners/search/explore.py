@@ -13,11 +13,11 @@ from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay
 from memprof.planners.graph.single_tensors import remat_of
 from memprof.planners.registry import named_planner
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.learned import Learned
 from memprof.planners.search.select import Selection
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
@@ -152,7 +152,7 @@ def explore(
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False
-    if recorded.peak_bytes > search_request.budget_bytes:
+    if bench.needed(recorded) > search_request.budget_bytes:
         try:
             for policies in _compiled(search_request):
                 bench.try_plan(*policies)
@@ -172,9 +172,9 @@ def explore(
 
 def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:
     """Returns the plans that compile; where none was run, one that is refused with instructions for running it."""
-    if "compile" in search_request.forbid:
+    if Compile.name in search_request.forbid:
         return ()
-    is_open = not search_request.allow or "compile" in search_request.allow
+    is_open = not search_request.allow or Compile.name in search_request.allow
     return search_request.measured or (((Compile(),),) if is_open else ())
 
 
@@ -207,8 +207,8 @@ def _to_hold(search_request: SearchRequest) -> str:
 
 def _may_rematerialise(bench: Workbench, search_request: SearchRequest) -> bool:
     """Whether remat may be used: on a device where it has not been run yet, only when named."""
-    if "remat" in search_request.forbid or search_request.allow:
-        return "remat" in search_request.allow and "remat" not in search_request.forbid
+    if Remat.name in search_request.forbid or search_request.allow:
+        return Remat.name in search_request.allow and Remat.name not in search_request.forbid
     return not bench.step.is_on_device()
 
 

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memprof.planners.scaling.base import SizedStep
+from memprof.planners.scaling.doubt import step_with_errors
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import find_samples
 from memprof.planners.scaling.sized import scale_samples
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
+from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
 #: The search ends at this multiple of the recorded size; growth models are not reliable beyond.
@@ -29,7 +31,7 @@ class AtSize:
     Attributes:
         size: The size.
         best: The fitting plan; None for none.
-        least_bytes: The smallest peak found.
+        least_bytes: The smallest upper bound of a peak found.
     """
 
     size: int
@@ -80,7 +82,8 @@ def find_largest(
     """Searches for the largest size that fits a budget under some plan, then for the fastest plan at that size.
 
     Sizes are doubled while a plan fits, then bisected; a size is first tried under the plans that fitted other sizes,
-    and searched anew only if none fits.
+    and searched anew only if none fits. A plan fits if the upper bound of its peak is within the budget; the bounds
+    include the error of a step at a size that was not recorded.
 
     Args:
         sized: The step at any size.
@@ -91,14 +94,14 @@ def find_largest(
         PolicyError: Unknown policy.
     """
     if not search_request.allow:  # under a hard memory cap nearly every size fits, ever more slowly
-        search_request = dataclasses.replace(search_request, forbid=(*search_request.forbid, "remat"))
+        search_request = dataclasses.replace(search_request, forbid=(*search_request.forbid, Remat.name))
     deadline = time.monotonic() + search_request.time_limit_s
     at: dict[int, AtSize] = {}
     known: dict[tuple[Policy, ...], None] = {(): None}
 
     def fits(size: int) -> bool:
         if size not in at:
-            at[size] = _at_size(sized.step_at(size), size, search_request, known, deadline, report)
+            at[size] = _at_size(step_with_errors(sized, size), size, search_request, known, deadline, report)
         best = at[size].best
         if best is not None:
             known[best.policies] = None
@@ -114,7 +117,7 @@ def find_largest(
             low = middle
         else:
             high = middle
-    step = sized.step_at(low) if low else None
+    step = step_with_errors(sized, low) if low else None
     rest = max(5.0, deadline - time.monotonic())
     answer = None if step is None else explore(step, dataclasses.replace(search_request, time_limit_s=rest), report)
     if step is not None and answer is not None and answer.best is None:

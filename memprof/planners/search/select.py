@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.groups import Group
-from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.registry import policy_types

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memprof.errors import InvariantError, PolicyError
-from memprof.planners.search.tried import Candidate, candidate_of
+from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import transform_all

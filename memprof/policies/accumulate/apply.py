@@ -42,8 +42,8 @@ def apply(job: Job, policy: Accumulate) -> None:
     shared = _in_force[0] if _in_force else _begin(policy)
     if shared.micro_batches != policy.micro_batches:
         raise PolicyError(
-            f"accumulate divides the batches of this process into {shared.micro_batches} already; give all its models "
-            "one number of micro-batches."
+            f"accumulate: the batches of this process are already split into {shared.micro_batches}; use one number of "
+            "micro-batches for all models."
         )
     job.on_undo(until_gone(job.model, shared.leave))
     shared.users += 1
@@ -247,7 +247,7 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
-    """Returns notes on what changes for the user."""
+    """Returns notes for the user on changed behaviour."""
     parts = policy.micro_batches
     notes = [
         (

@@ -56,7 +56,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     if size is None:
         size = _batch_size(step, sizes, shape_of, from_input & (phase == "forward"))
     if size == 1:
-        raise PolicyError("accumulate cannot split the batch of the recorded step: it is a single sample.")
+        raise PolicyError("accumulate cannot split the batch of the recorded step: it has a single sample.")
 
     is_state = np.isin(storages.category, ("parameter", "buffer", "optimizer_state", "gradient"))
     owned = {_canonical(sizes[shape]) for shape in np.unique(shape_of[storages.category == "parameter"])}
@@ -160,7 +160,7 @@ def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bool
     candidates = Counter(sizes[shape][0] for shape in shape_of[inputs].tolist() if sizes[shape])
     if not candidates:
         raise PolicyError(
-            "accumulate cannot tell the batch size of the recorded step: its model reads no input of a known shape."
+            "accumulate: unknown batch size of the recorded step: its model reads no input of a known shape."
         )
     made = Counter(sizes[shape][0] for shape in shape_of[is_forward].tolist() if sizes[shape])
     best = int(max(candidates, key=lambda size: (made[size], candidates[size])))

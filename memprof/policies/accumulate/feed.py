@@ -85,7 +85,7 @@ class BatchFeed:
             expected = _expected_size(iterator)
             parts = split_batch(batch, self.round.micro_batches, expected)
             if parts is None or len(parts) == 1:
-                found = "hold a single sample" if parts else f"are of a kind it cannot split ({type(batch).__name__})"
+                found = "have a single sample" if parts else f"are of an unsupported type ({type(batch).__name__})"
                 return batch, partial(self.round.leave_whole, batch, f"they {found}")
             if iterator not in self._waiting:  # a loop that exits early drops it
                 weakref.finalize(iterator, self.round.rest).atexit = False

@@ -170,9 +170,9 @@ class OptimizerGate:
             self._whole_allowed -= 1
             return
         if current.handed or current.reason:
-            why = f"its batches are left whole, as {current.reason or 'nothing tells their size'}"
+            why = f"its batches are not split, as {current.reason or 'their size is unknown'}"
         else:
-            why = "no DataLoader feeds its loop"
+            why = "its loop reads from no DataLoader"
         raise PolicyError(
             f"accumulate cannot split this job's batches: {why}; in the training loop, write "
             f"'for part in memprof.micro_batches(batch, {current.micro_batches}):' around forward, backward and step()."
@@ -187,7 +187,7 @@ def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PolicyError(
-            "accumulate cannot hold back LBFGS, which calls its closure many times in a step; "
+            "accumulate does not support LBFGS, which calls its closure many times in a step; "
             "use another optimizer, or evaluate the whole batch in the closure."
         )
 

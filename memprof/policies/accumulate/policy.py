@@ -27,6 +27,8 @@ class Accumulate(Policy):
     """
 
     name: ClassVar[str] = "accumulate"
+    live_refusal: ClassVar[str] = "batches are split from the first one of a loop on"
+    frameworks_set_it: ClassVar[bool] = True
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."
@@ -60,6 +62,11 @@ class Accumulate(Policy):
 
         below, above = self.errors_seen
         return below, above + excess_of(steps, self.micro_batches)
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

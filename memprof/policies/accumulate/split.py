@@ -51,7 +51,7 @@ def micro_batches(batch: Any, count: int) -> Iterator[Any]:
         PolicyError: The batch has no tensor to split.
     """
     if count < 1:
-        raise PolicyError(f"a batch cannot be split into {count} micro-batches; give micro_batches a number above 0.")
+        raise PolicyError(f"cannot split a batch into {count} micro-batches; the number must be positive.")
     rounds = Round.active()
     if any(each.count > 1 and each.is_handed(batch) for each in rounds):
         yield batch
@@ -59,8 +59,8 @@ def micro_batches(batch: Any, count: int) -> Iterator[Any]:
     parts = split_batch(batch, count)
     if parts is None:
         raise PolicyError(
-            f"micro_batches finds nothing to split in a {type(batch).__name__}; "
-            "give it tensors whose first dimension is the batch, in a tuple, list or dict."
+            f"micro_batches cannot split a {type(batch).__name__}; "
+            "pass tensors whose first dimension is the batch, in a tuple, list or dict."
         )
     for part in parts:
         for each in rounds:

@@ -63,8 +63,8 @@ def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
             owner = getattr(hook, "__self__", None)
             if not type(owner).__module__.startswith("memprof."):
                 raise PolicyError(
-                    "accumulate finds a hook that runs when a gradient is complete (register_post_accumulate_grad_hook)"
-                    ", which would run once for each micro-batch; use register_hook, or train without accumulate."
+                    "accumulate: a hook runs when a gradient is complete (register_post_accumulate_grad_hook) and "
+                    "would run once for each micro-batch; use register_hook, or train without accumulate."
                 )
 
 
@@ -77,8 +77,8 @@ def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
             given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
             if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
                 raise PolicyError(
-                    "accumulate cannot split a loss that is made of gradients of the parameters (torch.autograd.grad "
-                    "with create_graph=True): it is no mean over the samples. Train without accumulate."
+                    "accumulate cannot split a loss computed from gradients of the parameters (torch.autograd.grad "
+                    "with create_graph=True): it is not a mean over the samples. Train without accumulate."
                 )
             return before(outputs, inputs, *args, **kwargs)
 
@@ -95,6 +95,6 @@ def require_backward(current: Round) -> None:
     """
     if current.is_split and not current.backwards_here:
         raise PolicyError(
-            "accumulate adds up what backward() leaves in p.grad, and this loop calls step() without it, on gradients "
-            "that it sets itself (torch.autograd.grad, torch.func). Call backward(), or train without accumulate."
+            "accumulate sums the gradients that backward() writes to p.grad, but this loop sets gradients itself "
+            "(torch.autograd.grad, torch.func) before step(). Call backward(), or train without accumulate."
         )

@@ -24,4 +24,4 @@ def apply(job: Job, policy: Allocator) -> None:
             f"{name}={text}, or by 'memprof record --plan'."
         )
     elif job.device.type != "cuda":
-        job.notes.append(f"The allocator's options are set and do nothing on {job.device.type}: they are CUDA's.")
+        job.notes.append(f"The allocator's options have no effect on {job.device.type}: they apply to CUDA only.")

@@ -40,7 +40,8 @@ class Allocator(Policy):
     """
 
     name: ClassVar[str] = "allocator"
-    flag_help: ClassVar[str] = "Set options of the CUDA caching allocator, as torch's own variable has them."
+    live_refusal: ClassVar[str] = "the allocator reads its options when the process starts"
+    flag_help: ClassVar[str] = "Set options of the CUDA caching allocator, in the syntax of PYTORCH_ALLOC_CONF."
     flag_example: ClassVar[str] = "expandable_segments"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
@@ -59,23 +60,31 @@ class Allocator(Policy):
         split, divisions = self.max_split_size_mb, self.roundup_power2_divisions
         threshold = self.garbage_collection_threshold
         if type(self.expandable_segments) is not bool:
-            raise PolicyError(f"allocator: expandable_segments is true or false, not {self.expandable_segments!r}.")
+            raise PolicyError(
+                f"allocator: expandable_segments must be true or false, not {self.expandable_segments!r}."
+            )
         if type(split) is not int or (split and split <= _LEAST_SPLIT_MB):
             raise PolicyError(
-                f"allocator: max_split_size_mb is a whole number of MiB above {_LEAST_SPLIT_MB}, or 0 to leave it, "
-                f"not {split!r}."
+                f"allocator: max_split_size_mb must be a whole number of MiB above {_LEAST_SPLIT_MB}, or 0 for the "
+                f"default, not {split!r}."
             )
         if type(divisions) is not int or divisions < 0 or divisions & (divisions - 1):
             raise PolicyError(
-                f"allocator: roundup_power2_divisions is a power of two such as 4, or 0 to leave it, not {divisions!r}."
+                "allocator: roundup_power2_divisions must be a power of two such as 4, or 0 for the default, not "
+                f"{divisions!r}."
             )
         if type(threshold) not in (int, float) or not 0 <= threshold < 1:
             raise PolicyError(
-                "allocator: garbage_collection_threshold is a share of the device's memory above 0 and below 1, or 0 "
-                f"to leave it, not {threshold!r}."
+                "allocator: garbage_collection_threshold must be a share of the device's memory above 0 and below 1, "
+                f"or 0 for the default, not {threshold!r}."
             )
         if not self.options():
-            raise PolicyError("allocator sets no option; write one, such as expandable_segments = true.")
+            raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -95,11 +104,11 @@ class Allocator(Policy):
                     settings[key] = float(value)
                 else:
                     raise PolicyError(
-                        f"--allocator knows no option {key!r}; write expandable_segments, max_split_size_mb:128, "
+                        f"--allocator: unknown option {key!r}; write expandable_segments, max_split_size_mb:128, "
                         "roundup_power2_divisions:4 or garbage_collection_threshold:0.8."
                     )
             except (KeyError, ValueError):
-                raise PolicyError(f"--allocator cannot read {value!r} as the value of {key}.") from None
+                raise PolicyError(f"--allocator: invalid {key} {value!r}.") from None
         return cls(**settings)  # type: ignore[arg-type]  # each value was parsed with its key's own type
 
     def options(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
     called = [name for name in matching if type(modules[name]).forward is not torch.nn.Module.forward]
     if not called:
         name, kind = matching[0], type(modules[matching[0]]).__name__
-        raise PolicyError(f"{name} is a {kind}, which is never called; choose what it holds: '{name}.*'.")
+        raise PolicyError(f"{name} is a {kind}, which is never called; choose its submodules: '{name}.*'.")
     in_place = [name for name in called if _changes_its_input(modules[name])]
     names = [name for name in called if name not in in_place]
     if not names:
@@ -49,11 +49,11 @@ def apply(job: Job, policy: Checkpoint) -> None:
             f"{_list(in_place)} changes its input in place and cannot run again; choose the module around it."
         )
     if in_place:
-        job.notes.append(f"checkpoint left {_list(in_place)} alone: it changes its input in place.")
+        job.notes.append(f"checkpoint: skipped {_list(in_place)}, which changes its input in place.")
     if keep and len(outermost(names)) < len(names):
-        # The inner region would drop and recompute what the outer one keeps.
+        # The inner region would drop and recompute tensors that the outer one keeps.
         names = outermost(names)
-        job.notes.append(f"checkpoint with keep made only the outermost modules regions: {_list(names)}.")
+        job.notes.append(f"checkpoint: with keep, only the outermost modules are regions: {_list(names)}.")
     for name in names:
         _wrap(job, name, modules[name], keep)
 
@@ -102,9 +102,7 @@ def _sequence(modules: dict[str, torch.nn.Module], policy: Checkpoint) -> str:
     if policy.modules:
         names = match_modules(policy.modules, modules)
         if len(names) > 1:
-            raise PolicyError(
-                f"segments divide one nn.Sequential, and {_list(names)} are {len(names)} modules; name one."
-            )
+            raise PolicyError(f"segments requires a single nn.Sequential; {_list(names)} are {len(names)} modules.")
     else:
         children = [
             (name, len(list(module.children())))
@@ -114,7 +112,7 @@ def _sequence(modules: dict[str, torch.nn.Module], policy: Checkpoint) -> str:
         names = [longest_sequence(children)]
     chosen = modules[names[0]]
     if type(chosen).forward is not torch.nn.Sequential.forward:
-        raise PolicyError(f"{names[0]} is a {type(chosen).__name__}, and segments divide an nn.Sequential only.")
+        raise PolicyError(f"segments requires an nn.Sequential; {names[0]} is a {type(chosen).__name__}.")
     count = len(list(chosen.children()))
     if count < policy.segments:
         raise PolicyError(f"{names[0]} has {count} modules, fewer than {policy.segments} segments.")
@@ -265,7 +263,7 @@ def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], Abstr
 
 @cache
 def _only_kept(kind: Any, keep: frozenset[str]) -> Any:
-    """Makes torch's mode of the second run look up kept operators alone.
+    """Makes torch's mode of the second run look up kept operators only.
 
     Torch's mode counts every operator and raises where one runs more often than in forward. That is legitimate under
     autocast: a module's second call reuses cached weight casts, but its recomputation casts them again.

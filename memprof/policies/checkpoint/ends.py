@@ -24,16 +24,12 @@ class StorageEnds:
     """Ids are those of a Draft: the step's own, then copies, then markers.
 
     Attributes:
-        before: Operator before which each copy, then each marker, is inserted.
-        marked: Regions that run again without an operator and get a marker.
         ends: Last operator of each region's second run, NONE where it does not run; shape ``(regions,)``.
         freed: ``freed_op_id`` of the step's own storages.
         copies_freed: ``freed_op_id`` of the copied storages.
         states: The random states.
     """
 
-    before: Ints
-    marked: Ints
     ends: Ints
     freed: Ints
     copies_freed: Ints
@@ -55,28 +51,22 @@ def find_lives(
     recompute: Recompute,
     inputs: tuple[Ints, Ints],
     is_kept: Bools,
+    rank: Ints,
 ) -> StorageEnds:
-    """Finds when everything dies.
+    """Finds when each storage is freed.
 
-    Moments are compared as ranks: positions in the order of the new step.
+    Moments are compared as ranks: positions in the order of the new step, which hold for copies and markers too.
     """
-    count, ops, storages = len(regions), len(step.ops), step.storages
+    count, storages = len(regions), step.storages
     runs = recompute.starts != NEVER
-    has_copies = np.zeros(count, dtype=np.bool_)
-    has_copies[recompute.op_region] = True
-    marked = np.flatnonzero(runs & ~has_copies)
-    before = np.append(recompute.starts[recompute.op_region], recompute.starts[marked])
-    place = np.append(np.arange(ops, dtype=np.float64), before - 0.5)
-    order = np.argsort(place, kind="stable")
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
+    order = np.argsort(rank)
 
     # Where the second run of each region begins and ends.
     begins, ends = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
-    copies = np.arange(len(recompute.op_region)) + ops
-    begins[recompute.op_region[::-1]] = copies[::-1]
-    ends[recompute.op_region] = copies
-    begins[marked] = ends[marked] = np.arange(len(marked)) + ops + len(copies)
+    region_of = np.append(recompute.op_region, recompute.marked)
+    copies = np.arange(len(region_of)) + len(step.ops)
+    begins[region_of[::-1]] = copies[::-1]
+    ends[region_of] = copies
     end_rank = rank[ends]
 
     frame = _frame_deaths(step, regions, nodes, rank)
@@ -95,7 +85,7 @@ def find_lives(
 
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)
     freed = np.where(all_dies == NEVER, NONE, order[np.minimum(all_dies, len(order) - 1)])
-    return StorageEnds(before, marked, ends, freed[: len(storages)], freed[len(storages) :], states)
+    return StorageEnds(ends, freed[: len(storages)], freed[len(storages) :], states)
 
 
 def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Ints:
@@ -125,7 +115,7 @@ def _own_deaths(
         regions: The regions.
         nodes: Moments of the backward nodes.
         inputs: Regions and what is handed into them.
-        python: When Python lets go of each storage.
+        python: When Python releases each storage.
         rank: Ranks of operators.
         held: Rank up to which each region holds its inputs, NONE where it does not.
     """

@@ -66,13 +66,13 @@ def check_kinds(kinds: Iterable[str]) -> None:
     """Checks that each is a kind or looks like an operator's name.
 
     Raises:
-        PolicyError: One is neither; the sentence says what would do.
+        PolicyError: One is neither; the message lists valid kinds.
     """
     for kind in kinds:
         if kind not in KINDS and "." not in kind:
             near = difflib.get_close_matches(kind, KINDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(KINDS)}"
-            raise PolicyError(f"No kind of operators is called {kind!r}; {hint} or a name such as aten.mm.default.")
+            raise PolicyError(f"unknown kind of operators {kind!r}; {hint} or a name such as aten.mm.default.")
 
 
 def operators_of(kinds: Iterable[str]) -> frozenset[str]:

@@ -23,9 +23,9 @@ class Nodes:
     """Moments of the node of each forward operator, NONE where none ran; shape ``(ops,)``.
 
     Attributes:
-        first: Its first operator: what it saved is unpacked right before.
-        returned: The last operator its function runs: what it unpacked, and nobody else holds, dies after it.
-        released: The last operator before what it saved is released.
+        first: Its first operator: its saved tensors are unpacked right before it.
+        returned: The last operator its function runs: unpacked tensors without other references are freed after it.
+        released: The last operator before its saved tensors are released.
         last: Its last operator, sums of gradients included.
     """
 

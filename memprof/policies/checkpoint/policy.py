@@ -1,4 +1,4 @@
-"""Drops what chosen modules save for backward and recomputes it in backward."""
+"""Drops tensors that chosen modules save for backward and recomputes them in backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXPENSIVE = ("attention", "conv", "matmul")
 
 @dataclass(frozen=True)
 class Checkpoint(Policy):
-    """Drops what chosen modules save for backward, and runs their forward again when backward needs it.
+    """Drops tensors that chosen modules save for backward, and recomputes their forward when backward needs them.
 
     Attributes:
         modules: Patterns of qualified names; each call of a module that matches is a region of its own. ``""`` is the
@@ -36,8 +36,9 @@ class Checkpoint(Policy):
 
     name: ClassVar[str] = "checkpoint"
     tried_by_default: ClassVar[bool] = True
+    tried_live: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
-        "Run the forward of modules again in backward instead of keeping what they save. PATTERNS are qualified "
+        "Recompute the forward of modules in backward instead of saving activations. PATTERNS are qualified "
         "names; add keep=matmul,attention to keep outputs of some operators, or segments=4 to divide an nn.Sequential."
     )
     flag_example: ClassVar[str] = "'layers.*'"
@@ -57,10 +58,10 @@ class Checkpoint(Policy):
         for setting, value in (("modules", self.modules), ("keep", self.keep)):
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise PolicyError(
-                    f"checkpoint takes {setting} as a list of texts, such as ['layers.*'], not {value!r}."
+                    f"checkpoint: {setting} must be a list of strings, such as ['layers.*'], not {value!r}."
                 )
         if isinstance(self.segments, bool) or not isinstance(self.segments, int) or self.segments < 0:
-            raise PolicyError(f"checkpoint takes segments as a whole number from 1, not {self.segments!r}.")
+            raise PolicyError(f"checkpoint: segments must be a positive whole number, not {self.segments!r}.")
         if not self.modules and not self.segments:
             raise PolicyError("checkpoint needs modules, such as 'layers.*', or segments, such as segments=4.")
         check_kinds(self.keep)
@@ -69,6 +70,11 @@ class Checkpoint(Policy):
     def handles_saved(self) -> bool:
         """Always true."""
         return True
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -86,9 +92,11 @@ class Checkpoint(Policy):
             elif setting in settings:
                 settings[setting] = value
             else:
-                raise PolicyError(f"checkpoint has no setting {setting!r}; write keep=matmul,attention or segments=4.")
+                raise PolicyError(
+                    f"checkpoint: unknown setting {setting!r}; write keep=matmul,attention or segments=4."
+                )
         if settings["segments"] and not re.fullmatch(r"[0-9]+", settings["segments"]):
-            raise PolicyError(f"segments is a whole number from 1, such as segments=4, not {settings['segments']!r}.")
+            raise PolicyError(f"checkpoint: segments must be a positive whole number, not {settings['segments']!r}.")
         keep = tuple(kind for kind in settings["keep"].split(",") if kind)
         return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.policies.checkpoint.nodes import Nodes
 from memprof.policies.checkpoint.regions import Regions
+from memprof.policies.rewrite.spans import find_spans
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -44,8 +45,12 @@ class Recompute:
     _storage_base: Ints
     _storage_slots: Ints
     _created: Ints
-    _cast_keys: Ints
-    _cast_copies: Ints
+    _casts: tuple[Ints, Ints, Ints]  # region and storage of each cast that is made again, and its copy
+
+    @property
+    def marked(self) -> Ints:
+        """The regions that run again without an operator: they stop before their first kernel."""
+        return np.setdiff1d(np.flatnonzero(self.starts != NEVER), self.op_region)
 
     def copy_of(self, region: Ints, op_id: Ints) -> Ints:
         """Returns the copy of an operator in a region's second run: of the last one up to it that has one.
@@ -70,11 +75,9 @@ class Recompute:
         found = self._regions.made_in(region, self._created[storage_id])
         slot = np.where(found != NONE, self._storage_base[found] + storage_id, 0)
         copy = np.where(found != NONE, self._storage_slots[slot], NONE)
-        if len(self._cast_keys):
-            key = region * len(self._created) + storage_id
-            place = np.minimum(np.searchsorted(self._cast_keys, key), len(self._cast_keys) - 1)
-            is_cast = (region != NONE) & (self._cast_keys[place] == key)
-            found, copy = np.where(is_cast, region, found), np.where(is_cast, self._cast_copies[place], copy)
+        regions, storages, copies = self._casts
+        cast = find_spans(storage_id, region, of=storages, first=regions, last=regions)
+        found, copy = np.where(cast != NONE, region, found), np.where(cast != NONE, np.append(copies, NONE)[cast], copy)
         return np.where(copy != NONE, found, NONE), np.where(copy != NONE, copy, storage_id)
 
 
@@ -100,7 +103,7 @@ def plan_recompute(
     starts, stops, last_packing = _starts_and_stops(step, regions, nodes)
     counts_batches = _counts_batches(step)
     op_region, op_source, op_slots = [], [], []
-    cast_keys, cast_ops = [], []
+    cast_regions, cast_storages, cast_ops = [], [], []
     op_base = np.zeros(count, dtype=np.int64)
     total = slots = 0
     for region in range(count):
@@ -116,7 +119,8 @@ def plan_recompute(
             source = np.append(own, storages.created_op_id[casts[1][mine]])[order]
             place = np.empty(len(order), dtype=np.int64)
             place[order] = np.arange(len(order)) + len(ops) + total
-        cast_keys.append(region * len(storages) + casts[1][mine])
+        cast_regions.append(np.full(len(mine), region))
+        cast_storages.append(casts[1][mine])
         cast_ops.append(place[len(own) :])
         op_base[region] = slots
         # An operator without a copy stands for the last copy before it, the first ones for the first.
@@ -147,16 +151,14 @@ def plan_recompute(
     regions_of, sources = np.concatenate(storage_region), np.concatenate(storage_source)
     slots_of_ops = np.concatenate(op_slots)
     made_by = slots_of_ops[op_base[regions_of] + storages.created_op_id[sources] - regions.first[regions_of]]
-    keys = np.concatenate(cast_keys)
-    by_key = np.argsort(keys)
-    cast_copies = len(storages) + total + np.arange(len(keys))
+    of_casts, cast = np.concatenate(cast_regions), np.concatenate(cast_storages)
     return Recompute(
         starts=starts,
         stops=stops,
         op_region=np.concatenate(op_region),
         op_source=np.concatenate(op_source),
-        storage_region=np.append(regions_of, keys // len(storages)),
-        storage_source=np.append(sources, keys % len(storages)),
+        storage_region=np.append(regions_of, of_casts),
+        storage_source=np.append(sources, cast),
         storage_op=np.append(made_by, np.concatenate(cast_ops)),
         _regions=regions,
         _op_base=op_base,
@@ -164,8 +166,7 @@ def plan_recompute(
         _storage_base=storage_base,
         _storage_slots=np.append(np.concatenate(storage_slots), NONE),
         _created=storages.created_op_id,
-        _cast_keys=keys[by_key],
-        _cast_copies=cast_copies[by_key],
+        _casts=(of_casts, cast, len(storages) + total + np.arange(len(cast))),
     )
 
 

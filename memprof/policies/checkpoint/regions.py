@@ -108,9 +108,7 @@ def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
         raise PolicyError(f"{left_alone} changes its input in place and cannot run again; choose the module around it.")
     if not spans:
         name = names[int(np.argmax(chosen))] or "the model"
-        raise PolicyError(
-            f"{name} is never called where backward runs through it; choose what it holds, such as '{name}.*'."
-        )
+        raise PolicyError(f"backward runs through no call of {name}; choose its submodules, such as '{name}.*'.")
     return spans
 
 
@@ -129,7 +127,7 @@ def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
     if policy.modules:
         matching = np.flatnonzero(chosen_modules(step, policy.modules))
         if len(matching) > 1:
-            raise PolicyError(f"segments divide one nn.Sequential, and {len(matching)} modules match; name one.")
+            raise PolicyError(f"segments requires a single nn.Sequential; {len(matching)} modules match.")
         module = int(matching[0])
     else:
         is_sequence = step.modules.type == "Sequential"
@@ -145,11 +143,11 @@ def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
         # A sequence runs nothing but its modules; only the name of a module's class is recorded.
         span = slice(calls.first_op_id[call], calls.last_op_id[call] + 1)
         if len(inner) != children[module] or np.any(step.ops.module_id[span] == module):
-            raise PolicyError(f"{name} does not call its modules one after the other, and segments divide such only.")
+            raise PolicyError(f"segments requires modules that run one after the other; those of {name} do not.")
         for begin, end in split(len(inner), policy.segments):
             ran = [int(one) for one in inner[begin:end] if calls.first_op_id[one] != NONE]
             if ran:
                 spans.append((int(calls.first_op_id[ran[0]]), int(calls.last_op_id[ran[-1]]), module))
     if not spans:
-        raise PolicyError(f"{name} is never called where backward runs through it.")
+        raise PolicyError(f"backward runs through no call of {name}.")
     return spans

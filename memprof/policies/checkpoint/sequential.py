@@ -33,5 +33,7 @@ def longest_sequence(candidates: Sequence[tuple[str, int]]) -> str:
         PolicyError: There is none.
     """
     if not candidates:
-        raise PolicyError("The model has no nn.Sequential to divide; choose modules by patterns instead of segments.")
+        raise PolicyError(
+            "segments requires an nn.Sequential, and the model has none; choose modules by patterns instead."
+        )
     return max(candidates, key=lambda candidate: candidate[1])[0]

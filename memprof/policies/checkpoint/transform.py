@@ -14,8 +14,9 @@ from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.rewrite.autocast_cache import parameter_casts
 from memprof.policies.rewrite.draft import Draft
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Uses
-from memprof.trace.step import Step, rows_of
+from memprof.policies.rewrite.new_ops import new_ops
+from memprof.trace.schema import NONE, Bools, Ints, Saved
+from memprof.trace.step import Step
 
 #: What torch's checkpoint costs the CPU, in microseconds: for each run of a region, for each tensor saved in one, and,
 #: where outputs are kept, for each operator in one. Measured as the CPU time by which forward and backward of 30
@@ -43,8 +44,13 @@ def transform(step: Step, policy: Checkpoint) -> Step:
     _refuse_changes(step, regions, inputs, is_kept)
     _refuse_changed_buffers(step, regions)
     recompute = plan_recompute(step, regions, nodes, is_kept, casts)
-    lives = find_lives(step, regions, nodes, recompute, inputs, is_kept)
-    draft = _rewritten(step, regions, recompute, lives)
+    draft = Draft(step)
+    _run_again(draft, step, regions, recompute)
+    lives = find_lives(step, regions, nodes, recompute, inputs, is_kept, draft.ranks())
+    draft.free(step.storages.storage_id, lives.freed)
+    draft.copy_storages(recompute.storage_source, recompute.storage_op, lives.copies_freed)
+    draft.insert_storages(lives.states)
+    draft.saved = _saved(step, regions, recompute, lives)
     draft.duration_us += _more_time_us(step, regions, recompute, lives, has_kept=bool(policy.keep))
     return draft.build()
 
@@ -206,37 +212,26 @@ def _refuse_own_functions(step: Step, regions: Regions) -> None:
         )
 
 
-def _rewritten(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds) -> Draft:
-    draft = Draft(step)
-    source, owner = recompute.op_source, recompute.op_region
-    rows = step.ops.take(source)
-    rows = rows.replace(
-        phase=np.full(len(rows), "backward", dtype=object),
-        micro_batch=step.ops.micro_batch[recompute.starts[owner]],
-        is_recompute=np.ones(len(rows), dtype=np.bool_),
-        forward_op_id=np.full(len(rows), NONE),
+def _run_again(draft: Draft, step: Step, regions: Regions, recompute: Recompute) -> None:
+    """Inserts the second runs. They use their own copies of storages; so does the backward of what is in a region."""
+    source, owner, marked = recompute.op_source, recompute.op_region, recompute.marked
+    copies = draft.repeat_ops(source, recompute.starts[owner])
+    draft.copy_uses(source, copies)
+    # Where no operator runs again, torch still detaches the first tensor that the second run packs, then stops.
+    starts = recompute.starts[marked]
+    markers = new_ops(
+        step,
+        "aten.detach.default",
+        starts,
+        module_id=step.ops.module_id[starts],
+        duration_us=np.zeros(len(starts)),
+        is_recompute=np.ones(len(starts)),
     )
-    draft.insert_ops(_with_markers(step, rows, recompute, lives), lives.before)
-
-    draft.storages = step.storages.replace(freed_op_id=lives.freed)
-    draft.insert_storages(_copies(step, recompute, lives))
-    draft.insert_storages(lives.states)
-
-    # The copies read copies; so does the backward of what is in a region.
-    uses = step.uses
-    use_rows, lengths = rows_of(uses.op_id, source)
-    _, read = recompute.storage_read(np.repeat(owner, lengths), uses.storage_id[use_rows])
-    forward = step.ops.forward_op_id[uses.op_id]
-    region_of_use = np.where(forward != NONE, regions.innermost[forward], NONE)
-    is_rewired = np.flatnonzero(region_of_use != NONE)
-    rewired = uses.storage_id.copy()
-    _, rewired[is_rewired] = recompute.storage_read(region_of_use[is_rewired], uses.storage_id[is_rewired])
-    draft.uses = uses.replace(storage_id=rewired)
-    copies = np.arange(len(source)) + len(step.ops)
-    draft.insert_uses(Uses.of(op_id=np.repeat(copies, lengths), storage_id=read, role=uses.role[use_rows]))
-
-    draft.saved = _saved(step, regions, recompute, lives)
-    return draft
+    draft.insert_ops(markers, starts)
+    forward = step.ops.forward_op_id
+    region = np.concatenate([np.where(forward != NONE, regions.innermost[forward], NONE), owner, marked])
+    uses = draft.uses
+    draft.uses = uses.replace(storage_id=recompute.storage_read(region[uses.op_id], uses.storage_id)[1])
 
 
 def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds, *, has_kept: bool) -> float:
@@ -256,35 +251,6 @@ def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: Sto
     if has_kept:
         python_us += (np.count_nonzero(regions.innermost != NONE) + len(recompute.op_source)) * SELECTIVE_OPERATOR_US
     return again_us * max(1.0, step.duration_us / max(total_us, 1.0)) + python_us
-
-
-def _with_markers(step: Step, rows: Ops, recompute: Recompute, lives: StorageEnds) -> Ops:
-    """Appends an operator for each region that runs again without one: it stops before its first kernel.
-
-    What is seen of such a run is that torch detaches the first tensor it packs.
-    """
-    count = len(lives.before) - len(rows)
-    if not count:
-        return rows
-    starts = recompute.starts[lives.marked]
-    markers = Ops.of(
-        op_id=np.zeros(count),
-        step=step.ops.step[starts],
-        micro_batch=step.ops.micro_batch[starts],
-        phase=np.full(count, "backward"),
-        module_id=step.ops.module_id[starts],
-        name=np.full(count, "aten.detach.default"),
-        kind=np.full(count, "compute"),
-        start_us=step.ops.start_us[starts],
-        duration_us=np.zeros(count),
-        is_recompute=np.ones(count, dtype=np.bool_),
-    )
-    return type(rows)(**{c.name: np.append(getattr(rows, c.name), getattr(markers, c.name)) for c in Ops.columns()})
-
-
-def _copies(step: Step, recompute: Recompute, lives: StorageEnds) -> Storages:
-    rows = step.storages.take(recompute.storage_source)
-    return rows.replace(created_op_id=recompute.storage_op, freed_op_id=lives.copies_freed)
 
 
 def _saved(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds) -> Saved:

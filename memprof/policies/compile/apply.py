@@ -1,4 +1,4 @@
-"""Compiles modules in place, with PyTorch's budget for what they keep for backward."""
+"""Compiles modules in place, with PyTorch's memory budget for activations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apply(job: Job, policy: Compile) -> None:
     names = outermost(match_modules(policy.modules, modules))
     compiler = os.environ.get("CXX") or "g++"
     if job.device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++")):
-        raise PolicyError("torch.compile needs a C++ compiler on the CPU, and there is none; install g++.")
+        raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")
     backend = _backend(policy.activation_budget)
     for name in names:
         job.wrap_forward(modules[name], lambda before: torch.compile(before, backend=backend))
@@ -41,13 +41,13 @@ def _backend(budget: float) -> Callable[..., Any]:
     """Returns torch's compiler under a budget: a new one each time, for code compiled by another is not used again.
 
     Raises:
-        PolicyError: This torch knows no such budget.
+        PolicyError: This torch does not support such a budget.
     """
     import torch._functorch.config as settings
     from torch._inductor.compile_fx import compile_fx
 
     if not hasattr(settings, "activation_memory_budget"):
-        raise PolicyError("This torch has no activation_memory_budget; it came with torch 2.4.")
+        raise PolicyError("activation_memory_budget requires torch 2.4 or newer.")
 
     def compile_under_budget(graph: Any, inputs: Any) -> Any:
         # What is kept for backward is settled while forward is compiled.

@@ -21,7 +21,7 @@ def policies_of_compiled(trace: Trace) -> tuple[Policy, ...]:
     plan = plan_from_tables(trace.manifest.plan or {})
     if not any(isinstance(policy, Compile) for policy in plan.policies):
         raise UsageError(
-            f"{trace.path} is no recording of a compiled run: make one with memprof record --compile . train.py"
+            f"{trace.path} is not a recording of a compiled run; make one: memprof record --compile . train.py"
         )
     return tuple(
         replace(policy, measured=str(trace.path)) if isinstance(policy, Compile) else policy for policy in plan.policies

@@ -27,9 +27,14 @@ class Compile(Policy):
     """
 
     name: ClassVar[str] = "compile"
+    live_refusal: ClassVar[str] = "its effect can only be measured"
+    dry_refusal: ClassVar[str] = (
+        "operators run one by one, and what the compiler saves is known only after it has compiled the model. Leave "
+        "the policy out of the dry run, or record a real run under the plan."
+    )
     flag_help: ClassVar[str] = (
-        "Compile the modules that match, comma separated ('.' is the whole model); a budget of 0 to 1 for what they "
-        "save follows an @."
+        "Compile matching modules, comma separated ('.' is the whole model); append @ and a share from 0 to 1 to set "
+        "an activation budget."
     )
     flag_example: ClassVar[str] = "'layers.*@0.5'"
     numerics: ClassVar[str] = "rounding"
@@ -43,10 +48,15 @@ class Compile(Policy):
     def __post_init__(self) -> None:
         """Checks the settings."""
         if not isinstance(self.modules, tuple) or not self.modules:
-            raise PolicyError("Compile is given no modules; write patterns such as 'layers.*', or '' for the model.")
+            raise PolicyError("compile needs modules; write patterns such as 'layers.*', or '' for the model.")
         budget = self.activation_budget
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
-            raise PolicyError(f"The activation budget of compile cannot be {budget!r}; write a share from 0 to 1.")
+            raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.")
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -59,9 +69,7 @@ class Compile(Policy):
         try:
             share = float(budget) if has_budget else 1.0
         except ValueError:
-            raise PolicyError(
-                f"The activation budget of compile cannot be {budget!r}; write a share from 0 to 1."
-            ) from None
+            raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.") from None
         modules = tuple(part.strip() for part in patterns.split(",") if part.strip())
         return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
 

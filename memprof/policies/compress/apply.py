@@ -1,4 +1,4 @@
-"""Packs what the modules of a real job save for backward into 8 bits."""
+"""Packs tensors that the modules of a real job save for backward into 8 bits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def apply(job: Job, policy: Compress) -> None:
     """
     names = match_modules(policy.modules, job.modules_named())
     SavedTensors(job.model, _Compressor(policy.minimum_bytes)).install(job, names)
-    job.notes.append("compress: what is saved is rounded to 8 bits, so gradients are approximate")
+    job.notes.append("compress: saved activations are rounded to 8 bits, so gradients are approximate")
 
 
 def _values(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Compress(Policy):
 
     name: ClassVar[str] = "compress"
     flag_help: ClassVar[str] = (
-        "keeps what these modules save for backward in 8 bits with a scale for every 256 values (approximate)"
+        "store activations of these modules in 8 bits with a scale for every 256 values (approximate)"
     )
     flag_example: ClassVar[str] = "'layers.*'"
     numerics: ClassVar[str] = "approximate"
@@ -48,14 +48,17 @@ class Compress(Policy):
         if not self.modules or not all(self.modules):
             raise PolicyError("compress needs patterns of module names: write modules = ['layers.*'].")
         if self.minimum_bytes < 0:
-            raise PolicyError(
-                f"compress cannot pack storages of {self.minimum_bytes} bytes; write minimum_bytes = 4096."
-            )
+            raise PolicyError(f"compress: invalid minimum_bytes {self.minimum_bytes}; write minimum_bytes = 4096.")
 
     @property
     def handles_saved(self) -> bool:
         """Always true."""
         return True
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch has no equivalent."""
+        return "torch cannot pack saved tensors in 8 bits"
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -71,7 +74,7 @@ class Compress(Policy):
 
     @classmethod
     def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
-        """Compresses what modules save."""
+        """Compresses saved activations of modules."""
         return (cls,)
 
     def describe(self) -> str:

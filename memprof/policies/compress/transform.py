@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from memprof.policies.compress.policy import BLOCK, CHUNK
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.new_ops import new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages, Uses
+from memprof.trace.schema import Bools, Ints, Ops, Storages
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -62,30 +63,14 @@ def transform(step: Step, policy: Compress) -> Step:
     until[is_packed] = unpack_ids
     codes = _insert(draft, step, at, pack_ids, until, count, "int8")
     scales = _insert(draft, step, at, pack_ids, until, -(-count // BLOCK) * 4, "float32")
-    copies = storages.take(packed.storage).replace(created_op_id=unpack_ids, freed_op_id=packed.released)
-    copy_ids = draft.insert_storages(copies)
-    freed = draft.storages.freed_op_id.copy()
+    draft.use(pack_ids, at, "read")
+    draft.use(pack_ids, codes, "write")
+    draft.use(pack_ids, scales, "write")
+    draft.use(unpack_ids, codes[is_packed], "read")
+    draft.use(unpack_ids, scales[is_packed], "read")
     # Packed after nobody else holds it any more, it goes with the packing.
-    freed[packed.storage] = np.where(packed.held < packed.packed, pack_ids[is_packed], packed.held)
-    draft.storages = draft.storages.replace(freed_op_id=freed)
-
-    copy_of = np.full(len(draft.storages), NONE, dtype=np.int64)
-    copy_of[packed.storage] = copy_ids
-    begins = np.full(len(draft.storages), len(step.ops), dtype=np.int64)
-    begins[packed.storage] = packed.unpacked
-    uses = draft.uses
-    is_late = uses.op_id >= begins[uses.storage_id]
-    draft.uses = uses.replace(storage_id=np.where(is_late, copy_of[uses.storage_id], uses.storage_id))
-    for ops, ids, role in (
-        (pack_ids, at, "read"),
-        (pack_ids, codes, "write"),
-        (pack_ids, scales, "write"),
-        (unpack_ids, codes[is_packed], "read"),
-        (unpack_ids, scales[is_packed], "read"),
-        (unpack_ids, copy_ids, "write"),
-    ):
-        draft.insert_uses(Uses.of(op_id=ops, storage_id=ids, role=np.full(len(ops), role, dtype=np.object_)))
-    draft.saved = draft.saved.take(copy_of[draft.saved.storage_id] == NONE)
+    last = np.where(packed.held < packed.packed, pack_ids[is_packed], packed.held)
+    draft.split_lives(packed.storage, last, unpack_ids, packed.released)
     return draft.build()
 
 
@@ -107,18 +92,12 @@ def _insert(draft: Draft, step: Step, like: Ints, created: Ints, freed: Ints, si
 def _ops(
     step: Step, records: Records, moments: Ints, name: str, duration_us: npt.NDArray[np.floating], workspace: Ints
 ) -> Ops:
-    ops, count = step.ops, len(moments)
-    beside = np.clip(moments, 0, max(len(ops) - 1, 0))
     size = step.storages.requested_bytes[records.storage]
-    return Ops.of(
-        op_id=np.arange(count),
-        step=ops.step[beside],
-        micro_batch=ops.micro_batch[beside],
-        phase=ops.phase[beside],
-        module_id=ops.module_id[records.forward_op],
-        name=np.full(count, name, dtype=np.object_),
-        kind=np.full(count, "compute", dtype=np.object_),
-        start_us=ops.start_us[beside],
+    return new_ops(
+        step,
+        name,
+        moments,
+        module_id=step.ops.module_id[records.forward_op],
         duration_us=duration_us,
         read_bytes=size,
         written_bytes=size,

@@ -67,19 +67,19 @@ class _Loss:
     """
 
     def __init__(self, job: Job, policy: ChunkedLoss, original: Any) -> None:
-        self._job = weakref.ref(job)  # which the model keeps: what is in force must not keep the model
+        self._job = weakref.ref(job)  # the model keeps the job: the active replacement must not keep the model
         self._policy = policy
         self.original = original
 
     def head_forward(self, head: torch.nn.Linear, before: Any) -> Any:
-        """Returns a forward that defers the logits when they are made for training."""
+        """Returns a forward that defers the logits while training."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden: Any = args[0] if args else kwargs.get("input")
             is_plain = type(hidden) in OWN_TYPES and hidden.dim() > 1
             if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_in_transform():
                 return before(*args, **kwargs)
-            # Reentrant checkpointing runs a forward again within backward, and hands what it returns to autograd.
+            # Reentrant checkpointing recomputes a forward within backward, and passes its result to autograd.
             if torch._C._current_graph_task_id() != -1:
                 return before(*args, **kwargs)
             if hidden.numel() // hidden.shape[-1] * head.out_features * 4 < self._policy.minimum_bytes:
@@ -106,7 +106,7 @@ class _Loss:
             if reason:
                 job = self._job()
                 if job is not None:
-                    job.note(f"A cross-entropy was left to torch: {reason}.")
+                    job.note(f"loss: a cross-entropy is not computed in chunks: {reason}.")
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
             return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]
@@ -133,13 +133,13 @@ class _Loss:
             return "it runs compiled or under torch.func"
         for tensor, kinds in ((logits, (*OWN_TYPES, LazyLogits)), (target, OWN_TYPES)):
             if type(tensor) not in kinds:
-                return "it is given a tensor subclass"
+                return "it is called with a tensor subclass"
         if not logits.requires_grad or not torch.is_grad_enabled():
             return ""
         if logits.numel() * logits.element_size() < self._policy.minimum_bytes or logits.dim() < 2:
             return ""
         if len(logits) < 2 or len(logits) != len(target):
-            return "it has one row only" if len(logits) == len(target) else ""
+            return "it has only one row" if len(logits) == len(target) else ""
         if size_average is not None or reduce is not None or reduction not in ("mean", "sum", "none"):
             return "it is called with size_average or reduce"
         if target.requires_grad or (weight is not None and weight.requires_grad):
@@ -149,7 +149,7 @@ class _Loss:
         return None
 
 
-#: The losses of all plans in force; calls go to the last one.
+#: The active losses of all plans; calls go to the last one.
 _in_force: list[_Loss] = []
 
 
@@ -163,7 +163,8 @@ def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:
         module = modules[name]
         if type(module) is not torch.nn.Linear:
             raise PolicyError(
-                f"The head {name!r} is a {type(module).__name__}, not a Linear; name the Linear that makes the logits."
+                f"loss: the head {name!r} is a {type(module).__name__}, not a Linear; name the Linear that computes "
+                "the logits."
             )
         heads.append(module)
     return heads
@@ -171,7 +172,7 @@ def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:
 
 def _check_known(function: Any) -> None:
     if not isinstance(function, FunctionType) or tuple(inspect.signature(function).parameters) != _PARAMETERS:
-        raise PolicyError("torch.nn.functional.cross_entropy has been replaced already; the loss policy cannot.")
+        raise PolicyError("loss: torch.nn.functional.cross_entropy has already been replaced.")
 
 
 def _copy(function: Any) -> Any:
@@ -181,7 +182,7 @@ def _copy(function: Any) -> Any:
 
 
 def _replace_code(function: Any) -> None:
-    """Makes the function run what is in force, for those, too, who imported it before: only its code is exchanged."""
+    """Makes the function call the current replacement, including for earlier imports: only its code is exchanged."""
     scope: dict[str, Any] = {}
     arguments = ", ".join(_PARAMETERS)
     exec(f"def cross_entropy({arguments}):\n    return {_REPLACEMENT}({arguments})\n", scope)  # noqa: S102 - our own text

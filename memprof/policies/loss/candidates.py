@@ -14,7 +14,7 @@ _CHUNKS = 8
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
-    """Returns chunked losses: with each module that makes the input of a log-softmax, and without."""
+    """Returns chunked losses: with each module that computes the input of a log-softmax, and without."""
     names = module_names(step)
     softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
     if not softmax.any():

@@ -12,18 +12,18 @@ Tensor = torch.Tensor
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """Returns the type that sums of a type are kept in."""
+    """Returns the accumulation type for a type."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a call of cross-entropy asks for.
+    """The arguments of a cross-entropy call.
 
     Attributes:
         original: torch's own function.
         rows: Rows computed at a time.
-        ignore_index: Class index that does not count.
+        ignore_index: Class index that is ignored.
         reduction: mean, sum or none.
         label_smoothing: Share of each target spread over all classes.
     """
@@ -35,7 +35,7 @@ class Terms:
     label_smoothing: float
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Yields the chunks of so many rows."""
+        """Yields the chunks of rows."""
         for start in range(0, count, self.rows):
             yield slice(start, min(start + self.rows, count))
 
@@ -62,7 +62,7 @@ class Terms:
         )
 
     def divisor(self, target: Tensor, weight: Tensor | None, samples: int) -> Tensor | float:
-        """Returns what the summed loss is divided by: the weights of the targets that count, or the samples."""
+        """Returns the divisor of the summed loss: the weights of the counted targets, or the number of samples."""
         if self.reduction != "mean":
             return 1.0
         if target.is_floating_point():
@@ -73,7 +73,7 @@ class Terms:
         return weight[target[counts]].sum()
 
     def reduce(self, parts: list[Tensor], divisor: Tensor | float) -> Tensor:
-        """Puts the chunks' losses together."""
+        """Combines the chunks' losses."""
         if self.reduction == "none":
             return torch.cat(parts)
         total = torch.stack(parts)
@@ -81,16 +81,16 @@ class Terms:
         return loss.to(total.dtype)
 
     def into_gradient(self, work: Tensor, target: Tensor, weight: Tensor | None, scale: Tensor) -> None:
-        """Turns a chunk's softmax into the gradient of its logits, in place.
+        """Converts a chunk's softmax to the gradient of its logits, in place.
 
         The loss of a row is minus the sum of ``share * log_softmax`` over the classes, so its gradient is
-        ``softmax * sum(share) - share``: no tensor as large as the chunk is needed beside it.
+        ``softmax * sum(share) - share``: no other tensor of the size of the chunk is needed.
 
         Args:
             work: Softmax over dimension 1, shape ``(rows, classes, ...)``.
             target: Class indices, shape ``(rows, ...)``, or probabilities of ``work``'s shape.
             weight: Weight of each class.
-            scale: What each row's gradient is multiplied by: one for all, or shape ``(rows, ...)``.
+            scale: Factor of each row's gradient: one for all, or shape ``(rows, ...)``.
         """
         classes, smoothing = work.shape[1], self.label_smoothing
         along = (1, classes, *[1] * (work.dim() - 2))
@@ -115,7 +115,7 @@ class Terms:
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of logits that are there: keeps the logits, never a whole softmax beside them."""
+    """Cross-entropy of existing logits: keeps the logits, but never a whole softmax."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, terms: Terms) -> Tensor:
@@ -128,7 +128,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradient of the logits, the one whole tensor that is made."""
+        """Returns the gradient of the logits, the only whole tensor allocated."""
         logits, target, weight = ctx.saved_tensors
         terms: Terms = ctx.terms
         if torch.is_grad_enabled():  # create_graph=True: the gradient is differentiated, too
@@ -150,11 +150,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedHead(torch.autograd.Function):
-    """Cross-entropy straight from the input of the Linear that makes the logits, which are never there whole.
+    """Cross-entropy from the input of the Linear that computes the logits, which never exist as a whole.
 
-    Backward makes each chunk's logits a second time: a third of the layer's cost again, and nothing is kept.
+    Backward recomputes each chunk's logits: a third more of the layer's cost, and nothing is kept.
 
-    Source: the idea of never making the logits whole is that of Wijmans et al., "Cut Your Losses in Large-Vocabulary
+    Source: the idea of never computing the whole logits is from Wijmans et al., "Cut Your Losses in Large-Vocabulary
     Language Models", 2024; here with plain matrix products on chunks of rows.
     """
 
@@ -169,7 +169,7 @@ class ChunkedHead(torch.autograd.Function):
         terms: Terms,
         make: Callable[..., Tensor],
     ) -> Tensor:
-        """Returns the loss; ``make`` is what turns rows into logits, casts included."""
+        """Returns the loss; ``make`` computes logits from rows, casts included."""
         parts = [
             terms.loss(make(hidden[part], matrix, bias), target[part], weight) for part in terms.parts(len(hidden))
         ]
@@ -189,7 +189,7 @@ class ChunkedHead(torch.autograd.Function):
             wanted = [each for each, needs in zip((hidden, matrix, bias), ctx.needs_input_grad, strict=False) if needs]
             found = iter(torch.autograd.grad(loss, wanted, upstream, create_graph=True))
             return (*(next(found) if needs else None for needs in ctx.needs_input_grad[:3]), *(None,) * 4)
-        # What is summed over the chunks is summed in 32 bits at least, as one matrix product would.
+        # Sums over chunks use at least 32 bits, as one matrix product would.
         wide = exact(hidden.dtype)
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
         of_matrix = torch.zeros_like(matrix, dtype=wide) if needs_matrix else None

@@ -21,7 +21,7 @@ class ForwardEmitter:
     """Writes the forward of one chunked cross-entropy.
 
     Attributes:
-        made: Storages of the step that are made by new operators from now on, and by which.
+        made: Storages of the step that new operators allocate, and by which.
         kept: Storages that the node keeps for backward.
         first_forward: The operator that backward operators belong to: the first that ran after the node was made.
     """
@@ -49,7 +49,7 @@ class ForwardEmitter:
         durations = np.nan_to_num(ops.duration_us)
         self._softmax_us = float(durations[one.log_softmax])
         self._likelihood_us = float(durations[one.likelihood])
-        # A small operator costs as much as the recorded small ones: its launch.
+        # A small operator costs as much as small recorded ones: its launch.
         small = durations[(ops.written_bytes > 0) & (ops.written_bytes <= 4096) & (ops.kind == "compute")]
         self._small_us = float(np.median(small)) if len(small) else 0.0
         self.first_forward = insertion.next_op
@@ -96,13 +96,13 @@ class ForwardEmitter:
                 duration_us=max(self._likelihood_us * share, self._small_us),
             )
             losses.append(insertion.storage(4, op))
-            insertion.storage(4, op, op)  # the summed weight, which nobody takes
+            insertion.storage(4, op, op)  # the summed weight, which is unused
             for storage in (softmax, *held):
                 insertion.free(storage, op)
         self._reduce(losses, like, before)
 
     def _was_cast(self) -> bool:
-        """Whether autocast made 32-bit logits of all of them, which chunks do one by one."""
+        """Whether autocast converted all logits to 32 bits, which chunks do one by one."""
         return self._is_low and len(self._one.backward) > 0 and self._one.logits != self._softmax_input()
 
     def _softmax_input(self) -> int:
@@ -111,7 +111,7 @@ class ForwardEmitter:
         return int(uses.storage_id[rows][uses.role[rows] == "read"][0])
 
     def _take_hidden(self) -> None:
-        """Lays out the rows of the head's input one after another, where they are not."""
+        """Makes the rows of the head's input contiguous."""
         head, insertion = self._head, self._insertion
         assert head is not None
         self._hidden = head.hidden
@@ -127,7 +127,7 @@ class ForwardEmitter:
             )
 
     def _chunk_logits(self, like: int, before: int, share: float, forward: int = NONE) -> tuple[int, tuple[int, ...]]:
-        """Emits the product that makes a chunk's logits."""
+        """Emits the product that computes a chunk's logits."""
         head, insertion = self._head, self._insertion
         assert head is not None
         op = insertion.op(
@@ -163,7 +163,7 @@ class ForwardEmitter:
             before=before,
             reads=[counts],
             writes=[insertion.next_storage],
-            workspace_bytes=8 * rows_bytes,  # truth values are summed as whole numbers of 8 bytes
+            workspace_bytes=8 * rows_bytes,  # booleans are summed as 8-byte integers
             duration_us=small,
         )
         insertion.free(counts, op)

@@ -38,7 +38,7 @@ class Emitter(ForwardEmitter):
         insertion.free(scale, last)
 
     def _chunk_gradient(self, like: int, before: int, share: float, scale: int) -> int:
-        """Writes the gradient of a chunk: its softmax, scaled in place, less its targets' share."""
+        """Emits the gradient of a chunk: its softmax, scaled in place, minus its targets' share."""
         one, insertion, head, forward = self._one, self._insertion, self._head, self.first_forward
         wide = int(self._wide_bytes * share)
         held: list[int] = []
@@ -101,7 +101,7 @@ class Emitter(ForwardEmitter):
         for name, size, workspace in (
             ("aten.ne.Scalar", index_bytes // 8, 8),
             ("aten.where.self", index_bytes, 0),
-            ("aten.mul.Tensor", share_bytes, share_bytes),  # the truth values as floats
+            ("aten.mul.Tensor", share_bytes, share_bytes),  # the booleans as floats
             ("aten.neg.default", share_bytes, 0),
         ):
             if name == "aten.neg.default":
@@ -139,7 +139,7 @@ class Emitter(ForwardEmitter):
         return last
 
     def _products(self, work: int, held: list[int], like: int, before: int, share: float) -> int:
-        """Emits the products that give the head's gradients."""
+        """Emits the products that compute the head's gradients."""
         head, insertion = self._head, self._insertion
         assert head is not None
         outputs = [int(storage) for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]

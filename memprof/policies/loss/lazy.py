@@ -13,17 +13,17 @@ Tensor = torch.Tensor
 
 
 def make_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """Makes the logits of some rows."""
+    """Computes the logits of some rows."""
     return F.linear(rows, matrix, bias)
 
 
 def make_float_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """Makes the logits of some rows as 32-bit numbers, as ``logits.float()`` would."""
+    """Computes the logits of some rows in 32 bits, as ``logits.float()`` would."""
     return F.linear(rows, matrix, bias).float()
 
 
 def lazy_logits(layer: torch.nn.Linear, hidden: Tensor) -> LazyLogits:
-    """Returns what a Linear would return for an input, not made yet; casts as autocast would."""
+    """Returns the deferred result of a Linear for an input; casts as autocast would."""
     matrix: Tensor = layer.weight
     bias: Tensor | None = layer.bias
     kind = hidden.device.type
@@ -56,7 +56,7 @@ class LazyLogits(torch.Tensor):
 
     @staticmethod
     def around(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
-        """Creates one outside of autograd."""
+        """Creates one outside autograd."""
         shape = (*hidden.shape[:-1], matrix.shape[0])
         dtype = torch.float32 if make is make_float_logits else matrix.dtype
         lazy: LazyLogits = torch.Tensor._make_wrapper_subclass(LazyLogits, shape, dtype=dtype, device=hidden.device)
@@ -64,14 +64,14 @@ class LazyLogits(torch.Tensor):
         return lazy
 
     def logits(self) -> Tensor:
-        """Makes the logits, once."""
+        """Computes the logits, once."""
         if self.made is None:
             self.made = self.make(self.hidden, self.matrix, self.bias)
         return self.made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Handles what needs no logits, views rows, and passes the logits to everything else."""
+        """Handles functions that need no logits, views rows, and passes the logits to all others."""
         kwargs = kwargs or {}
         if func in cls._known:
             with torch._C.DisableTorchFunctionSubclass():
@@ -98,7 +98,7 @@ class LazyLogits(torch.Tensor):
 
 
 class _Link(torch.autograd.Function):
-    """Ties lazy logits into autograd's graph, for uses that Python's functions do not see."""
+    """Connects lazy logits to autograd's graph, for uses that bypass Python's functions."""
 
     @staticmethod
     def forward(
@@ -126,7 +126,7 @@ class _Link(torch.autograd.Function):
 def _lazy(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
     apply: Callable[..., LazyLogits] = _Link.apply
     lazy = apply(hidden, matrix, bias, make)
-    # What the node hands out is made inside it, where gradients are off: the logits need the tensors outside.
+    # The outputs of the node are created inside it, with gradients disabled: the logits need the outer tensors.
     lazy.hidden, lazy.matrix, lazy.bias, lazy.make, lazy.made = hidden, matrix, bias, make, None
     return lazy
 
@@ -161,7 +161,7 @@ def _reshape(lazy: LazyLogits, *shape: Any, **named: Any) -> LazyLogits | None:
 
 
 def _slice(lazy: LazyLogits, key: Any) -> LazyLogits | None:
-    """Slices rows, as in ``logits[..., :-1, :]``; what touches the classes needs the logits."""
+    """Slices rows, as in ``logits[..., :-1, :]``; operations on the classes need the logits."""
     keys = key if isinstance(key, tuple) else (key,)
     dims = lazy.hidden.dim()
     if not all(isinstance(one, slice | int) or one is Ellipsis for one in keys):
@@ -183,7 +183,7 @@ def _float(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
 
 
 def _to(lazy: LazyLogits, *what: Any, **named: Any) -> LazyLogits | None:
-    """Takes ``to(torch.float32)``; to other types and devices go the logits themselves."""
+    """Handles ``to(torch.float32)``; for other types and devices, converts the logits themselves."""
     is_float = (what, named) in (((torch.float32,), {}), ((), {"dtype": torch.float32}))
     return _float(lazy) if is_float else None
 

@@ -17,8 +17,8 @@ class ChunkedLoss(Policy):
     """Computes cross-entropy over a few rows of the logits at a time.
 
     Attributes:
-        chunks: Into how many parts the rows are cut.
-        head: Pattern of the Linear that makes the logits, to make them chunk by chunk, too; "" where they stay whole.
+        chunks: Number of parts the rows are divided into.
+        head: Pattern of the Linear that computes the logits, to compute them chunk by chunk, too; "" for none.
         minimum_bytes: Logits smaller than this are left alone.
     """
 
@@ -26,8 +26,8 @@ class ChunkedLoss(Policy):
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
-        "Compute cross-entropy in so many chunks of rows; name the Linear that makes the logits behind a comma, "
-        "and they are never made whole."
+        "Compute cross-entropy in this many chunks of rows; append a comma and the name of the Linear that computes "
+        "the logits to compute these in chunks, too."
     )
     flag_example: ClassVar[str] = "8,head"
     numerics: ClassVar[str] = "rounding"
@@ -41,11 +41,16 @@ class ChunkedLoss(Policy):
     def __post_init__(self) -> None:
         """Checks the settings."""
         if type(self.chunks) is not int or self.chunks < 2:
-            raise PolicyError(f"A loss cannot be computed in {self.chunks!r} chunks; write a whole number from 2 on.")
+            raise PolicyError(f"loss: invalid chunks {self.chunks!r}; write a whole number of at least 2.")
         if not isinstance(self.head, str):
-            raise PolicyError(f"The head of a loss cannot be {self.head!r}; write the name of a Linear.")
+            raise PolicyError(f"loss: invalid head {self.head!r}; write the name of a Linear.")
         if type(self.minimum_bytes) is not int or self.minimum_bytes < 0:
-            raise PolicyError(f"minimum_bytes of a loss cannot be {self.minimum_bytes!r}; write a number of bytes.")
+            raise PolicyError(f"loss: invalid minimum_bytes {self.minimum_bytes!r}; write a number of bytes.")
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch has no equivalent."""
+        return "torch cannot replace the cross-entropy that your script calls by a chunked one"
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -59,7 +64,7 @@ class ChunkedLoss(Policy):
             chunks = int(number)
         except ValueError:
             raise PolicyError(
-                f"The loss policy cannot read {text!r}; write a number of chunks, such as 8, or 8,lm_head."
+                f"--loss: invalid value {text!r}; write a number of chunks, such as 8, or 8,lm_head."
             ) from None
         return cls(chunks=chunks, head=head.strip())
 

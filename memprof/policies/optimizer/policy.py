@@ -31,6 +31,10 @@ class OptimizerPolicy(Policy):
     """
 
     name: ClassVar[str] = "optimizer"
+    live_refusal: ClassVar[str] = "updates in backward end the job where its gradients are clipped or scaled"
+    flag_words: ClassVar[tuple[str, ...]] = (_IN_BACKWARD, *LOOPS, *STATES)
+    flag_is_list: ClassVar[bool] = True
+    frameworks_set_it: ClassVar[bool] = True
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
@@ -61,6 +65,21 @@ class OptimizerPolicy(Policy):
                 f"optimizer: state {self.state} and loop {self.loop} are incompatible: the state determines the loop; "
                 "write one of them."
             )
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def excludes_sharding(self) -> bool:
+        """Whether it changes more than the loop over parameters."""
+        return bool(self.state) or self.in_backward
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch has no equivalent of the state; "" where that is unchanged."""
+        return "torch's optimizers cannot keep their state in 8 bits or in host memory" if self.state else ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

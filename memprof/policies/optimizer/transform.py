@@ -117,7 +117,7 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
 
 def _move(draft: Draft, step: Step, updates: Updates) -> None:
     """Moves the operators of a loop, whatever they are, to the points where backward completes each gradient."""
-    ops, storages, uses = step.ops, step.storages, step.uses
+    ops, storages = step.ops, step.storages
     completed = np.array([update.completed_by for update in updates.updates], dtype=np.int64)
     place = completed[updates.owner]
     order = np.argsort(place, kind="stable")
@@ -132,8 +132,7 @@ def _move(draft: Draft, step: Step, updates: Updates) -> None:
     new_of[moved] = ids
     last_of = np.full(len(ops), NONE, dtype=np.int64)  # of the block behind each operator that completes a gradient
     last_of[place] = ids
-    inside = np.isin(uses.op_id, moved)
-    draft.insert_uses(uses.take(inside).replace(op_id=new_of[uses.op_id[inside]]))
+    draft.copy_uses(moved, ids)
 
     created, freed = storages.created_op_id, storages.freed_op_id.copy()
     is_own: Bools = np.zeros(len(ops) + 1, dtype=np.bool_)

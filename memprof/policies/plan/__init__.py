@@ -1,1 +1,1 @@
-"""Plans: policies in their order, their files, and what they promise."""
+"""Plans: policies in their order, plan files, and predictions."""

@@ -26,7 +26,7 @@ def input_shapes(step: Step, phases: Iterable[str] = ("forward",)) -> tuple[str,
 
 
 def ran_on(step: Step) -> str:
-    """Returns in words what a step ran on: the input shapes of its model, and separately those of evaluations in it.
+    """Returns the inputs of a step in words: the input shapes of its model, and separately those of evaluations in it.
 
     Two steps that differ in this are not comparable, whatever their peaks. "" where no input was recorded.
     """

@@ -48,15 +48,15 @@ def interval_of(
 ) -> Interval:
     """Returns the bounds of a plan's peak.
 
-    The errors seen of each policy (``Policy.errors``) add up over a plan. They are shares of what a step makes beside
-    what it finds, operator by operator, so that they count for little where weights fill the memory. Those of a step
-    that was scaled to another size (``Step.size_errors``) are added.
+    The observed errors of each policy (``Policy.errors``) add up over a plan. They are fractions of the bytes a step
+    allocates beyond those live at its start, operator by operator, so they are small where weights dominate. The
+    errors of a step scaled to another size (``Step.size_errors``) are added.
 
     Args:
         policies: The plan.
         recorded: The steps as recorded; the first is the one that the plan was chosen on.
         predicted: The same under the plan.
-        fullest: The same with what a recording does not tell taken at its most, where the caller has them.
+        fullest: The same under worst-case assumptions for data missing from the recording, if the caller has them.
     """
     fullest = _fullest_steps(policies, recorded, predicted) if fullest is None else fullest
     errors = [policy.errors(recorded) for policy in policies]
@@ -69,18 +69,18 @@ def interval_of(
     below, above = (sum(shares) for shares in zip(*errors, strict=True))
     least, most = _peak(predicted, -below), max(_peak(fullest, above), _peak(predicted, above))
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
-    if held is not None:  # whatever else is not known, the job is kept below that
+    if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
     return Interval(least, most)
 
 
 def _fullest_steps(policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step]) -> tuple[Step, ...]:
-    """Returns the steps under a plan with what a recording does not tell taken at its most.
+    """Returns the steps under a plan, with worst-case assumptions for data missing from the recording.
 
     Args:
         policies: The plan.
         recorded: The steps as recorded.
-        predicted: The same under the plan, which are returned where its policies know all, or one cannot say more.
+        predicted: The same under the plan; returned if no policy has such assumptions, or one does not support them.
     """
     if not any(policy.guesses for policy in policies):
         return tuple(predicted)
@@ -94,7 +94,7 @@ def _fullest_steps(policies: Sequence[Policy], recorded: Sequence[Step], predict
 
 
 def _peak(steps: Sequence[Step], share: float) -> int:
-    """Returns the highest peak when every step makes more than predicted, by a share."""
+    """Returns the highest peak if every step allocates more than predicted by a fraction."""
     peaks = []
     for step in steps:
         during = live_bytes(step).during

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from memprof.errors import PolicyError
 
-#: What stands for the model itself: as it is written, and as named_modules() has it.
+#: Names of the model itself: in patterns, and in named_modules().
 WHOLE = (".", "")
 
 #: A name with a number among its parts; the last one counts.
@@ -28,7 +28,7 @@ def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
         names: Qualified names, as in named_modules(); the model itself is "".
 
     Raises:
-        PolicyError: A pattern matches nothing; the sentence lists names that are near.
+        PolicyError: A pattern matches nothing; the message lists similar names.
     """
     known = list(names)
     chosen: set[str] = set()
@@ -43,7 +43,7 @@ def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def outermost(names: Iterable[str]) -> list[str]:
-    """Returns the names that do not lie inside another of them."""
+    """Returns the names that are not inside another of them."""
     known = set(names)
 
     def is_inside(name: str) -> bool:
@@ -71,7 +71,7 @@ def condensed(patterns: Sequence[str]) -> str:
 
 
 def as_expression(pattern: str) -> str:
-    """Turns a pattern into a regular expression for the whole of a name: fnmatch's, with stars that know of dots."""
+    """Converts a pattern to a regular expression for a whole name: fnmatch's, but ``*`` does not match dots."""
     pieces = []
     for piece in re.split(r"(\*\*\.|\*\*|\*|\?)", pattern):
         if piece == "**.":
@@ -90,8 +90,8 @@ def as_expression(pattern: str) -> str:
 
 def _no_match(pattern: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, [name for name in names if name], n=3, cutoff=0.4)
-    # Few and telling: the names highest up, numbered ones as their pattern.
+    # The outermost names, with numbers folded to a pattern.
     shapes = dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name)
     highest = sorted(shapes, key=lambda name: name.count("."))
-    hint = f"near are {', '.join(near)}" if near else f"it has {', '.join(highest[:5])}"
-    return f"No module of the model matches {pattern!r}; {hint}." if names else "The model has no modules."
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(highest[:5])}."
+    return f"No module of the model matches {pattern!r}; {hint}" if names else "The model has no modules."

@@ -13,7 +13,7 @@ class Place:
     Attributes:
         name: The file.
         text: Its text, "" where there is none.
-        table: The table one is inside, "" for the top.
+        table: The current table, "" for the top level.
         number: Which of the tables of that name, 0 first.
     """
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Policies, what they are predicted to lead to, and the budget they are for.
+    """Policies, their predicted effect, and the budget they are for.
 
     Attributes:
-        policies: The policies in their fixed order (see ``registry.policy_types``), whatever order they were given in.
-        prediction: What the step will be, None before anybody predicted it.
-        budget_bytes: Most bytes that a step may have allocated at once under it; None where no budget was given.
-        at_batch: The batch that it is for, None for that of the recording.
-        at_length: The length of sequences that it is for, None for that of the recording.
+        policies: The policies in their fixed order (see ``registry.policy_types``), regardless of the order given.
+        prediction: The predicted step, None without a prediction.
+        budget_bytes: Maximum allocated bytes of a step; None without a budget.
+        at_batch: The batch the plan is for, None for that of the recording.
+        at_length: The sequence length the plan is for, None for that of the recording.
     """
 
     policies: tuple[Policy, ...] = ()
@@ -38,14 +38,14 @@ class Plan:
     at_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Puts the policies in order; those of one kind stay as given."""
+        """Sorts the policies; those of one kind keep their order."""
         kinds = policy_types()
         # A policy may be a subclass of one of ours, whose place it takes.
         ordered = sorted(self.policies, key=lambda policy: [isinstance(policy, kind) for kind in kinds].index(True))
         object.__setattr__(self, "policies", tuple(ordered))
 
     def with_policies(self, more: Iterable[Policy]) -> Plan:
-        """Returns the plan with more policies, and without a prediction where there are any."""
+        """Returns the plan with more policies; drops its prediction if any are added."""
         added = tuple(more)
         return replace(self, policies=(*self.policies, *added), prediction=None) if added else self
 
@@ -64,12 +64,12 @@ class Plan:
         """Predicts the steps this plan leads to.
 
         Args:
-            step: The recorded step; of several, the fullest.
+            step: The recorded step; of several, the one with the highest peak.
             others: Other steps of the job.
-            trace: What the recording is called.
+            trace: Name of the recording.
 
         Returns:
-            The plan with its prediction, and the fullest of the steps predicted.
+            The plan with its prediction, and the predicted step with the highest peak.
 
         Raises:
             PolicyError: A policy does not fit the step, or another policy.
@@ -87,7 +87,7 @@ class Plan:
         """Applies every policy to a job, all or none.
 
         Raises:
-            PolicyError: A policy does not fit; those before it have been taken back.
+            PolicyError: A policy does not fit; those before it have been undone.
         """
         require_composable(self.policies)
         try:
@@ -98,7 +98,7 @@ class Plan:
             raise
 
     def start(self) -> None:
-        """Runs what each policy does in the job's process before the job's own code."""
+        """Runs the set-up of each policy in the job's process before the job's own code."""
         for policy in self.policies:
             policy.start()
 
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def at(self) -> str:
-        """The size that it is for in words, such as ``length 512``; "" for that of the recording."""
+        """The size the plan is for in words, such as ``length 512``; "" for that of the recording."""
         sizes = (("batch", self.at_batch), ("length", self.at_length))
         return " and ".join(f"{what} {size}" for what, size in sizes if size is not None)
 

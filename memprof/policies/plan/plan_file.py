@@ -1,8 +1,8 @@
-"""A plan as a TOML file: one table a policy, what they are predicted to lead to, and the budget they are for.
+"""Reads and writes plans as TOML files: one table per policy, the prediction, and the budget.
 
-It is read with Python's own parser, so that the job's Python needs nothing more, and written with tomlkit, which keeps
-what somebody wrote by hand. Reading one runs nothing: a table names a policy of ``registry.policy_types``, its keys
-are that policy's settings.
+Plans are read with Python's own parser, so that the job's Python needs no dependencies, and written with tomlkit, which
+preserves manual edits. Reading executes nothing: a table names a policy of ``registry.policy_types``, its keys are that
+policy's settings.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads a plan.
 
     Raises:
-        BadInputError: There is no such file, it cannot be read, or it is not TOML.
-        PolicyError: A table, a key or a value in it makes no sense.
+        BadInputError: The file does not exist, cannot be read, or is not TOML.
+        PolicyError: A table, a key or a value in it is invalid.
     """
     path = Path(path)
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise BadInputError(f"There is no plan {path}. Write one with memprof predict RUN --write {path}") from None
+        raise BadInputError(f"plan {path} does not exist; write one with memprof predict RUN --write {path}") from None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     return parse_plan(text, str(path))
@@ -58,26 +58,26 @@ def parse_plan(text: str, name: str = "the plan") -> Plan:
 
     Args:
         text: The TOML.
-        name: What sentences about mistakes call it.
+        name: Its name in error messages.
 
     Raises:
         BadInputError: It is not TOML.
-        PolicyError: A table, a key or a value in it makes no sense.
+        PolicyError: A table, a key or a value in it is invalid.
     """
     try:
         tables = parse_toml(text)
     except ValueError as error:
-        raise BadInputError(f"{name} is not TOML: {error}.") from None
+        raise BadInputError(f"{name} is not valid TOML: {error}.") from None
     return plan_from_tables(tables, Place(name, text))
 
 
 def format_plan(plan: Plan, before: str = "") -> str:
-    """Writes a plan as TOML, with comments that say what each policy does and where the prediction is from.
+    """Formats a plan as TOML, with comments that describe each policy and the source of the prediction.
 
     Args:
         plan: The plan.
-        before: TOML of the same policies, whose lines and comments are kept; only the prediction is written anew, and
-            the budget where it is another.
+        before: TOML of the same policies, whose lines and comments are kept; only the prediction is replaced, and the
+            budget if it differs.
     """
     import tomlkit
 
@@ -88,7 +88,7 @@ def format_plan(plan: Plan, before: str = "") -> str:
         if document.body:
             document.add(tomlkit.nl())
         document.add(PREDICTION, _prediction_table(plan.prediction))
-    # tomlkit leaves a line too many behind an array of tables.
+    # tomlkit adds an extra line after an array of tables.
     text = tomlkit.dumps(document)
     return text.lstrip("\n") if is_kept else re.sub(r"\n{3,}", "\n\n", text)
 
@@ -153,7 +153,7 @@ def _comments(policy: Policy) -> list[str]:
 
 
 def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
-    """Returns the document that somebody wrote, without its prediction; None where it holds other policies."""
+    """Returns an existing document without its prediction; None where it has other policies."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -179,7 +179,7 @@ def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
                 document[name] = size
             else:
                 above = f"{name} = {size}\n{above or chr(10)}"
-        # What was left in front of the old prediction would grow by a line each time.
+        # Otherwise the blank lines before the prediction would grow by one each time.
         kept = f"{above}{tomlkit.dumps(document)}".rstrip("\n")
         return tomlkit.parse(f"{kept}\n") if kept else tomlkit.document()
     except (BadInputError, PolicyError, TOMLKitError):
@@ -224,5 +224,5 @@ def _prediction_table(prediction: Prediction) -> Table:
 
 
 def _one_line(text: str) -> str:
-    """Makes a text fit for a comment, which has no escapes."""
+    """Removes characters that a TOML comment cannot contain."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

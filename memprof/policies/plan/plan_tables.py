@@ -18,17 +18,17 @@ from memprof.units import parse_bytes
 
 #: The table that is not a policy.
 PREDICTION = "prediction"
-#: The key outside of all tables.
+#: The key outside all tables.
 BUDGET = "budget"
-#: The keys that say for which size the plan is, where it is another than the recording's.
+#: The keys of the size a plan is for, if it differs from the recording's.
 AT_BATCH, AT_LENGTH = "at_batch", "at_length"
 _ABOVE = (BUDGET, AT_BATCH, AT_LENGTH)
 
 #: Effect of policies on the job's numbers, in words; none for policies that leave them unchanged.
 NUMERICS_IN_WORDS = {
-    "none": "numbers stay the same",
-    "rounding": "numbers differ by rounding",
-    "approximate": "numbers are approximate",
+    "none": "numerics bit-identical",
+    "rounding": "numerics differ by rounding",
+    "approximate": "numerics approximate",
 }
 
 #: How a prediction was obtained, in words.
@@ -41,10 +41,10 @@ SOURCES_IN_WORDS = {
 
 
 def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> Plan:
-    """Makes a plan of what ``plan_to_tables`` returned, or TOML holds.
+    """Creates a plan from the tables of ``plan_to_tables`` or of a TOML file.
 
     Raises:
-        PolicyError: A table, a key or a value in it makes no sense.
+        PolicyError: A table, a key or a value in it is invalid.
     """
     place = place or Place("the plan", "")
     policies: list[Policy] = []
@@ -71,7 +71,7 @@ def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> P
 
 
 def plan_to_tables(plan: Plan) -> dict[str, Any]:
-    """Returns a plan as plain dicts and lists, the way TOML and JSON hold it."""
+    """Returns a plan as plain dicts and lists, as in TOML and JSON."""
     above = ((BUDGET, plan.budget_bytes), (AT_BATCH, plan.at_batch), (AT_LENGTH, plan.at_length))
     tables: dict[str, Any] = {name: value for name, value in above if value is not None}
     for policy in plan.policies:
@@ -92,7 +92,7 @@ def plan_to_tables(plan: Plan) -> dict[str, Any]:
 
 
 def policy_tables(tables: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the tables of policies alone, of what ``plan_to_tables`` returned; none of no plan."""
+    """Returns only the policies' tables of a ``plan_to_tables`` result; empty without a plan."""
     return {name: content for name, content in (tables or {}).items() if name not in (PREDICTION, *_ABOVE)}
 
 
@@ -116,7 +116,7 @@ def _read_size(name: str, content: Any, place: Place) -> int:
 
 def _read_policy(kind: type[Policy], settings: Any, place: Place) -> Policy:
     if not isinstance(settings, dict):
-        raise PolicyError(f"{place.at()}: {kind.name} is a table: write [{kind.name}] and its settings below it.")
+        raise PolicyError(f"{place.at()}: {kind.name} must be a table: write [{kind.name}] and its settings below it.")
     try:
         return kind(**_checked(kind, settings, place, f"[{kind.name}]"))
     except PolicyError as error:
@@ -128,7 +128,7 @@ def _read_policy(kind: type[Policy], settings: Any, place: Place) -> Policy:
 def _read_prediction(content: Any, place: Place) -> Prediction:
     place = place.inside(PREDICTION, 0)
     if not isinstance(content, dict):
-        raise PolicyError(f"{place.at()}: {PREDICTION} is a table: write [{PREDICTION}] and its keys below it.")
+        raise PolicyError(f"{place.at()}: {PREDICTION} must be a table: write [{PREDICTION}] and its keys below it.")
     values = _checked(Prediction, content, place, f"[{PREDICTION}]")
     optional = ("phases", "categories", "machine", "least_peak_bytes", "most_peak_bytes")
     required = [field.name for field in dataclasses.fields(Prediction) if field.name not in optional]
@@ -152,7 +152,7 @@ def _checked(kind: type, settings: Mapping[str, Any], place: Place, title: str) 
     values = {}
     for key, value in settings.items():
         if key in _ABOVE and key not in names:
-            raise PolicyError(f"{place.at(key)}: {key} is no setting of {title}; write it above the first table.")
+            raise PolicyError(f"{place.at(key)}: {key} is not a setting of {title}; write it above the first table.")
         if key not in names:
             raise PolicyError(f"{place.at(key)}: {title} has no setting {key!r}; {_nearest(key, names)}")
         try:
@@ -168,7 +168,7 @@ def _typed(value: Any, kind: Any) -> Any:
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
             return tuple(texts)
-        raise TypeError("a list of texts")
+        raise TypeError("a list of strings")
     if typing.get_origin(kind) is dict:
         if isinstance(value, dict) and all(type(number) is int for number in value.values()):
             return dict(value)
@@ -177,13 +177,13 @@ def _typed(value: Any, kind: Any) -> Any:
         return float(value)
     # In Python, bool is a subclass of int.
     if type(value) is not kind:
-        raise TypeError({str: "a text", bool: "true or false", int: "a whole number", float: "a number"}[kind])
+        raise TypeError({str: "a string", bool: "true or false", int: "a whole number", float: "a number"}[kind])
     return value
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there {'are' if len(known) > 1 else 'is'} {', '.join(known)}."
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
 
 
 def _shown(value: Any) -> str:
@@ -192,7 +192,7 @@ def _shown(value: Any) -> str:
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """Returns the settings that differ from their defaults; the first where none does, so that no table is empty."""
+    """Returns the settings that differ from their defaults; the first setting if none does, to avoid an empty table."""
     fields = dataclasses.fields(policy)  # type: ignore[arg-type]  # every policy is a dataclass
     values = {field.name: getattr(policy, field.name) for field in fields}
     changed = {field.name: values[field.name] for field in fields if values[field.name] != field.default}

@@ -1,4 +1,4 @@
-"""What a plan predicts, for comparison with a later run."""
+"""The prediction of a plan, for comparison with a later run."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True)
 class Prediction:
-    """The steps a plan leads to, in numbers.
+    """Predicted figures of the steps under a plan.
 
     Attributes:
         trace: The recording it was made from.
-        model: Type of the root module there, "" where there was none.
-        parameter_bytes: Bytes of the model's parameters there.
-        recorded_peak_bytes: Peak of the fullest recorded step.
-        recorded_step_time_us: Its duration.
-        peak_allocated_bytes: Predicted peak of the fullest step under the plan.
+        model: Type of the recorded root module, "" where there was none.
+        parameter_bytes: Bytes of the recorded model's parameters.
+        recorded_peak_bytes: Highest peak of the recorded steps.
+        recorded_step_time_us: Duration of the step with that peak.
+        peak_allocated_bytes: Highest predicted peak of the steps under the plan.
         peak_phase: Phase the peak is in.
-        peak_module: Module that runs there, "" outside of modules.
-        step_time_us: Predicted duration of the step that is the fullest as recorded.
-        how: The least sure of the ways its policies know: replayed, modelled, rule, measured.
+        peak_module: Module that runs there, "" outside modules.
+        step_time_us: Predicted duration of the recorded step with the highest peak.
+        how: The least certain source among its policies: replayed, modelled, rule, measured.
         phases: Highest bytes in each phase.
         categories: Bytes at the peak, by category.
         machine: The machine the step times are for, "" for that of the recording.
-        ran_on: What the fullest step under the plan runs on, as ``inputs.ran_on`` says it; "" where that is not known.
-        least_peak_bytes: The least that the peak may be, by what was seen of its policies on other jobs; 0 where a plan
-            of an older version does not tell.
-        most_peak_bytes: The most, likewise.
+        ran_on: Inputs of the step with the highest peak under the plan (``inputs.ran_on``); "" where unknown.
+        least_peak_bytes: Lower bound of the peak, from the errors of its policies on other jobs; 0 in a plan
+            of an older version.
+        most_peak_bytes: Upper bound, likewise.
     """
 
     trace: str
@@ -65,7 +65,7 @@ class Prediction:
 
     @staticmethod
     def measured(recorded: Step, measured: Step, *, trace: str) -> Prediction:
-        """Reads the numbers off a recorded step and one measured under the plan; predicts no other steps."""
+        """Returns the figures of a recorded step and of one measured under the plan, without other steps."""
         peak = int(live_bytes(measured).during.max(initial=0))
         return Prediction.of_steps((recorded,), (measured,), Interval(peak, peak), trace=trace, how="measured")
 
@@ -79,7 +79,7 @@ class Prediction:
         how: str,
         machine: str = "",
     ) -> Prediction:
-        """Reads the numbers off recorded steps and those predicted from them; the fullest recorded one comes first."""
+        """Returns the figures of recorded and predicted steps; the recorded one with the highest peak comes first."""
         recorded, predicted = recorded_steps[0], fullest_of(predicted_steps)
         during = live_bytes(predicted).during
         peak = peak_op(predicted)
@@ -113,7 +113,7 @@ def model_of(step: Step) -> tuple[str, int]:
 
 
 def phase_peaks(steps: Sequence[Step]) -> dict[str, int]:
-    """Returns the most bytes in each phase over some steps, in the order of a step."""
+    """Returns the maximum bytes in each phase over some steps, in the order of a step."""
     peaks: dict[str, int] = {}
     for step in steps:
         during = live_bytes(step).during

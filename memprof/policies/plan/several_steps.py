@@ -1,4 +1,4 @@
-"""Rewrites several steps of one job, all of which a plan has to fit."""
+"""Rewrites several steps of one job, all of which must fit a plan's budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.policies.base import Policy
 from memprof.trace.schema import NONE, Memory
 from memprof.trace.step import Step
 
-#: What lies there between two updates, and what policies take away from there.
+#: Categories that are live between two updates and that policies may free there.
 _KEPT = ("gradient", "optimizer_state")
 
 
@@ -22,7 +22,7 @@ def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = Fals
     Args:
         policy: The policy.
         steps: The steps; the first is the one that the plan was chosen on.
-        at_most: Take what a recording does not tell at its most.
+        at_most: Make worst-case assumptions for data missing from the recording.
 
     Raises:
         PolicyError: The policy does not fit the first step.
@@ -36,15 +36,15 @@ def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = Fals
 def transform_beside(transform: Callable[[Step], Step], step: Step, lead: Step, made: Step) -> Step:
     """Rewrites a step that is not the one a plan was chosen on.
 
-    A policy that finds nothing to change there leaves it as it is, like a loss on logits that are small in this step,
-    or checkpointing in a step that evaluates only: as applied, it would not change it either. Where the step does not
-    train, gradients and optimizer state that the policy takes away after an update are gone in it too.
+    A policy that does not apply to it leaves it unchanged, like a loss on logits that are small in this step, or
+    checkpointing in a step that only evaluates: in a real run it would not change it either. If the step does not
+    train, gradients and optimizer state that the policy frees after an update are absent in it too.
 
     Args:
         transform: The policy's.
         step: Another step of the same job.
         lead: The step that the plan was chosen on, before the policy.
-        made: What the policy makes of that.
+        made: That step under the policy.
     """
     try:
         return transform(step)
@@ -54,14 +54,14 @@ def transform_beside(transform: Callable[[Step], Step], step: Step, lead: Step, 
 
 
 def _bytes_at_end(step: Step) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Returns what a step leaves of each of _KEPT, in bytes."""
+    """Returns the bytes of each category in _KEPT that are live at the end of a step."""
     storages = step.storages
     stays = storages.freed_op_id == NONE
     return np.array([storages.allocated_bytes[stays & (storages.category == name)].sum() for name in _KEPT], np.int64)
 
 
 def _without(step: Step, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Step:
-    """Returns a step that begins with fewer bytes of each category in _KEPT: ``sizes`` of them are taken away."""
+    """Returns a step that begins with ``sizes`` fewer bytes of each category in _KEPT."""
     storages = step.storages
     kept = storages.allocated_bytes.copy()
     for name, size in zip(_KEPT, sizes.tolist(), strict=True):

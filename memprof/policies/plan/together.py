@@ -28,12 +28,12 @@ def _contradiction(first: Policy, second: Policy) -> str:
     updates_in_backward = bool(getattr(second, "in_backward", False))
     if updates_in_backward and first.name == "accumulate":
         return (
-            "accumulate adds gradients up over micro-batches, and step-in-backward uses each as soon as it is there: "
-            "leave in_backward or accumulate out of the plan."
+            "accumulate sums gradients over micro-batches, but step-in-backward uses each gradient as soon as it is "
+            "complete: leave in_backward or accumulate out of the plan."
         )
     if updates_in_backward and first.name == "precision" and getattr(first, "dtype", "") == "fp16":
         return (
-            "Loss scaling for fp16 looks for gradients that overflow before the update, and step-in-backward has used "
-            "them by then: write precision bf16, or leave in_backward out of the plan."
+            "Loss scaling for fp16 checks gradients for overflow before the update, but step-in-backward has used them "
+            "by then: write precision bf16, or leave in_backward out of the plan."
         )
     return ""

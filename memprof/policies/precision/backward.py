@@ -158,8 +158,7 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     )
     casts.redirect(rows, made[rank[cast_of]])
     # A backward graph (create_graph, reentrant checkpoints) lists gradients as saved; it keeps the cast instead.
-    saved = casts.draft.saved
-    casts.draft.saved = saved.take(~np.isin(saved.storage_id, sources))
+    casts.draft.unsave(sources)
     # The source is freed with its cast, unless it is read in its own type later.
     casts.free(sources, np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources]))
     if is_scaled:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Ops
 
 if TYPE_CHECKING:
     from memprof.policies.precision.ends import Nodes
@@ -109,13 +110,9 @@ class Casts:
                 dtype=np.where(to_short, self.short, "float32").astype(object),
             )
         )
-        self.use(ops, sources if read is None else read, "read")
-        self.use(ops, storages, "write")
+        self.draft.use(ops, sources if read is None else read, "read")
+        self.draft.use(ops, storages, "write")
         return ops, storages
-
-    def use(self, ops: Ints, storages: Ints, role: str) -> None:
-        """Records that operators use storages."""
-        self.draft.insert_uses(Uses(op_id=ops, storage_id=storages, role=np.full(len(ops), role, dtype=object)))
 
     def redirect(self, rows: Ints, storages: Ints) -> None:
         """Redirects uses, given by their rows in the recorded step, to other storages."""
@@ -129,9 +126,7 @@ class Casts:
 
     def settle(self) -> None:
         """Writes the lifetimes of the recorded storages into the draft."""
-        freed = self.draft.storages.freed_op_id.copy()
-        freed[: len(self.freed)] = self.freed
-        self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
+        self.draft.free(self.step.storages.storage_id, self.freed)
 
 
 def cast_reads(casts: Casts) -> None:
@@ -191,7 +186,8 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     first, cast_of = first[order], rank[cast_of]
 
     # The readers save the cast.
-    saved_cast = _find_pairs(saved.forward_op_id, saved.storage_id, ops, sources, cast_of)
+    saved_cast = find_spans(saved.storage_id, saved.forward_op_id, of=sources, first=ops, last=ops)
+    saved_cast = np.append(cast_of, NONE)[saved_cast]
     is_saved = saved_cast != NONE
     released = nodes.end[saved.released_op_id]
     released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
@@ -218,8 +214,8 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
     # Backward reads of saved tensors.
     reader = types.forward[uses.op_id]
-    backward_cast = _find_pairs(reader, uses.storage_id, ops, sources, cast_of)
-    is_backward = (backward_cast != NONE) & (reader != NONE)
+    backward_cast = np.append(cast_of, NONE)[find_spans(uses.storage_id, reader, of=sources, first=ops, last=ops)]
+    is_backward = backward_cast != NONE
     casts.redirect(np.flatnonzero(is_backward), made[backward_cast[is_backward]])
     is_gone = is_backward.copy()
     is_gone[rows] = False
@@ -238,19 +234,6 @@ def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:
     whole = step.storages.requested_bytes[sources]
     excess = np.maximum(held[readers] - step.ops.read_bytes[readers], 0)
     return np.where(excess < whole, whole - excess, whole)
-
-
-def _find_pairs(first: Ints, second: Ints, known_first: Ints, known_second: Ints, values: Ints) -> Ints:
-    """Looks up pairs: returns the value of the equal known pair, NONE where there is none."""
-    if not len(known_first):
-        return np.full(len(first), NONE, dtype=np.int64)
-    base = int(max(second.max(initial=0), known_second.max(initial=0))) + 2
-    known = known_first * base + known_second
-    order = np.argsort(known, kind="stable")
-    wanted = first * base + second
-    place = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
-    is_found = (known[order][place] == wanted) & (first != NONE)
-    return np.where(is_found, values[order][place], NONE)
 
 
 def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:

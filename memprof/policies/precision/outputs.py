@@ -35,9 +35,7 @@ def cast_outputs(casts: Casts) -> None:
         sources, ends + 1, ends, to_short=np.zeros(len(sources), dtype=np.bool_), freed=freed, category="activation"
     )
     # NONE as an end of life means "outlives the step" here, not "freed at once".
-    lives = casts.draft.storages.freed_op_id.copy()
-    lives[made[freed == NONE]] = NONE
-    casts.draft.storages = casts.draft.storages.replace(freed_op_id=lives)
+    casts.draft.free(made[freed == NONE], NONE)
     casts.redirect(rows, made[np.searchsorted(sources, read)][cast_of])
     outside = types.region[saved.forward_op_id] == NONE
     place = np.minimum(np.searchsorted(sources, saved.storage_id), len(sources) - 1)

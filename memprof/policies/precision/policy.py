@@ -29,6 +29,8 @@ class Precision(Policy):
     """
 
     name: ClassVar[str] = "precision"
+    flag_words: ClassVar[tuple[str, ...]] = tuple(FLAGS)
+    frameworks_set_it: ClassVar[bool] = True
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
@@ -57,6 +59,16 @@ class Precision(Policy):
     def is_pure(self) -> bool:
         """Whether parameters, gradients and optimizer state are short too."""
         return self.weights != "fp32"
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """Whether the optimizer's state is shortened, too."""
+        return self.is_pure
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

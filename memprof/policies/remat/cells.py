@@ -27,19 +27,14 @@ class Cell:
         used_us: Time of the last use, on the clock of summed operator time.
         readers: Recipes that read it.
         after: The storage's next cell, if autograd had saved this one: autograd then reads the later content.
-        class_number: Its class of dropped cells; -1 if it was not dropped.
-        slot: Its index among the eviction candidates; -1 if it is not one.
         place: Location of its bytes in host memory or on disk.
-        is_again: Whether it was dropped and has been restored.
     """
 
     __slots__ = (
         "__weakref__",
         "after",
-        "class_number",
         "device",
         "hold",
-        "is_again",
         "is_kept",
         "locks",
         "number",
@@ -49,7 +44,6 @@ class Cell:
         "recipe",
         "saved",
         "size_bytes",
-        "slot",
         "used_us",
     )
 
@@ -67,10 +61,7 @@ class Cell:
         self.used_us = 0.0
         self.readers: list[weakref.ref[Recipe]] | None = None
         self.after: Cell | None = None
-        self.class_number = -1
-        self.slot = -1
         self.place: Any = None
-        self.is_again = False
 
     def storage(self) -> torch.UntypedStorage | None:
         """Returns the storage that has the content, None if it is gone."""

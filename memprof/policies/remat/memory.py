@@ -11,7 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Cell, Original, Recipe, copied
 from memprof.policies.remat.counters import Counter
 from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.victims import Victims, may_go
+from memprof.policies.remat.victims import cell_victims, may_go
 from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
@@ -44,13 +44,13 @@ class Memory:
         Args:
             counter: Counts the allocated bytes.
             budget_bytes: Maximum bytes at once; 0 for no limit.
-            heuristic: Eviction heuristic; one of HEURISTICS.
+            heuristic: A name in ``HEURISTICS``.
             swapping: Moves contents out of the device instead of dropping them; None without swapping.
         """
         self.counter = counter
         self.budget_bytes = budget_bytes
         self.swapping = swapping
-        self.victims = Victims(heuristic)
+        self.victims = cell_victims(heuristic)
         self.clock_us = self.first_us = self.again_us = 0.0
         self.saved = 0
         self.dropped = 0
@@ -215,9 +215,9 @@ class Memory:
         storage = cell.hold
         assert storage is not None
         if self.swapping is not None and cell.place is None:
-            cell.place = self.swapping.carry_out(storage, self.victims.remake_us(cell))
+            cell.place = self.swapping.carry_out(storage, self.victims.cost_us(cell))
         if cell.place is None:
-            self.victims.dropped(cell)
+            self.victims.evicted(cell)
         self.victims.remove(cell)
         self.dropped += 1
         cell.hold = None
@@ -237,7 +237,7 @@ class Memory:
         cell.hold = storage
         cell.used_us = self.clock_us
         self.place(cell, storage)
-        self.victims.made_again(cell)
+        self.victims.remade(cell)
         if cell.saved:
             self.victims.add(cell)
 

@@ -30,6 +30,11 @@ class Remat(Policy):
     """
 
     name: ClassVar[str] = "remat"
+    live_refusal: ClassVar[str] = "bytes held are counted from the job's first tensor on"
+    dry_refusal: ClassVar[str] = (
+        "it evicts by the memory in use and the measured time of operators, and a dry run has neither. Leave the "
+        "policy out of the dry run, and predict it from its recording with memprof predict."
+    )
     flag_help: ClassVar[str] = (
         "a hard memory cap: saved tensors are dropped when memory is short and recomputed for backward; :host or :disk "
         "moves them there instead if that is faster"
@@ -85,6 +90,16 @@ class Remat(Policy):
     @property
     def handles_saved(self) -> bool:
         """Always true."""
+        return True
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch has no equivalent."""
+        return "torch cannot drop and recompute single saved tensors to stay within a budget"
+
+    @property
+    def excludes_sharding(self) -> bool:
+        """Always: divided parameters are no storages of their own."""
         return True
 
     @classmethod

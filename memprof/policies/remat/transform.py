@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from memprof.policies.remat.names import keys_of
 from memprof.policies.remat.simulation import Course, Simulation
 from memprof.policies.remat.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
-from memprof.trace.schema import NONE, Uses
+from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     budget = max(int(policy.budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
     course = Simulation(step, units, budget, policy.heuristic, at_once).run()
     draft = Draft(step)
-    _rewrite(draft, step, units, course)
+    _rewrite(draft, course)
     again = float(units.cost_us[np.array(course.source, dtype=np.int64)].sum()) if course.source else 0.0
     draft.duration_us += again + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)
     return draft.build()
@@ -70,59 +71,27 @@ def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> set[int]:
     return {storage for storage, made_by in units.makers.items() if keys[made_by[-1]] in wanted}
 
 
-def _rewrite(draft: Draft, step: Step, units: Units, course: Course) -> None:
+def _rewrite(draft: Draft, course: Course) -> None:
     """Ends lives where storages were dropped, and adds the recomputed operators with the lives they begin."""
-    ops, total = step.ops, len(step.ops)
-    source, before = np.array(course.source, dtype=np.int64), np.array(course.before, dtype=np.int64)
-    rows = ops.take(source)
-    rows = rows.replace(
-        phase=ops.phase[before],
-        micro_batch=ops.micro_batch[before],
-        is_recompute=np.ones(len(rows), dtype=np.bool_),
-        forward_op_id=np.full(len(rows), NONE),
-    )
-    draft.insert_ops(rows, before)  # their ids follow those of the step, in order
-    freed = step.storages.freed_op_id.copy()
-    recorded = [life for life in course.lives if life.born < 0]
-    for first in recorded:
-        if first.ended >= 0:
-            freed[first.storage] = first.ended
-    draft.storages = step.storages.replace(freed_op_id=freed)
-    again = [number for number, life in enumerate(course.lives) if life.born >= 0]
-    lives = [course.lives[number] for number in again]
-    copied = step.storages.take(np.array([life.storage for life in lives], dtype=np.int64))
-    ids = draft.insert_storages(
-        copied.replace(
-            created_op_id=np.array([total + life.born for life in lives], dtype=np.int64),
-            freed_op_id=np.array([life.ended if life.ended >= 0 else NONE for life in lives], dtype=np.int64),
-        )
-    )
-    storage_of = {number: life.storage for number, life in enumerate(course.lives) if life.born < 0}
-    storage_of.update(zip(again, ids.tolist(), strict=True))
-
-    count = len(step.storages)
-    moved = {op_id * count + storage: storage_of[life] for (op_id, storage), life in course.reads.items()}
-    uses = step.uses
-    keys = uses.op_id * count + uses.storage_id
-    wanted = np.array(sorted(moved), dtype=np.int64)
-    storage_id = uses.storage_id.copy()
-    if len(wanted):
-        place = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
-        found = wanted[place] == keys
-        storage_id[found] = np.array([moved[key] for key in wanted.tolist()], dtype=np.int64)[place[found]]
-    draft.uses = uses.replace(storage_id=storage_id)
-    role, op_ids, touched = [], [], []
+    repeats = draft.repeat_ops(np.array(course.source, dtype=np.int64), np.array(course.before, dtype=np.int64))
+    lives = course.lives
+    roles: dict[str, list[tuple[int, int]]] = {"read": [], "write": [], "mutate": []}
     for number, (reads, written) in enumerate(zip(course.again_reads, course.again_writes, strict=True)):
-        for read in reads:
-            role.append("read")
-            op_ids.append(total + number)
-            touched.append(storage_of[read] if read >= 0 else -1 - read)
+        roles["read"] += [(number, lives[read].storage if read >= 0 else -1 - read) for read in reads]
         for life in written:
-            role.append("write" if course.lives[life].born == number else "mutate")
-            op_ids.append(total + number)
-            touched.append(storage_of[life])
-    draft.insert_uses(Uses.of(op_id=op_ids, storage_id=touched, role=np.array(role, dtype=np.object_)))
-    # Autograd does not keep dropped storages.
-    is_dropped = np.zeros(len(draft.storages), dtype=np.bool_)
-    is_dropped[[life.storage for life in recorded if life.ended >= 0]] = True
-    draft.saved = draft.saved.take(~is_dropped[draft.saved.storage_id])
+            roles["write" if lives[life].born == number else "mutate"].append((number, lives[life].storage))
+    for role, pairs in roles.items():
+        numbers, touched = _columns(pairs)
+        draft.use(repeats[numbers], touched, role)
+    # From the operator that recomputes a storage on, that is the one used, up to its next recomputation.
+    storage, born, ended = _columns([(life.storage, life.born, life.ended) for life in lives if life.born >= 0], 3)
+    created = repeats[born]
+    draft.redirect_uses(storage, draft.copy_storages(storage, created, ended), created)
+    dropped, last = _columns([(life.storage, life.ended) for life in lives if life.born < 0 <= life.ended])
+    draft.free(dropped, last)
+    draft.unsave(dropped)
+
+
+def _columns(rows: Sequence[tuple[int, ...]], count: int = 2) -> Ints:
+    """Returns the columns of rows of ids, each of shape ``(rows,)``."""
+    return np.array(rows, dtype=np.int64).reshape(-1, count).T

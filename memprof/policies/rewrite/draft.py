@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from memprof.policies.rewrite.spans import find_spans
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Table, Uses
-from memprof.trace.step import Step
+from memprof.trace.step import Step, rows_of
 
 T = TypeVar("T", bound=Table)
 
@@ -18,7 +19,8 @@ class Draft:
 
     While it is a draft, ids are those of the step it began with; what is inserted takes the next free ones. ``build``
     puts everything in order and numbers it anew. The tables may be replaced as a whole (``draft.storages =
-    draft.storages.replace(...)``), but rows are added with the ``insert`` methods and removed with ``remove_ops`` only.
+    draft.storages.replace(...)``), but operators and storages are added with the methods that return their ids, and
+    removed with ``remove_ops`` and ``remove_storages`` only.
 
     Attributes:
         ops: Operators; ``op_id`` is the row.
@@ -71,13 +73,113 @@ class Draft:
         self.storages = _joined(self.storages, rows.replace(storage_id=ids))
         return ids
 
+    def copy_storages(self, storage_ids: Ints, created: Ints, freed: Ints) -> Ints:
+        """Inserts storages that are like others, but made and freed by operators of their own.
+
+        Returns:
+            Their ids in the draft, as long as ``storage_ids``.
+        """
+        return self.insert_storages(self.storages.take(storage_ids).replace(created_op_id=created, freed_op_id=freed))
+
     def insert_uses(self, rows: Uses) -> None:
         """Inserts uses, in ids of the draft."""
         self.uses = _joined(self.uses, rows)
 
+    def use(self, op_ids: Ints, storage_ids: Ints, role: str) -> None:
+        """Inserts one use for each pair of an operator and a storage, all of one role."""
+        self.insert_uses(Uses.of(op_id=op_ids, storage_id=storage_ids, role=np.full(len(op_ids), role)))
+
     def insert_saved(self, rows: Saved) -> None:
         """Inserts rows of what is saved for backward, in ids of the draft."""
         self.saved = _joined(self.saved, rows)
+
+    def repeat_ops(self, op_ids: Ints, before: Ints) -> Ints:
+        """Inserts repeats of operators: recomputation, of the phase and micro-batch that it interrupts.
+
+        A repeat belongs to no forward operator. It has no uses yet; ``copy_uses`` gives it those of its operator.
+
+        Args:
+            op_ids: The operators to run again, in the order in which they do.
+            before: Original operator before which each runs; the number of original operators for the end of the step.
+
+        Returns:
+            The ids of the repeats in the draft, as long as ``op_ids``.
+        """
+        interrupted = np.minimum(before, len(self._step.ops) - 1)
+        rows = self.ops.take(op_ids).replace(
+            phase=self.ops.phase[interrupted],
+            micro_batch=self.ops.micro_batch[interrupted],
+            is_recompute=np.ones(len(op_ids), dtype=np.bool_),
+            forward_op_id=np.full(len(op_ids), NONE),
+        )
+        return self.insert_ops(rows, before)
+
+    def copy_uses(self, op_ids: Ints, copies: Ints) -> None:
+        """Gives copies of operators the uses of their operators, of the same storages."""
+        order = np.argsort(self.uses.op_id, kind="stable")
+        rows, times = rows_of(self.uses.op_id[order], op_ids)
+        self.insert_uses(self.uses.take(order[rows]).replace(op_id=np.repeat(copies, times)))
+
+    def redirect_uses(self, storage_ids: Ints, to: Ints, first: Ints, last: Ints | None = None) -> None:
+        """Replaces storages by others for all operators of a span, inserted ones included.
+
+        Of several spans of a storage that cover an operator, the one that begins last counts.
+
+        Args:
+            storage_ids: The storages replaced, shape ``(spans,)``.
+            to: What is used instead of each.
+            first: First operator that uses that, in ids of the draft.
+            last: Last operator that does; all up to the end of the step if omitted.
+        """
+        ranks = self.ranks()
+        ends = len(ranks) if last is None else ranks[last]
+        uses = self.uses
+        found = find_spans(uses.storage_id, ranks[uses.op_id], of=storage_ids, first=ranks[first], last=ends)
+        self.uses = uses.replace(storage_id=np.where(found != NONE, np.append(to, NONE)[found], uses.storage_id))
+
+    def split_lives(self, storage_ids: Ints, last: Ints, made_by: Ints, freed: Ints | None = None) -> Ints:
+        """Frees storages early, and lets operators make them again, as copies that all later operators use.
+
+        Autograd keeps none of these storages any more. A storage may be given several times, for several absences.
+
+        Args:
+            storage_ids: The storages, shape ``(absences,)``.
+            last: Operator after which each absence begins.
+            made_by: Operator that makes the copy, which ends the absence.
+            freed: When the storage is freed at last, as ``freed_op_id``; when it was so far, if omitted.
+
+        Returns:
+            The ids of the copies in the draft, shape ``(absences,)``.
+        """
+        order = np.lexsort((self.ranks()[made_by], storage_ids))
+        ends = (self.storages.freed_op_id[storage_ids] if freed is None else freed)[order]
+        owner, begins = storage_ids[order], last[order]
+        is_first = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
+        again = np.flatnonzero(~is_first)
+        ends[again - 1] = begins[again]
+        copies = np.empty(len(order), dtype=np.int64)
+        copies[order] = self.copy_storages(owner, made_by[order], ends)
+        self.free(owner[is_first], begins[is_first])
+        self.redirect_uses(storage_ids, copies, made_by)
+        self.use(made_by, copies, "write")
+        self.unsave(storage_ids)
+        return copies
+
+    def free(self, storage_ids: Ints, after: int | Ints) -> None:
+        """Changes when storages are freed: after an operator of the draft, or NONE where they outlive the step."""
+        freed = self.storages.freed_op_id.copy()
+        freed[storage_ids] = after
+        self.storages = self.storages.replace(freed_op_id=freed)
+
+    def unsave(self, storage_ids: Ints) -> None:
+        """Takes storages out of what autograd keeps for backward."""
+        self.saved = self.saved.take(~np.isin(self.saved.storage_id, storage_ids))
+
+    def ranks(self) -> Ints:
+        """Returns the position of each operator in the order in which they run, removed ones included, ``(ops,)``."""
+        ranks = np.empty(len(self.ops), dtype=np.int64)
+        ranks[np.argsort(self._place, kind="stable")] = np.arange(len(ranks))
+        return ranks
 
     def remove_ops(self, op_ids: Ints) -> None:
         """Takes operators out, with their uses and what they save.

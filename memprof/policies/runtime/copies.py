@@ -10,39 +10,39 @@ from typing import Any
 
 import torch
 
-#: What copy and pickle look up on the object itself before its type, so that it can be answered for one object alone.
+#: Methods that copy and pickle look up on the object before its type, so they can be replaced for a single object.
 _REDUCE = "__reduce_ex__"
 _DEEPCOPY = "__deepcopy__"
 _REPLICATE = "_replicate_for_data_parallel"
 
-#: How types of torch and of Python make the state of a copy: from the object's ``__dict__``, and nothing else.
+#: Methods of torch and Python that create the state of a copy from the object's ``__dict__`` alone.
 _USUAL_STATES = {getattr(kind, "__getstate__", None) for kind in (object, torch.nn.Module)}
 
 
 class CopyGuard:
-    """Stands in one object, and answers for it where it is copied or saved.
+    """Handles copying and saving of one object.
 
-    A copy, a file and a replica are the job's own: without the entries that a plan has put into the object's
-    ``__dict__``, with what the job had there itself, and with values that are where the job would have them. What
-    stands in ``__dict__`` is a bound method, as Python would make it: where something else than copy and pickle copies
-    the entry, it is bound to the copy, which it sees is not the object that it was made for.
+    Copies, files and replicas are the job's own: without the entries that a plan added to the object's ``__dict__``,
+    with the job's original entries, and with values in the job's own memory. The entries in ``__dict__`` are bound
+    methods, as Python would create them: if anything other than copy and pickle copies an entry, it is bound to the
+    copy, and detects that this is not the object it was created for.
 
     Attributes:
         owner: The module or the optimizer.
-        before: Called before a copy is made: brings in what is elsewhere.
-        changes: Change the state that a copy gets, a dict of its own.
+        before: Called before a copy is made, to load values that were moved out.
+        changes: Functions that change the state of a copy, a dict of its own.
         told: Called when a copy is made.
         forward: The planned forward of a module, None where it has none.
     """
 
     def __init__(self, owner: Any) -> None:
-        """Puts itself in place."""
+        """Installs the guard."""
         self.owner = owner
         self.before: list[Callable[[], Any]] = []
         self.changes: list[Callable[[dict[str, Any]], None]] = []
         self.told: list[Callable[[], Any]] = []
         self.forward: Any = None
-        self._entries: list[tuple[str, Any, Any]] = []  # name, our function, and what stood there before
+        self._entries: list[tuple[str, Any, Any]] = []  # name, our function, and the previous entry
         self._users = 0
         self.put(_REDUCE, _reducing(self))
         if hasattr(type(owner), _DEEPCOPY):
@@ -59,7 +59,7 @@ class CopyGuard:
 
     @staticmethod
     def of(owner: Any) -> CopyGuard:
-        """Returns the guard of an object, a new one where it has none; ``release`` it as often."""
+        """Returns the guard of an object, a new one where it has none; each call needs a ``release``."""
         guard = CopyGuard.find(owner) or CopyGuard(owner)
         guard._users += 1
         return guard
@@ -72,7 +72,7 @@ class CopyGuard:
                 self.take(function)
 
     def put(self, name: str, function: Any) -> None:
-        """Puts a method into the object's ``__dict__``.
+        """Adds a method to the object's ``__dict__``.
 
         Args:
             name: Its name.
@@ -82,19 +82,19 @@ class CopyGuard:
         vars(self.owner)[name] = types.MethodType(function, self.owner)
 
     def take(self, function: Any) -> None:
-        """Takes a method out again, unless the job has put something else there since."""
+        """Removes a method, unless the job has replaced it since."""
         entry = next(entry for entry in self._entries if entry[1] is function)
         self._entries.remove(entry)
         _restore(vars(self.owner), *entry)
 
     def reduce(self, given: Any, protocol: Any) -> Any:
-        """Returns what copy and pickle build a copy from."""
+        """Returns the reduced form that copy and pickle build a copy from."""
         self._prepare(given)
         kind: Any = type(given)
         if _is_usual(kind):
             reduced = kind.__reduce_ex__(given, protocol)
         else:
-            # A type with a way of its own may put what it finds in __dict__ anywhere.
+            # A type with its own copy method may store the entries of __dict__ anywhere.
             with self._cleared(given):
                 reduced = kind.__reduce_ex__(given, protocol)
         if not isinstance(reduced, tuple):
@@ -105,13 +105,13 @@ class CopyGuard:
         return tuple(parts)
 
     def deepcopy(self, given: Any, memo: Any) -> Any:
-        """Returns the deep copy that the object's type makes of it."""
+        """Returns the deep copy created by the object's type."""
         self._prepare(given)
         with self._cleared(given):
             return type(given).__deepcopy__(given, memo)
 
     def replicate(self, given: Any) -> Any:
-        """Returns a replica, which shares everything but what the plan has put into the object."""
+        """Returns a replica, which shares everything but the plan's entries."""
         self._prepare(given)
         replica = type(given)._replicate_for_data_parallel(given)
         self._clean(given, vars(replica))

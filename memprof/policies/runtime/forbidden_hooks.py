@@ -1,7 +1,7 @@
-"""Lets a job disable saved-tensor hooks, as torch.func does inside its transforms, while a policy's are in force.
+"""Lets a job disable saved-tensor hooks, as torch.func does inside its transforms, while a policy's are active.
 
-torch refuses to disable them while any is in force, since what those keep would be lost. A policy's hooks are not
-the job's: they are skipped there, and saved tensors stay as autograd keeps them.
+torch refuses to disable them while any is active, since the tensors they keep would be lost. A policy's hooks are not
+the job's: they are skipped there, and autograd keeps saved tensors as usual.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 _autograd: Any = torch._C._autograd  # semi-private, and not annotated in torch
 _NAME = "_saved_tensors_hooks_disable"
-#: Where hooks are made that may be skipped. Those of swapped parameters may not: they hold a parameter in memory.
+#: Modules whose hooks may be skipped. Those of swapped parameters may not: they hold a parameter in memory.
 _SKIPPABLE = ("memprof.policies.remat.saved", "memprof.policies.swap.packing")
 
 

@@ -1,4 +1,4 @@
-"""Forwards that a plan has changed: layers around the job's own, on one module and on no copy of it."""
+"""Wraps forwards for a plan: layers around the job's own, on one module but not on its copies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class _Layer:
 
 
 class PlannedForward:
-    """What a module runs in the place of its forward.
+    """Replacement for a module's forward.
 
     ``module.forward`` stays a bound method with the signature and the source of the job's own. Called for another
     module, a copy, it runs the job's own forward on that.
 
     Attributes:
-        top: The outermost layer, None where all have been taken away.
+        top: The outermost layer, None where all have been removed.
     """
 
     def __init__(self, module: torch.nn.Module, guard: CopyGuard) -> None:
@@ -43,7 +43,7 @@ class PlannedForward:
         self.top: Forward | None = None
         self._module = module
         self._guard = guard
-        self._own = vars(module).get(_FORWARD)  # a forward of the instance, as accelerate and peft make them
+        self._own = vars(module).get(_FORWARD)  # a forward of the instance, as set by accelerate and peft
         self._base: Forward = module.forward
         self._layers: list[_Layer] = []
         self._method = _method(self)
@@ -51,14 +51,14 @@ class PlannedForward:
 
     @staticmethod
     def add(module: torch.nn.Module, wrap: Wrap) -> Callable[[], None]:
-        """Puts a layer around a module's forward, the outermost from now on.
+        """Adds a layer around a module's forward; it becomes the outermost.
 
         Args:
             module: The module.
-            wrap: Given the forward as it is, returns the new one.
+            wrap: Takes the current forward and returns the new one.
 
         Returns:
-            What takes the layer away again; others around it stay.
+            A function that removes the layer; others around it stay.
         """
         guard = CopyGuard.of(module)
         if guard.forward is None:
@@ -102,7 +102,7 @@ def _method(planned: PlannedForward) -> Any:
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         top = planned.top
-        # torch.export traces the model itself: what a plan does to training is no part of it.
+        # torch.export traces the model without the plan, which only concerns training.
         if top is None or self is not owner or torch.compiler.is_exporting():
             return planned.plain(self, *args, **kwargs)
         return top(*args, **kwargs)
@@ -114,7 +114,7 @@ def _method(planned: PlannedForward) -> Any:
     if lacks_self:
         del forward.__wrapped__  # type: ignore[attr-defined]
     with suppress(TypeError, ValueError):  # the job's own has no signature then, either
-        # Whoever does not follow __wrapped__, as inspect.getfullargspec, reads this.
+        # Read by functions that do not follow __wrapped__, such as inspect.getfullargspec.
         signature = inspect.signature(function)
         first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)] if lacks_self else []
         forward.__signature__ = signature.replace(  # type: ignore[attr-defined]

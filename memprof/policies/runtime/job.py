@@ -1,4 +1,4 @@
-"""A training job as policies see it: its model, its optimizers, and the changes made to them."""
+"""The training job that policies modify: its model, its optimizers, and the changes made to them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from memprof.policies.runtime.forwards import PlannedForward
 #: Objects that hold values of the job and that scripts copy and save.
 Owner = torch.nn.Module | torch.optim.Optimizer
 
-#: What is around the update of one parameter.
+#: Returns the context for the update of one parameter.
 Around = Callable[[torch.Tensor], AbstractContextManager[None]]
 
-#: What the user reads when a model under a plan is copied or saved.
+#: Note for the user when a model under a plan is copied or saved.
 COPIED = (
-    "A copy of the model, or a file that it is saved in whole, has weights of its own and runs without the plan, as "
-    "the job wrote it: apply the plan to a copy that is trained, too."
+    "Copies of the model, and files that it is saved to as a whole, have their own weights and run without the plan: "
+    "apply the plan to copies that are trained, too."
 )
 
 
@@ -32,7 +32,7 @@ class Job:
     Attributes:
         model: The root module.
         optimizers: The optimizers of its parameters, possibly none yet.
-        notes: Notes for the user on what was done, or what a policy left alone.
+        notes: Notes for the user on what was changed or skipped.
         on_note: Called with each note that ``note`` adds.
     """
 
@@ -50,7 +50,7 @@ class Job:
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; cpu where it has neither."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+            with torch._C.DisableTorchFunction():  # otherwise a mode or a subclass of the job observes this access
                 return tensor.device
         return torch.device("cpu")
 
@@ -76,13 +76,13 @@ class Job:
             policy: The policy that needs it.
 
         Raises:
-            NoOptimizerError: None is.
+            NoOptimizerError: The job has none.
         """
         if not self.optimizers:
             raise NoOptimizerError(
-                f"{policy} needs an optimizer of the model's parameters, and there was none when the model was "
-                "called. Make one earlier, hand it over with memprof.apply(plan, model, optimizer), or leave "
-                "the policy out if the script updates the weights itself."
+                f"{policy} needs an optimizer of the model's parameters, and none existed when the model was "
+                "called. Create it earlier, pass it to memprof.apply(plan, model, optimizer), or leave the policy "
+                "out if the script updates the weights itself."
             )
 
     def modules_named(self) -> dict[str, torch.nn.Module]:
@@ -98,7 +98,7 @@ class Job:
         self._undo.close()
 
     def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replaces a module's forward with one made from it; wraps nest, the last is the outermost.
+        """Wraps a module's forward; wrappers nest, the last one is the outermost.
 
         Copies of the module, files it is saved in and replicas have the job's own forward.
 

@@ -33,8 +33,8 @@ def module_names(step: Step) -> list[str]:
 def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     """Marks the modules that patterns choose in a step, as they choose them in the job.
 
-    A pattern speaks of names as a model knows them, or with the model's type in front as the trace has them. Models
-    without parameters, such as losses, are nobody's choice.
+    A pattern matches names within a model, or names prefixed with the model's type as in the trace. Models without
+    parameters, such as losses, are never chosen.
 
     Returns:
         One value for each row of ``step.modules``.
@@ -48,9 +48,9 @@ def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     own, full = np.array(module_names(step), dtype=np.object_), modules.name
     is_wrapped = np.isin(modules.type[root], list(WRAPPERS)) & (own != "")
     inside = np.array([without_wrappers(name) if wraps else name for name, wraps in zip(own, is_wrapped, strict=True)])
-    # The wrapper itself goes by "" already.
+    # The wrapper itself is already named "".
     inside = np.where(inside == ".", own, inside).astype(np.object_)
-    # A root's type is no part of the model that a wildcard could match.
+    # Wildcards do not match a root's type.
     is_named = (modules.parent_id != NONE) | np.isin(full, list(patterns))
     known = [*own[is_trained], *inside[is_trained], *full[is_trained & is_named]]
     chosen = match_modules(patterns, dict.fromkeys(map(str, known)))

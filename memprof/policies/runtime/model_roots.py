@@ -1,4 +1,4 @@
-"""The models of a job: each root module, and what lies in it."""
+"""The models of a job: each root module, and its submodules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memprof.trace.step import Step, sum_at
 
 
 def root_of(step: Step) -> Ints:
-    """Returns the root module that each module lies in, itself for a root, shape ``(modules,)``."""
+    """Returns the root module of each module, itself for a root, shape ``(modules,)``."""
     root = np.arange(len(step.modules))
     for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents come before their children
         root[row] = row if parent == NONE else root[parent]

@@ -18,12 +18,12 @@ def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
     """Replaces a function by one made from it.
 
     Args:
-        owner: What has it: a module or a class of torch, or a cell.
+        owner: Its owner: a module or a class of torch, or a cell.
         name: Its name there; ``cell_contents`` for a cell.
-        wrap: Given the function as it is, returns the new one; called again when a layer inside is taken away.
+        wrap: Takes the current function and returns the new one; called again when an inner layer is removed.
 
     Returns:
-        What takes this layer away; those that were put around it since stay, also those of other libraries.
+        A function that removes this layer; layers added around it since stay, including those of other libraries.
     """
     current = getattr(owner, name)
     replaced = getattr(current, "replaced", None)
@@ -36,15 +36,15 @@ def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
 def replace_weakly(owner: Any, name: str, method: Any) -> Callable[[], Any]:
     """Replaces a function by a bound method for as long as its object lives.
 
-    What is put into torch stays there for the whole process. It must not keep alive a model that the job has dropped.
+    Replacements in torch last for the whole process, and must not keep alive a model that the job has dropped.
 
     Args:
-        owner: What has the function, as for `replace`.
+        owner: Owner of the function, as for `replace`.
         name: Its name there.
-        method: Called with the function as it is, and with the arguments of the call.
+        method: Called with the current function, and with the arguments of the call.
 
     Returns:
-        What takes it away.
+        A function that removes it.
     """
     reference = weakref.WeakMethod(method)
 
@@ -66,7 +66,7 @@ def hook_weakly(register: Callable[[Any], RemovableHandle], method: Any) -> Call
         method: The hook.
 
     Returns:
-        What removes it.
+        A function that removes it.
     """
     reference = weakref.WeakMethod(method)
 
@@ -113,11 +113,11 @@ class _Replaced:
     """One function and the layers around it.
 
     Attributes:
-        function: What stands in its place.
+        function: The replacement.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
-        """Installs a function that does what the old one does."""
+        """Installs a function equivalent to the old one."""
         self._owner, self._name = owner, name
         self._is_own = isinstance(owner, CellType) or name in vars(owner)
         self._before = self._outermost = getattr(owner, name)
@@ -132,7 +132,7 @@ class _Replaced:
         setattr(owner, name, function)
 
     def add(self, wrap: Wrap) -> Callable[[], None]:
-        """Adds a layer around the others, and returns what removes it."""
+        """Adds a layer around the others; returns a function that removes it."""
         layer = _Layer(wrap)
         self._layers.append(layer)
         self._wrap(layer)

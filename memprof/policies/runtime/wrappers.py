@@ -1,4 +1,4 @@
-"""Modules of torch that wrap a whole model: names and patterns of the model apply to the one inside."""
+"""torch modules that wrap a whole model: names and patterns apply to the model inside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def without_wrappers(name: str) -> str:
 
 
 def fitted(plan: Plan, names: set[str]) -> Plan:
-    """Returns a plan whose patterns speak of the model inside, where they were written for a wrapped one.
+    """Returns a plan with patterns for the model inside, converted from patterns for the wrapped model.
 
     Args:
         plan: The plan.

@@ -36,6 +36,9 @@ class Shard(Policy):
     """
 
     name: ClassVar[str] = "shard"
+    live_refusal: ClassVar[str] = "parameters are divided before an optimizer holds them"
+    flag_words: ClassVar[tuple[str, ...]] = ("ddp", "zero1", "zero2", "fsdp")
+    frameworks_set_it: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
@@ -78,6 +81,11 @@ class Shard(Policy):
                 f"shard needs a latency of 0 or more microseconds, not {self.link_latency_us!r}; "
                 "write link_latency_us = 5.0."
             )
+
+    @property
+    def why_not_torch(self) -> str:
+        """Empty: torch has an equivalent."""
+        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.rewrite.new_ops import new_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Records
 from memprof.trace.schema import Bools, Floats, Ints, Ops
@@ -24,9 +25,7 @@ HOOK_US, PACK_US, UNPACK_US = 15.0, 80.0, 120.0
 SEND_US, FETCH_US = 25.0, 70.0
 
 
-def copy_ops(
-    step: Step, moments: Ints, storages: Ints, like: Ints, name: str, bytes_per_us: float, *, stream: int | None = None
-) -> Ops:
+def copy_ops(step: Step, moments: Ints, storages: Ints, like: Ints, name: str, bytes_per_us: float) -> Ops:
     """Creates one copy per storage.
 
     Args:
@@ -34,26 +33,18 @@ def copy_ops(
         moments: The operator before which each copy starts.
         storages: Storages to copy.
         like: The operator whose module each copy belongs to.
-        name: ``memprof.swap_out`` or ``memprof.swap_in``.
+        name: ``memprof.swap_out`` or ``memprof.swap_in``, which determines the stream.
         bytes_per_us: Speed of the copies.
-        stream: The stream; by default that of the direction.
     """
-    ops, count = step.ops, len(moments)
-    beside = np.clip(moments, 0, max(len(ops) - 1, 0))
     size = step.storages.requested_bytes[storages]
-    if stream is None:
-        stream = STREAM_OUT if name.endswith("out") else STREAM_IN
-    return Ops.of(
-        op_id=np.arange(count),
-        step=ops.step[beside],
-        micro_batch=ops.micro_batch[beside],
-        phase=ops.phase[beside],
-        module_id=ops.module_id[like],
-        name=np.full(count, name, dtype=np.object_),
-        kind=np.full(count, "copy", dtype=np.object_),
-        start_us=ops.start_us[beside],
+    return new_ops(
+        step,
+        name,
+        moments,
+        kind="copy",
+        module_id=step.ops.module_id[like],
         duration_us=size / bytes_per_us,
-        stream=np.full(count, stream),
+        stream=np.full(len(moments), STREAM_OUT if name.endswith("out") else STREAM_IN),
         read_bytes=size,
         written_bytes=size,
     )

@@ -11,7 +11,7 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
-from memprof.trace.schema import NONE, Bools, Ints, Uses
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -105,26 +105,10 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     out_ids = draft.insert_ops(outs, end[changed] + 1)
     last = end.copy()
     last[changed] = out_ids
-    stays = draft.insert_storages(step.storages.take(at).replace(created_op_id=in_ids, freed_op_id=last))
-
-    # Each use belongs to the stay that contains it: the last to begin before it.
-    order = np.lexsort((start, at))
-    width = len(step.ops) + 1
-    keys = at[order] * width + start[order]
-    uses = draft.uses
-    is_moved = np.zeros(len(draft.storages), dtype=np.bool_)
-    is_moved[at] = True
-    rows = np.flatnonzero(is_moved[uses.storage_id])
-    place = np.searchsorted(keys, uses.storage_id[rows] * width + uses.op_id[rows], side="right") - 1
-    found = order[np.maximum(place, 0)]
-    fits = (place >= 0) & (at[found] == uses.storage_id[rows]) & (end[found] >= uses.op_id[rows])
-    storage = uses.storage_id.copy()
-    storage[rows[fits]] = stays[found[fits]]
-    draft.uses = uses.replace(storage_id=storage)
-    draft.insert_uses(Uses.of(op_id=in_ids, storage_id=stays, role=np.full(len(stays), "write", dtype=np.object_)))
-    draft.insert_uses(
-        Uses.of(op_id=out_ids, storage_id=stays[changed], role=np.full(len(changed), "read", dtype=np.object_))
-    )
+    stays = draft.copy_storages(at, in_ids, last)
+    draft.redirect_uses(at, stays, in_ids, last)
+    draft.use(in_ids, stays, "write")
+    draft.use(out_ids, stays[changed], "read")
     draft.remove_storages(np.unique(at))
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())

@@ -40,7 +40,9 @@ class Swap(Policy):
     """
 
     name: ClassVar[str] = "swap"
+    flag_words: ClassVar[tuple[str, ...]] = ("optimizer", "parameters", "layers.*")
     tried_by_default: ClassVar[bool] = True
+    tried_live: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
@@ -80,6 +82,21 @@ class Swap(Policy):
     def handles_saved(self) -> bool:
         """Whether activations are moved."""
         return self.what == "activations"
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """Whether optimizer state is moved."""
+        return self.what == "optimizer"
+
+    @property
+    def changes_update(self) -> bool:
+        """Whether optimizer state or parameters are moved: both must be back for the update."""
+        return self.what != "activations"
+
+    @property
+    def why_not_torch(self) -> str:
+        """Why torch cannot move parameters; "" for activations and optimizer state."""
+        return "torch cannot move parameters out between their uses" if self.what == "parameters" else ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

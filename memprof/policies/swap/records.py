@@ -27,7 +27,7 @@ _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
 #: Error if two of them choose the same modules.
 OVERLAP = "Two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
 #: Error if a module cannot be chosen.
-NEVER_CALLED = "{name} is never called, so it saves nothing; choose what it holds: '{holds}'."
+NEVER_CALLED = "{name} is never called, so it saves nothing; choose its submodules: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 

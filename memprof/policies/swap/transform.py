@@ -12,7 +12,7 @@ from memprof.policies.swap.copies import copy_ops, copy_stalls_us
 from memprof.policies.swap.link import link_of
 from memprof.policies.swap.owned_transform import transform_parameters, transform_state
 from memprof.policies.swap.records import Records, find_records
-from memprof.trace.schema import NONE, Bools, Ints, Uses
+from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -60,39 +60,17 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
         step, records.packed, records.storage, records.forward_op, "memprof.swap_out", link.out_bytes_per_us
     )
     out_ids = draft.insert_ops(outs, records.packed)
-    draft.insert_uses(_uses(out_ids, records.storage, "read"))
+    draft.use(out_ids, records.storage, "read")
 
     # If packed and released at one moment, it is freed with its own copy out.
     last = np.where(gone < records.packed, out_ids, gone)
-    _replace_by_copies(draft, step, records.take(is_moved), last[is_moved], back[is_moved], link.in_bytes_per_us)
-    return draft.build()
-
-
-def _replace_by_copies(draft: Draft, step: Step, moved: Records, last: Ints, back: Ints, bytes_per_us: float) -> None:
-    """Ends the originals after their last operators, and starts their copies."""
     # At one moment the required record comes first, then the prefetched ones, from the last packed on.
-    order = np.lexsort((-np.arange(len(moved)), back))
-    ins = copy_ops(step, back[order], moved.storage[order], moved.forward_op[order], "memprof.swap_in", bytes_per_us)
-    in_ids = np.empty(len(moved), dtype=np.int64)
-    in_ids[order] = draft.insert_ops(ins, back[order])
-
-    copies = draft.storages.take(moved.storage).replace(created_op_id=in_ids, freed_op_id=moved.released)
-    copy_ids = draft.insert_storages(copies)
-    freed = draft.storages.freed_op_id.copy()
-    freed[moved.storage] = last
-    draft.storages = draft.storages.replace(freed_op_id=freed)
-
-    copy_of = np.full(len(draft.storages), NONE, dtype=np.int64)
-    copy_of[moved.storage] = copy_ids
-    begins = np.full(len(draft.storages), len(step.ops), dtype=np.int64)
-    begins[moved.storage] = back
-    uses = draft.uses
-    # Excludes the uses by the inserted copies out.
-    is_late: Bools = (uses.op_id >= begins[uses.storage_id]) & (uses.op_id < len(step.ops))
-    draft.uses = uses.replace(storage_id=np.where(is_late, copy_of[uses.storage_id], uses.storage_id))
-    draft.insert_uses(_uses(in_ids, copy_ids, "write"))
-    # Autograd no longer keeps them.
-    draft.saved = draft.saved.take(copy_of[draft.saved.storage_id] == NONE)
+    order = np.lexsort((-np.arange(len(records)), back))
+    order = order[is_moved[order]]
+    moved, last, back = records.take(order), last[order], back[order]
+    ins = copy_ops(step, back, moved.storage, moved.forward_op, "memprof.swap_in", link.in_bytes_per_us)
+    draft.split_lives(moved.storage, last, draft.insert_ops(ins, back), moved.released)
+    return draft.build()
 
 
 def _groups(records: Records) -> tuple[Ints, Ints]:
@@ -130,7 +108,3 @@ def _back(records: Records, gone: Ints, distance: int) -> Ints:
         is_gone = gone < then
         back[is_gone] = np.minimum(back, then)[is_gone]
     return back
-
-
-def _uses(op_ids: Ints, storage_ids: Ints, role: str) -> Uses:
-    return Uses.of(op_id=op_ids, storage_id=storage_ids, role=np.full(len(op_ids), role, dtype=np.object_))

@@ -22,6 +22,11 @@ def leaves_operators(kind: type) -> bool:
     return found
 
 
+def let_operators_through(kind: type) -> None:
+    """Declares a tensor type without a dispatch rule of its own, beside that of fake tensors."""
+    _leaves[kind] = True
+
+
 class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
     """A mode inserted at the bottom of the dispatch stack, and removed from wherever it is."""
 

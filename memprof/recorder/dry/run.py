@@ -134,7 +134,9 @@ class DryRun:
         # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
+        from memprof.recorder.dry.subclasses import allow_subclasses
 
+        allow_subclasses()
         self._kernels = Kernels()
         self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device)
         if self._device is not None:

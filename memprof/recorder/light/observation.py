@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_right
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.phases import PHASES, named_phase
-from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.light.budget import Budget
 from memprof.recorder.light.count import AllocatorCount
@@ -21,13 +19,11 @@ from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.failures import FailureLog
-from memprof.recorder.memory.inventory import Inventory, owned_span
+from memprof.recorder.memory.inventory import owned_span
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
-from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.steps.rounds import OptimizerRounds
-from memprof.recorder.steps.training import TrainedModels
 from memprof.recorder.steps.window import Window
+from memprof.recorder.thread_observation import ThreadObservation
 from memprof.trace.files.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
 
 _FLUSH_NS = 1_000_000_000
@@ -52,12 +48,14 @@ class LightCall(NamedTuple):
     parent: int
 
 
-class LightObservation:
+class LightObservation(ThreadObservation):
     """Follows one thread, the one that created it, from its first step to its end.
 
     Attributes:
         failed_at: Phase and module of the innermost call that raised an error, None if none did.
     """
+
+    _log: LightLog
 
     def __init__(
         self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, *, is_late: bool, can_hear: bool
@@ -74,34 +72,24 @@ class LightObservation:
         Raises:
             OSError: The spool cannot be written.
         """
-        self.thread = threading.get_ident()
+        log = LightLog(folder)
+        start = describe_process(Window(0, 1), is_late=is_late)
+        start |= {"window": {"skip": 0, "steps": 0, "stop": False}, "can_count": count.is_found}
+        super().__init__(log, start, log.main_folder, rounds)
         self.failed_at: tuple[int, int] | None = None
-        self._rounds = rounds
-        self._trained = TrainedModels(rounds)
         self._count = count
         self._can_hear = can_hear and LightEvents.is_available()
-        self._log = log = LightLog(folder)
-        start = describe_process(Window(0, 1), is_late=is_late)
-        log.record("start", {**start, "window": {"skip": 0, "steps": 0, "stop": False}, "can_count": count.is_found})
-        self._remarks = RemarkReader()
-        self._registry = ModuleRegistry(log)
-        self._tensors: dict[Any, int] = {}
-        self._inventory = Inventory(log, self._registry, self._tensor_number)
-        self._failures = FailureLog(log.main_folder, log, self._registry, rounds)
         self._events = LightEvents(log, self._hear)
         self._device: CudaHistory | None = None
         self._budget = Budget()
         self._peaks = Peaks(log)
         self._calls: list[LightCall] = []
-        self._call_count = 0
         self._base = OTHER  # the phase without the job's own name for it
         self._phase, self._module = OTHER, -1
         self._is_evaluating = False
-        self._step_start_ns = 0
         self._step_first_call = 0
         self._stretch_left = 0
         self._stretch_events = 0
-        self._stated_holders = 0
         # Marks since the session began, to attribute events: times, sequence numbers, and the job's position.
         self._mark_ns: list[int] = []
         self._mark_sequence: list[int] = []
@@ -124,16 +112,11 @@ class LightObservation:
         """Whether the current step has called a model."""
         return self._call_count > self._step_first_call
 
-    def is_mine(self) -> bool:
-        """Whether this is the observed thread."""
-        return threading.get_ident() == self.thread
-
     # -- steps --------------------------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """Begins a step, and a stretch of events if one is due."""
-        for remark in self._remarks.fresh():
-            self._log.record(*remark)
+        self._write_remarks()
         listen_to_allocator()
         if self._device is None and _cuda.is_initialized():
             self._end_stretch()
@@ -157,9 +140,7 @@ class LightObservation:
         self._sample()
         if self._events.is_running:
             since = time.monotonic_ns()
-            with torch._C.DisableTorchFunction(), untraced():
-                for optimizer in self._rounds.alive():
-                    self._inventory.optimizer_state(optimizer)
+            self._state_optimizers()
             self._stretch_events += self._events.cut()
             if self._events.is_running:  # otherwise the job's profiler has taken over
                 self._peaks.how = HEARD_ALL
@@ -201,11 +182,6 @@ class LightObservation:
         """Records that the job ends with an out-of-memory error."""
         self._failures.end_with(error, self.step, -1, is_open=True)
 
-    def give_up(self, fault: str) -> None:
-        """Ends a recording that failed."""
-        self.abandon()
-        self._log.abort(fault)
-
     def abandon(self) -> None:
         """Drops the session: the recording failed, or this is a forked child."""
         if self.is_mine():
@@ -221,7 +197,7 @@ class LightObservation:
 
     # -- what the job does --------------------------------------------------------------------------------------
 
-    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall:
+    def open_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall:
         """Records the start of a module call."""
         number = self._registry.number(module)
         phase = self._phase_of(module, number)
@@ -230,15 +206,15 @@ class LightObservation:
             if self._events.is_running and phase != BACKWARD:
                 with torch._C.DisableTorchFunction(), untraced():
                     self._inventory.inputs(args, kwargs)
-        if self._events.is_running and self._registry.holders != self._stated_holders:
-            self._state_models()
+        if self._events.is_running:
+            self._state_new_models()
         call = LightCall(self._call_count, number, phase, _time_ns(), self._calls[-1].number if self._calls else -1)
         self._call_count += 1
         self._calls.append(call)
         self._move(phase, number)
         return call
 
-    def leave(self, call: LightCall, error: BaseException | None) -> None:
+    def close_call(self, call: LightCall, error: BaseException | None) -> None:
         """Records the end of a module call, and of nested calls whose end was not reported."""
         if call not in self._calls:
             return
@@ -268,8 +244,7 @@ class LightObservation:
         self._is_evaluating = False
         self._move(OPTIMIZER, -1)
         if self._events.is_running:
-            with torch._C.DisableTorchFunction(), untraced():
-                self._inventory.gradients(optimizer)
+            self._state_gradients(optimizer)
 
     def change_name(self) -> None:
         """Records that a phase named by the job begins or ends."""
@@ -354,8 +329,7 @@ class LightObservation:
             spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
             for address, size in spans:
                 self._log.alive.extend((_time_ns(), address, size))
-            for optimizer in self._rounds.alive():
-                self._inventory.optimizer_state(optimizer)
+        self._state_optimizers()
         self._state_models()
         self._budget.spend(since, 0)
 
@@ -387,21 +361,6 @@ class LightObservation:
                 values = state.values() if isinstance(state, dict) else ()
                 found += [value for value in values if isinstance(value, torch.Tensor)]
         return found
-
-    def _state_models(self) -> None:
-        self._stated_holders = self._registry.holders
-        with torch._C.DisableTorchFunction(), untraced():
-            self._inventory.models()
-
-    def _tensor_number(self, tensor: torch.Tensor) -> int:
-        sizes = torch.Size() if tensor.is_nested else tensor.shape  # rows of a nested tensor have different sizes
-        key = (tensor.dtype, sizes, tensor.device)
-        number = self._tensors.get(key)
-        if number is None:
-            shape = "x".join(str(int(size)) for size in sizes)
-            record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
-            number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
-        return number
 
     def _write(self, now_ns: int, *, is_complete: bool) -> None:
         self._peaks.write(

@@ -65,17 +65,15 @@ class Inventory:
         owned_span: The same for storages owned by torch's allocator.
     """
 
-    def __init__(self, log: RawLog, registry: ModuleRegistry, tensor_number: Callable[[torch.Tensor], int]) -> None:
+    def __init__(self, log: RawLog, registry: ModuleRegistry) -> None:
         """Stores the recorder's log and names.
 
         Args:
             log: Destination of the facts.
             registry: Names of modules and parameters.
-            tensor_number: Numbers a tensor's shape and type.
         """
         self._log = log
         self._registry = registry
-        self._tensor_number = tensor_number
         self.storage_span, self.owned_span = storage_span, owned_span
 
     def models(self) -> None:
@@ -146,7 +144,7 @@ class Inventory:
             address, size = self.storage_span(inner)
             if address:
                 text = self._log.intern("names", name) if name else -1
-                self._log.add_fact(address, size, category, text, module, self._tensor_number(inner))
+                self._log.add_fact(address, size, category, text, module, self._log.tensor_number(inner))
 
     def _state_values(self, state: Any, name: str, owner: int, key: str = "") -> None:
         if isinstance(state, torch.Tensor):

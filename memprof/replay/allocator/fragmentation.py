@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.json_values import LEFT_OUT, key
 from memprof.replay.allocator.blocks import FREE, UNMAPPED, Segment
 from memprof.replay.allocator.events import ALLOCATE, Replay, Requests, replay
 from memprof.replay.allocator.model import CachingAllocator
@@ -29,14 +30,14 @@ class SegmentUse:
     """
 
     address: int
-    size: int
-    is_small: bool
+    size: int = field(metadata=key("size_bytes"))
+    is_small: bool = field(metadata=key("type", lambda is_small: "small" if is_small else "large"))
     is_expandable: bool
     free_bytes: int
-    largest_hole: int
+    largest_hole: int = field(metadata=key("largest_hole_bytes"))
     holes: int
     blocks: int
-    pins: tuple[int, ...]
+    pins: tuple[int, ...] = field(metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Fragmentation:
         segments: The segments, most free bytes first.
     """
 
-    reserved: int
-    allocated: int
-    requested: int
-    largest_free: int
-    idle_bytes: int
-    pinned_bytes: int
-    segments: tuple[SegmentUse, ...]
+    reserved: int = field(metadata=key("reserved_bytes"))
+    allocated: int = field(metadata=key("allocated_bytes"))
+    requested: int = field(metadata=key("requested_bytes"))
+    largest_free: int = field(metadata=key("largest_free_block_bytes"))
+    idle_bytes: int = field(metadata=key("idle_segments_bytes"))
+    pinned_bytes: int = field(metadata=key("holes_bytes"))
+    segments: tuple[SegmentUse, ...] = field(metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,13 @@ class Outcome:
         failed: Allocations that failed nevertheless.
     """
 
-    name: str
-    settings: Settings
-    reserved_peak: int
-    allocated_peak: int
-    segments: int
+    name: str = field(metadata=key("settings"))
+    settings: Settings = field(metadata=LEFT_OUT)
+    reserved_peak: int = field(metadata=key("reserved_peak_bytes"))
+    allocated_peak: int = field(metadata=key("allocated_peak_bytes"))
+    segments: int = field(metadata=key("segments_taken"))
     retries: int
-    failed: int
+    failed: int = field(metadata=key("failed_allocations"))
 
 
 #: Settings tried in addition to the current ones, in the syntax of torch's variable.

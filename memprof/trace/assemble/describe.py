@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,12 @@ def build_manifest(
     """
     spool = recording.spool
     start = spool.records["start"][0]
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        memprof_version=start["memprof_version"],
-        torch_version=start["torch_version"],
-        python_version=start["python_version"],
-        created_us=start["time_ns"] / 1000,
-        command=tuple(str(part) for part in launch.get("command", start["argv"])),
-        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
-        machine=_machine(recording, speed),
-        rank=start["rank"],
-        world_size=start["world_size"],
-        pid=start["pid"],
+    common = describe_start(spool, launch, speed)
+    return replace(
+        common,
+        machine=_machine(recording, common.machine),
         node=start.get("node", ""),
         clock=start.get("clock", ""),
-        plan=next(reversed(spool.records.get("plan", [])), None),
         undivided=next(reversed(spool.records.get("batches", [])), ""),
         backend=backend_of(recording),
         capture=_capture(spool, exit_record, steps, ops, modules),
@@ -68,24 +60,55 @@ def build_manifest(
     )
 
 
-def _machine(recording: Recording, speed: Speed) -> Machine:
-    host = recording.spool.records["start"][0]["machine"]
+def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Manifest:
+    """Returns what the manifest of any recording says about the process, and about the machine as a host.
+
+    Args:
+        spool: The records of the process.
+        launch: The launch record that the parent process wrote when it started the job.
+        speed: Measured speed of the machine.
+    """
+    start = spool.records["start"][0]
+    host = start["machine"]
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        memprof_version=start["memprof_version"],
+        torch_version=start["torch_version"],
+        python_version=start["python_version"],
+        created_us=start["time_ns"] / 1000,
+        command=tuple(str(part) for part in launch.get("command", start["argv"])),
+        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
+        machine=Machine(
+            device_name=host["device_name"],
+            device_kind=host["device_kind"],
+            cores=host["cores"],
+            memory_bytes=host["memory_bytes"],
+            capacity_bytes=host["memory_bytes"],
+            os=host["os"],
+            allocator_settings=host.get("allocator_settings", ""),
+            short_types=tuple(host.get("short_types", Machine.short_types)),
+            speed=speed,
+        ),
+        rank=start["rank"],
+        world_size=start["world_size"],
+        pid=start["pid"],
+        plan=next(reversed(spool.records.get("plan", [])), None),
+    )
+
+
+def _machine(recording: Recording, host: Machine) -> Machine:
+    if recording.heard.device == CPU:
+        return host
     told = {record["device"]: record for record in recording.spool.records.get("device", [])}
     device = told.get(recording.heard.device, {})
     kind = device.get("kind", recording.heard.device.partition(":")[0])
-    is_host = recording.heard.device == CPU
-    return Machine(
-        device_name=host["device_name"] if is_host else device.get("name", recording.heard.device),
-        device_kind=host["device_kind"] if is_host else "cuda" if kind == "rocm" else kind,
-        cores=host["cores"],
-        memory_bytes=host["memory_bytes"],
-        capacity_bytes=host["memory_bytes"] if is_host else device.get("capacity_bytes", 0),
+    return replace(
+        host,
+        device_name=device.get("name", recording.heard.device),
+        device_kind="cuda" if kind == "rocm" else kind,
+        capacity_bytes=device.get("capacity_bytes", 0),
         driver=device.get("driver", ""),
         cuda=f"ROCm {device['cuda']}" if kind == "rocm" else device.get("cuda", ""),
-        os=host["os"],
-        allocator_settings=host.get("allocator_settings", ""),
-        short_types=tuple(host.get("short_types", Machine.short_types)),
-        speed=speed,
     )
 
 
@@ -136,13 +159,24 @@ def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, 
         reason = "memory ran out"
     elif end:
         reason = end[0]["reason"]
-    elif exit_record is None:
-        reason = "the job is still running"
-    elif isinstance(status, int) and status < 0:
-        reason = f"the job was killed by {_signal_name(-status)}"
     else:
-        reason = "the job ended without leaving Python in order"
+        reason = describe_end(exit_record)
     return Capture(is_complete=False, ends_at=_place(ops, modules), reason=reason, exit_status=status)
+
+
+def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> str:
+    """Returns a clause on how a job ended whose recording was not closed.
+
+    Args:
+        exit_record: The exit record that the parent wrote at the end; None while the job runs.
+        otherwise: The clause for a job that was not killed, if its recording gives a reason.
+    """
+    if exit_record is None:
+        return "the job is still running"
+    status = exit_record.get("returncode")
+    if isinstance(status, int) and status < 0:
+        return f"the job was killed by {_signal_name(-status)}"
+    return otherwise or "the job ended without leaving Python in order"
 
 
 def _signal_name(number: int) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.json_values import Json, to_json
 from memprof.trace.importers.allocations import Allocations, Reserved
 from memprof.trace.importers.columns import OOM, Blocks, Entries
 from memprof.trace.schema import ACTIONS, NONE, Segments
@@ -74,9 +74,9 @@ class DeviceFacts:
     has_timeline: bool
     out_of_memory: tuple[OutOfMemory, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Returns the figures as JSON containers."""
-        found = {**asdict(self), "out_of_memory": [asdict(one) for one in self.out_of_memory]}
+        found: Json = to_json(self)
         if self.end_reserved_bytes < 0:  # not reported
             found |= dict.fromkeys(("end_reserved_bytes", "start_reserved_bytes", "peak_reserved_bytes"))
         return found

@@ -1,4 +1,4 @@
-"""What the job lets go is gone at once, and nobody else holds what it keeps."""
+"""Objects that the job drops are freed at once, and nothing else references those it keeps."""
 
 import gc
 import sys

@@ -38,7 +38,7 @@ def scheduled(wait, warmup, active, repeat, *options):
 
 
 def late(wait, warmup):
-    """Begins behind three steps."""
+    """Begins after three steps."""
     loop(steps=3)
     scheduled(wait, warmup, 1, 1)
 

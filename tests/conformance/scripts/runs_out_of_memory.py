@@ -14,7 +14,7 @@ SLACK = 24 << 20
 
 
 def leave(free: int) -> None:
-    """Lets the process take so many bytes more."""
+    """Limits the process to this many more bytes."""
     with open("/proc/self/statm") as statm:
         taken = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + free, resource.RLIM_INFINITY))

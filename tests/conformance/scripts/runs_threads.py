@@ -1,4 +1,4 @@
-"""Two models trained by two threads, one beside the main thread."""
+"""Two models trained by two threads, one of them not the main thread."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A small training, for the scripts beside it."""
+"""A small training, for the scripts in this folder."""
 
 import torch
 from torch import nn

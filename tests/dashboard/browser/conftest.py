@@ -114,7 +114,7 @@ class Shown:
         return figure
 
     def wait_drawn(self, first: int, end: int, name: str = "timeline") -> None:
-        """Waits until a timeline shows a stretch."""
+        """Waits until a timeline shows a range."""
         self.page.wait_for_function(_IS_DRAWN, arg=[name, first, end])
 
     def wait_view(self, **fields: Any) -> None:
@@ -242,7 +242,7 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Callable[..., Shown]]:
-    """Opens pages, each in a context of its own; a complaint of the browser that nobody expects fails the test."""
+    """Opens pages, each in its own browser context; an unexpected console error fails the test."""
     opened: list[Shown] = []
 
     def open_page(served: Served, search: str = "", *, is_drawn: bool = True, **options: Any) -> Shown:
@@ -332,7 +332,7 @@ def gpt(serve: Callable[..., Served]) -> Served:
 
 @pytest.fixture(scope="package")
 def two(serve: Callable[..., Served]) -> Served:
-    """The sample GPT, and the sample ResNet to set beside it."""
+    """The sample GPT, and the sample ResNet to compare it with."""
     return serve(SAMPLES / "gpt" / "run.memprof", SAMPLES / "resnet" / "run.memprof")
 
 
@@ -342,7 +342,7 @@ def unit_bytes(unit: str) -> int:
 
 
 def assert_true_peak(shown: Shown, first: int, end: int) -> None:
-    """Asserts that what is drawn of a stretch has the stretch's true peak, and that the areas sum to it."""
+    """Asserts that a drawn range shows its true peak, and that the areas sum to it."""
     history = shown.served.desk.rank(0, -1).history
     truth = int(history.total[first:end].max())
     figure = shown.figure()

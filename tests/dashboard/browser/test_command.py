@@ -58,20 +58,20 @@ def dashboard(*arguments: str, until: str = "Ctrl-C", **environment: str) -> Ite
 
 
 def test_a_port_that_is_taken(small_file: Path) -> None:
-    """The next free one is taken, and that is said."""
+    """If the port is taken, the next free one is used and printed."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with dashboard(str(small_file), "--no-browser", "--port", str(port)) as (address, said):
-            assert f"Port {port} is taken" in said
+            assert f"port {port} is taken" in said
             assert int(address.rpartition(":")[2].partition("/")[0]) > port
 
 
 def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None:
-    """Where nothing can be opened, that is said, and the page is served all the same."""
+    """Without a browser, a message is printed and the page is still served."""
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "BROWSER": ""}
-    with dashboard(str(small_file), "--port", "0", until="No browser was found", **environment) as (address, _):
+    with dashboard(str(small_file), "--port", "0", until="no browser found", **environment) as (address, _):
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(address) as answer:
             assert b"_dash-config" in answer.read()
@@ -125,7 +125,7 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
 
 
 def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:
-    """With a sentence and no traceback."""
+    """An error message without a traceback."""
     (tmp_path / "x.memprof").write_bytes(b"hello")
     done = subprocess.run(
         [sys.executable, "-m", "memprof_dashboard", str(tmp_path / "x.memprof")], capture_output=True, text=True

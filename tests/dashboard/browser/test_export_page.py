@@ -1,4 +1,4 @@
-"""A report as one HTML file in a real browser: it draws itself, asks nobody, in light, dark and print."""
+"""A report as one HTML file in a real browser: it draws without network access, in light, dark and print."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_hostile_names_do_nothing(read: Callable[..., Any]) -> None:
 
 
 def test_without_scripts_the_tables_are_there(browser: Any, gpt: Trace, tmp_path: Path) -> None:
-    """Where scripts are forbidden, as in some viewers of artifacts, tables are read and a sentence says the rest."""
+    """Without scripts, as in some artifact viewers, the tables are readable and a message replaces the figures."""
     path = tmp_path / "report.html"
     path.write_text(export_html(gpt), encoding="utf-8")
     context = browser.new_context(java_script_enabled=False)

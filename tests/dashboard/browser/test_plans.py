@@ -29,7 +29,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     """From a budget to plan.toml: the front is drawn, a row or a point chooses a plan, the file reads back as it."""
     served = serve(*(SAMPLES / name / "run.memprof" for name in ("gpt", "lstm")))  # nobody has searched there
     shown = show(served, "tab=whatif")
-    shown.wait_text("#panel", "No plan was searched for yet")
+    shown.wait_text("#panel", "No search run yet")
     _search(shown, "60%")
     shown.page.wait_for_selector("#whatif-pareto .points path", state="attached")
     shown.wait_view(tab="whatif", budget="60%")
@@ -102,9 +102,9 @@ def test_two_recordings_beside_each_other(show: Show, serve: Serve, tmp_path: Pa
     recorded = SAMPLES / "gpt" / "run.memprof"
     copy = Path(shutil.copy(recorded, tmp_path / "copy.memprof"))
     shown = show(serve(recorded, copy), "tab=diff")
-    shown.wait_text("#panel", "beside it")
+    shown.wait_text("#panel", "compare with")
     shown.page.goto(shown.served.address("tab=diff&other=1"))
     shown.wait_text("#panel", "Nothing changed: the peak is 88.92 MiB")
     shown.page.wait_for_selector("#diff-overlay .scatterlayer .trace", state="attached")
     shown.wait_text("#diff-parts", "By line of code")
-    shown.wait_text("#diff-category-bars", "Nothing changed here.")
+    shown.wait_text("#diff-category-bars", "No change.")

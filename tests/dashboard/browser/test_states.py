@@ -74,7 +74,7 @@ def test_every_page_shows_every_sample(show: Show, serve: Serve, sample: str) ->
     shown = show(serve(SAMPLES / sample / "run.memprof"))
     for name, page in PAGES.items():
         shown.open_tab(name, page.TITLE)
-        assert "This cannot be shown" not in shown.page.inner_text("body"), name
+        assert "Cannot show this page" not in shown.page.inner_text("body"), name
         assert shown.page.inner_text("#note") == "", name
 
 
@@ -111,7 +111,7 @@ def test_empty_recording_says_so(show: Show, serve: Serve, tmp_path: Path) -> No
     """A recording without operators is explained on every tab, not left blank."""
     path = write(tmp_path / "empty.memprof", make_tables([[]], []))
     shown = show(serve(path), is_drawn=False)
-    shown.wait_text("#facts", "holds no operators")
+    shown.wait_text("#facts", "contains no operators")
     for name, page in PAGES.items():
         shown.open_tab(name, page.TITLE)
         assert shown.page.inner_text("#note") == "", name
@@ -132,7 +132,7 @@ def test_one_operator(show: Show, serve: Serve, tmp_path: Path) -> None:
 
 
 def test_truncated_recording_says_where_it_ends(show: Show, serve: Serve, tmp_path: Path, small_tables: Tables) -> None:
-    """A job that was killed leaves a recording that says so on the page."""
+    """The page of a killed job's recording says that it was killed."""
     capture = dataclasses.replace(Capture(), is_complete=False, ends_at="step 1, forward", reason="killed by signal 9")
     shown = show(serve(write(tmp_path / "cut.memprof", small_tables, capture=capture)))
     shown.wait_text("#facts", "ended early in step 1, forward: killed by signal 9")
@@ -151,13 +151,13 @@ def test_corrupt_table_is_told_on_the_page(show: Show, serve: Serve, tmp_path: P
 
 
 def test_trace_deleted_while_open(show: Show, serve: Serve, tmp_path: Path, small_tables: Tables) -> None:
-    """A file that goes away before it was read is told; the page stays."""
+    """A file that disappears before it was read is reported; the page stays."""
     path = write(tmp_path / "gone.memprof", small_tables)
     served = serve(path)
     path.unlink()
     shown = show(served, is_drawn=False)
     shown.wait_text("#facts", "gone.memprof")
-    shown.wait_text("#facts", "This cannot be shown")
+    shown.wait_text("#facts", "Cannot show this page")
 
 
 def test_server_killed_while_the_page_is_open(show: Show, tmp_path: Path, small_tables: Tables) -> None:
@@ -185,7 +185,7 @@ def test_server_killed_while_the_page_is_open(show: Show, tmp_path: Path, small_
 
 @pytest.mark.parametrize("what", ["not a zip", "newer", "missing"])
 def test_what_cannot_be_opened_is_told_at_once(tmp_path: Path, small_tables: Tables, what: str) -> None:
-    """A file that is no recording, of a newer memprof or not there ends the command with a sentence."""
+    """A file that is missing, not a recording, or of a newer memprof ends the command with a message."""
     path = tmp_path / "run.memprof"
     if what == "not a zip":
         path.write_bytes(b"hello")

@@ -1,4 +1,4 @@
-"""Several dashboards in one browser, beside another server on the same machine."""
+"""Several dashboards in one browser, next to another server on the same machine."""
 
 from __future__ import annotations
 

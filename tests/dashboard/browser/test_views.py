@@ -33,7 +33,7 @@ def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
     shown.wait_drawn(FIRST, END)
     shown.wait_cursor(_peak(gpt))
     shown.wait_text("#readout", format_bytes(PEAK_BYTES))
-    shown.wait_text("#facts", f"{PEAK_BYTES:,} bytes")
+    shown.wait_text("#facts", f"{PEAK_BYTES:,} B")
     assert f"peak {format_bytes(PEAK_BYTES)}" in shown.figure()["notes"]
 
 
@@ -47,7 +47,7 @@ def test_drawn_peak_is_the_true_peak_at_the_opening(look: Show, gpt: Served) -> 
 
 
 def test_drawn_peak_is_the_true_peak_in_many_stretches(look: Show, gpt: Served) -> None:
-    """Wherever one looks, in six stretches of all widths: the drawn peak is the true one."""
+    """In six ranges of all widths the drawn peak is the true one."""
     shown = look(gpt)
     random = np.random.default_rng(5)
     for width in np.geomspace(6, 3000, 6).astype(int).tolist():
@@ -59,7 +59,7 @@ def test_drawn_peak_is_the_true_peak_in_many_stretches(look: Show, gpt: Served) 
 
 @pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
 def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
-    """In two hundred random stretches of each sample: the figure's highest total is the largest of the recording."""
+    """In two hundred random ranges of each sample, the highest drawn total is the maximum of the recording."""
     history = History(Trace.open(SAMPLES / sample / "run.memprof"))
     random = np.random.default_rng(11)
     for _ in range(200):
@@ -75,7 +75,7 @@ def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
 
 
 def test_drag_zooms_everything(look: Show, gpt: Served) -> None:
-    """Dragging over a stretch moves address, strip and table to it, and what is drawn has its true peak."""
+    """Dragging over a range updates address, strip and table, and the range shows its true peak."""
     shown = look(gpt)
     shown.wait_drawn(FIRST, END)
     shown.drag(0.25, 0.5)
@@ -124,7 +124,7 @@ def test_double_click_shows_everything(look: Show, gpt: Served) -> None:
 
 
 def test_keys_zoom(look: Show, gpt: Served) -> None:
-    """Plus halves the stretch around the cursor, minus doubles it again, Home shows all; each with its true peak."""
+    """Plus halves the range around the cursor, minus doubles it, Home shows all; each with its true peak."""
     shown = look(gpt)
     shown.wait_drawn(FIRST, END)
     shown.wait_cursor(_peak(gpt))
@@ -159,7 +159,7 @@ def test_buttons_do_what_their_keys_do(look: Show, gpt: Served) -> None:
 
 
 def test_arrows_move_by_operator_and_by_step(look: Show, gpt: Served) -> None:
-    """An arrow is the next operator; with shift, the same place one step on, and the stretch follows."""
+    """An arrow key moves to the next operator; with Shift, to the same place one step on, and the range follows."""
     shown = look(gpt, "at=2100&first=2048&end=3072")
     shown.wait_cursor(2100)
     shown.page.keyboard.press("ArrowRight")
@@ -183,7 +183,7 @@ def test_arrows_stop_at_the_ends(look: Show, gpt: Served) -> None:
 
 
 def test_p_goes_to_the_peak_of_what_is_shown(look: Show, gpt: Served) -> None:
-    """P puts the cursor on the fullest operator of the stretch."""
+    """P moves the cursor to the peak of the range."""
     shown = look(gpt, "at=10&first=0&end=300")
     shown.wait_cursor(10)
     shown.page.keyboard.press("p")
@@ -238,7 +238,7 @@ def test_click_on_a_storage_tells_its_story(look: Show, gpt: Served) -> None:
     shown.wait_text("#live-detail", "Python stack, innermost first")
     assert "train.py" in shown.page.locator("#live-detail .stack .own").first.inner_text()
     assert shown.view.storage >= 0
-    shown.page.get_by_role("button", name="show its life").click()
+    shown.page.get_by_role("button", name="zoom to its lifetime").click()
     history = gpt.desk.rank(0, -1).history
     created = int(history.created[shown.view.storage])
     shown.page.wait_for_function("() => location.search.includes('first=') && !location.search.includes('first=2048')")
@@ -246,7 +246,7 @@ def test_click_on_a_storage_tells_its_story(look: Show, gpt: Served) -> None:
 
 
 def test_address_restores_the_view(look: Show, gpt: Served) -> None:
-    """Loading the address again gives the same stretch, cursor, search and budget."""
+    """Reloading the address restores range, cursor, search and budget."""
     shown = look(gpt, "first=100&end=400&at=250&find=layers.1&budget=50%25&storage=7")
     shown.wait_drawn(100, 400)
     shown.page.reload()
@@ -298,12 +298,12 @@ def test_search_highlights_and_filters(look: Show, gpt: Served) -> None:
     )
     shown.wait_text("#live-table", "layers.0")
     shown.page.fill("#find", "no such thing")
-    shown.wait_text("#live-table", "has 'no such thing' in its name")
+    shown.wait_text("#live-table", "No live storage matches 'no such thing'")
 
 
 @pytest.mark.parametrize(("budget", "size"), [("40MiB", 40 * 2**20), ("50%", PEAK_BYTES // 2)])
 def test_budget_line(look: Show, gpt: Served, budget: str, size: int) -> None:
-    """A budget, as a size or a share of the peak, is a line at its height and a figure beside the others."""
+    """A budget, as a size or a share of the peak, is a line at its height and a figure in the summary."""
     shown = look(gpt)
     shown.wait_drawn(FIRST, END)
     shown.page.fill("#budget", budget)

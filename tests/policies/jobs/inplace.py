@@ -1,4 +1,4 @@
-"""What changes tensors in place, adds rows up by index, runs without gradients, or keeps what nobody reads."""
+"""Changes tensors in place, adds rows by index, runs without gradients, and keeps unread tensors."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from memprof.policies.swap.policy import Swap
 
 _BACKWARD_TWICE = r"A second backward ran before optimizer\.step\(\)"
 _GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backward has already used"
-_NOT_A_MEAN = r"accumulate cannot split a loss that is made of gradients of the parameters"
-_BY_HAND = r"accumulate adds up what backward\(\) leaves in p\.grad, and this loop calls step\(\) without it"
+_NOT_A_MEAN = r"accumulate cannot split a loss computed from gradients of the parameters"
+_BY_HAND = r"accumulate sums the gradients that backward\(\) writes to p\.grad, but this loop sets gradients itself"
 _DROPPED = r"accumulate cannot keep this job's gradients: its loop drops some with zero_grad\(\)"
 _NOT_OF_OUTPUT = r"precision: part of the loss does not come from the model's output"
 _CREATE_GRAPH = r"precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support"
@@ -26,10 +26,10 @@ REFUSALS: dict[str, dict[str, str]] = {
         "a_step_left_after_backward": _DROPPED,
         "a_gradient_that_is_not_finite": _DROPPED,
         "two_networks_in_turn": _DROPPED,
-        "hooks_after_a_gradient_made_before": r"accumulate finds a hook that runs when a gradient is complete",
+        "hooks_after_a_gradient_made_before": r"accumulate: a hook runs when a gradient is complete",
         "training_in_eval_mode": r"accumulate cannot split this job's batches: .* the model was in evaluation mode",
         "clipping_by_hand": r"its loop changes them between backward and step\(\)",
-        "lbfgs": r"accumulate cannot hold back LBFGS",
+        "lbfgs": r"accumulate does not support LBFGS",
     },
     "checkpoint": {"spectral_norm": r"changes an input or a buffer of its own in place, so its forward"},
     "precision fp16": {

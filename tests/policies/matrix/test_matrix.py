@@ -1,4 +1,4 @@
-"""Every policy, with everything scripts do with a model: it works as without a plan, or is refused in a sentence."""
+"""Every policy, with every use of a model in scripts: it works as without a plan, or is refused with a message."""
 
 from __future__ import annotations
 

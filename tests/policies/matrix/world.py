@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A model of two layers and a head, with a method beside its forward."""
+    """A model of two layers and a head, with another method in addition to its forward."""
 
     def __init__(self, *, tied: bool = False, unused: bool = False) -> None:
         super().__init__()

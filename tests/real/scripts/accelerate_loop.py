@@ -1,5 +1,7 @@
 """accelerate: a loop of one's own that accumulates over two batches and clips gradients."""
 
+import os
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -8,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+accelerator = Accelerator(cpu="ON_GPU" not in os.environ, gradient_accumulation_steps=2)
 layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.0)
 model = nn.Sequential(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32 * 64, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -1,5 +1,7 @@
 """transformers: a small random BERT that classifies, accumulating over two batches, with an evaluation in between."""
 
+import os
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
@@ -25,7 +27,7 @@ trainer = Trainer(
         eval_steps=7,
         report_to=[],
         save_strategy="no",
-        use_cpu=True,
+        use_cpu="ON_GPU" not in os.environ,
         disable_tqdm=True,
     ),
     train_dataset=rows,

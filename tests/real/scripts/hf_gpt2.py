@@ -22,7 +22,7 @@ trainer = Trainer(
         per_device_train_batch_size=8,
         report_to=[],
         save_strategy="no",
-        use_cpu=True,
+        use_cpu="ON_GPU" not in os.environ,
         disable_tqdm=True,
         logging_steps=4,
     ),

@@ -1,5 +1,7 @@
 """Lightning: a module with automatic optimization, logging, clipped gradients and validation."""
 
+import os
+
 import lightning as L
 import torch
 from torch import nn
@@ -36,7 +38,7 @@ class Net(L.LightningModule):
 data = TensorDataset(torch.randn(8 * 1024, 128), torch.randint(0, 10, (8 * 1024,)))
 trainer = L.Trainer(
     max_epochs=1,
-    accelerator="cpu",
+    accelerator="gpu" if "ON_GPU" in os.environ else "cpu",
     gradient_clip_val=1.0,
     logger=False,
     enable_checkpointing=False,

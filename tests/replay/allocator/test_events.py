@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_left_out() -> None:
 
 
 def test_a_replay_can_stop_at_any_moment() -> None:
-    """What is used and free is told of the moment behind an event."""
+    """Used and free memory is that of the moment after an event."""
     asked = requests([(ALLOCATE, 0), (ALLOCATE, 1), (FREE, 0), (ALLOCATE, 2)], [8 * MIB, 4 * MIB, 30 * MIB])
     held = describe(replay(asked, until=3).allocator)
     assert (held.reserved, held.allocated, held.requested) == (20 * MIB, 4 * MIB, 4 * MIB)

@@ -150,7 +150,7 @@ def test_oversized_blocks_are_not_split() -> None:
 
 
 def test_oversized_blocks_go_first_when_the_device_is_full() -> None:
-    """With max_split_size set, one cached block that is large enough is given back, and the rest stays cached."""
+    """With max_split_size set, one cached block that is large enough is released, and the rest stays cached."""
     allocator = CachingAllocator(Settings(max_split_size_bytes=30 * MIB, capacity_bytes=120 * MIB))
     large, small = given_out(allocator, 80 * MIB), given_out(allocator, 20 * MIB)
     free(allocator, large)

@@ -150,7 +150,7 @@ def test_a_recording_that_differs_is_described(row: int, column: str, value: int
 
 
 def record(lives: list[tuple[int, int]], chosen: Settings) -> tuple[list[tuple[str, int, int]], BlockMap]:
-    """Lets the model play the real allocator: every event it would record, and the blocks behind the last."""
+    """Uses the model as the real allocator: every event it would record, and the blocks after the last."""
     moments = [(2 * place, ALLOCATE, place) for place in range(len(lives))]
     moments += [(2 * (place + life) + 1, FREE, place) for place, (_, life) in enumerate(lives) if life < 20]
     moments.sort()

@@ -36,7 +36,7 @@ def two_layers() -> Step:
 
 
 def test_requests_follow_births_workspaces_and_deaths() -> None:
-    """Outputs come first, then the workspace goes in and out, then what dies with the operator."""
+    """Outputs come first, then the workspace is allocated and freed, then storages that end with the operator."""
     step = two_layers()
     asked = requests_of_step(step)
     subjects = [
@@ -61,7 +61,7 @@ def test_the_second_run_frees_what_the_first_left() -> None:
 
 
 def test_reserved_bytes_by_operator() -> None:
-    """By hand: 12 + 12 for weights and gradients, 16, 18 and 30 for the step; nothing is ever given back."""
+    """By hand: 12 + 12 for weights and gradients, 16, 18 and 30 for the step; nothing is ever released."""
     curve = reserved_by_op(two_layers())
     assert curve.shape == (3,)
     assert curve.max() == (12 + 12 + 16 + 18 + 30) * MIB

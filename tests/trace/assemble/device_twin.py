@@ -38,7 +38,7 @@ class Statistics:
     reserved: list[int] = field(default_factory=list)
 
     def peaks(self, start_ns: int, end_ns: int) -> tuple[int, int, int]:
-        """Returns the peaks of allocated, active and reserved bytes of a stretch, as after reset_peak_memory_stats."""
+        """Returns the peaks of allocated, active and reserved bytes of a range, as after reset_peak_memory_stats."""
         first = max(bisect_right(self.moments, start_ns) - 1, 0)
         last = bisect_right(self.moments, end_ns)
         return (

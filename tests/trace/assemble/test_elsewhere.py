@@ -1,4 +1,4 @@
-"""Memory that the allocator counts without its events having been heard."""
+"""Memory that the allocator counts without recorded events."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAKINGS = [(1, 100, 8), (21, 200, 8), (41, 300, 8)]
 
 
 def test_nothing_is_made_of_a_count_that_adds_up() -> None:
-    """Where every byte of the count was heard of, there is no memory from elsewhere."""
+    """If every counted byte has an event, there is no memory from elsewhere."""
     timeline, lives = heard(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 16, 24)
     assert storages(elsewhere) == []
@@ -64,7 +64,7 @@ def test_another_threads_memory_appears_and_goes() -> None:
 
 
 def test_another_threads_memory_stays() -> None:
-    """What is not given back is there to the end."""
+    """Memory that is not freed stays to the end."""
     timeline, lives = heard(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 116, 124)
     assert storages(elsewhere) == [(100, 1, NONE)]

@@ -1,4 +1,4 @@
-"""Which of the memory events heard are the allocator's own."""
+"""Selects the allocator's own memory events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_takings_and_frees_are_own_events() -> None:
 
 
 def test_mapped_memory_is_left_out() -> None:
-    """A file mapped and unmapped reports itself beside a count of 0: neither belongs to the allocator."""
+    """A file mapped and unmapped is reported with a count of 0: neither belongs to the allocator."""
     assert own([(1, 7, 4096, 0), (2, 8, 8, 8), (3, 7, -4096, 0)]) == [False, True, False]
 
 
 def test_the_end_of_older_mapped_memory_is_left_out() -> None:
-    """A file mapped before the recording is no block of the allocator when it is unmapped."""
+    """A file mapped before the recording is not a block of the allocator when it is unmapped."""
     assert own([(1, 7, -4096, 0)]) == [False]
 
 
@@ -40,7 +40,7 @@ def test_a_block_is_freed_once() -> None:
 
 
 def test_order_is_that_of_time() -> None:
-    """The allocator's events are heard late, in batches: the free heard first may have come second."""
+    """The allocator's events arrive late, in batches: the first free reported may have come second."""
     assert own([(5, 7, -8, 100), (2, 7, -8, -1)]) == [False, True]
 
 

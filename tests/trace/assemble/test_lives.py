@@ -27,7 +27,7 @@ def told(lives: BlockLives) -> list[tuple[int, int, int, int]]:
 
 
 def counted(timeline: Timeline, lives: BlockLives) -> Counter:
-    """Follows the counter of a job whose every event was heard."""
+    """Follows the counter of a job with complete events."""
     start = int(lives.size_bytes[lives.born == NONE].sum())
     is_void = np.zeros(len(timeline.event_bytes), dtype=np.bool_)
     extra = np.zeros(len(timeline.event_bytes), dtype=np.int64)
@@ -61,7 +61,7 @@ def test_taking_an_address_that_is_taken_ends_the_life_before() -> None:
 
 
 def test_lives_are_found_by_address_and_moment() -> None:
-    """After so many events, an address names the life that is there then, or none."""
+    """After this many events, an address maps to its current lifetime, or none."""
     lives = paired(merged([(0, 9)], [(1, 7, 8), (2, 7, -8), (3, 7, 16), (4, 9, 8)]), {5: 8})
     assert told(lives) == [(5, 8, NONE, NEVER), (7, 8, 0, 1), (7, 16, 2, NEVER), (9, 8, 3, NEVER)]
     address = np.array([7, 7, 7, 7, 5, 5, 9, 9, 4, 99])
@@ -117,7 +117,7 @@ def test_void_events_change_nothing() -> None:
 
 
 def test_bytes_of_others_are_counted() -> None:
-    """Another thread took 1000 bytes before the second event, and had given back 30 when the operator ran."""
+    """Another thread allocated 1000 bytes before the second event, and had freed 30 when the operator ran."""
     timeline = merged([(0, 9)], [(1, 1, 4), (2, 2, 8)])
     is_void = np.zeros(2, dtype=np.bool_)
     counter = count(timeline, paired(timeline, {}), 50, is_void, np.array([0, 1000]), np.array([-30]))

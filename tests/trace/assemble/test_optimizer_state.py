@@ -109,7 +109,7 @@ def test_subclass_that_updates_as_its_parent() -> None:
 
 
 def test_history_has_no_fixed_size() -> None:
-    """LBFGS keeps a history that grows: unknown is said, not guessed."""
+    """LBFGS keeps a history that grows: its size is reported as unknown."""
     record = describe_optimizer(torch.optim.LBFGS(parameters(SHAPES, torch.float32)), 0, 0)
     assert record["algorithm"] == "torch.optim.lbfgs.LBFGS"
     assert full_state_bytes(record["algorithm"], record["groups"], record["scalar_bytes"]) is None

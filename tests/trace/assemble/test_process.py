@@ -107,7 +107,7 @@ def test_a_step_written_by_hand(raw_job: RawJob) -> None:
 
 
 def test_modules_and_their_calls(raw_job: RawJob) -> None:
-    """Calls are told in order of entry with the operators inside, whichever of them ended first."""
+    """Calls are listed in order of entry with the operators inside, whichever of them ended first."""
     linear_step(raw_job)
     assembled = raw_job.assemble()
     assert list(table(assembled, Modules).name) == ["", "fc"]
@@ -135,7 +135,7 @@ def test_nothing_is_made_of_a_recording_without_operators(raw_job: RawJob) -> No
 
 
 def test_operators_after_the_last_heard_event_are_left_out(raw_job: RawJob) -> None:
-    """A killed job takes the last events with it: the trace ends where memory was last heard of, and says so."""
+    """A killed job loses its last events: the trace ends at the last memory event, and says so."""
     linear_step(raw_job)
     raw_job.end = None
     raw_job.event(56, 0, 0)
@@ -302,7 +302,7 @@ def test_a_model_that_only_infers_runs_forward(raw_job: RawJob) -> None:
 
 
 def test_names_carry_the_model_where_there_are_several(raw_job: RawJob) -> None:
-    """Two models of a type: parameters, state and buffers are told apart by their model's name."""
+    """Two models of a type: parameters, state and buffers are distinguished by their model's name."""
     raw_job.modules = [[0, "", "Net", -1, 8], [1, "", "Net", -1, 8]]
     raw_job.rows["alive"] = [[1, W, 32], [1, X, 32]]
     raw_job.fact(2, W, PARAMETER, "weight", module=1)

@@ -1,4 +1,4 @@
-"""Which part of a recording is told, and its steps."""
+"""Selects the part of a recording to keep, and its steps."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_events_are_heard_up_to_the_last_mark(raw_job: RawJob) -> None:
 
 
 def test_operators_are_numbered_by_their_step(raw_job: RawJob) -> None:
-    """Operators behind the last step that ended are those of the step that broke off."""
+    """Operators after the last complete step belong to the interrupted step."""
     run_operators(raw_job, 5)
     raw_job.step(3, "recorded", 0, 200, 0, 2)
     raw_job.step(4, "recorded", 200, 400, 2, 4)

@@ -56,7 +56,7 @@ def test_the_one_model_keeps_its_own_names() -> None:
 
 
 def test_losses_beside_the_one_model_carry_their_type() -> None:
-    """A module without parameters, such as a loss, is no second model."""
+    """A module without parameters, such as a loss, is not a second model."""
     assert names((0, "", "Net", -1, 40), (0, "fc", "Linear", 0, 16), (1, "", "CrossEntropyLoss", -1, 0)) == [
         "",
         "fc",

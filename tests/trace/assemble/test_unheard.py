@@ -1,4 +1,4 @@
-"""Lives whose end was not heard, found in the allocator's count."""
+"""Lifetimes without a recorded free, whose end follows from the allocator's count."""
 
 from __future__ import annotations
 

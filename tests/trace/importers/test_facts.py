@@ -1,4 +1,4 @@
-"""Real files recorded by others: what the reader finds is what the facts beside them say, all of it."""
+"""Third-party files: the importer finds exactly the facts listed for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any change to a file gives a sound trace or a sentence: never a crash, never a hang."""
+"""Any change to a file gives a valid trace or an error message: never a crash, never a hang."""
 
 from __future__ import annotations
 

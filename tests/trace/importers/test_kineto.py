@@ -92,7 +92,7 @@ def test_steps_keep_the_profilers_numbers(tmp_path: Path) -> None:
 
 
 def test_without_addresses_frees_pair_by_size(tmp_path: Path) -> None:
-    """The trace of 2021 tells no addresses, so none are made up in the allocator's events; a note says so."""
+    """The trace of 2021 has no addresses, so none are invented in the allocator's events; a note says so."""
     trace = opened(tmp_path, job("2021"))
     storages = trace.table(Storages)
     assert storages.created_op_id.tolist() == [NONE, 1, 2, 3]
@@ -141,7 +141,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
-    """JSON that is no trace, or none of memory, says what is wrong."""
+    """JSON that is not a trace, or has no memory events, is refused with the reason."""
     data, words = BROKEN[name]
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(data))

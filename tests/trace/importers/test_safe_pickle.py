@@ -233,7 +233,7 @@ def test_reading_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_page_that_holds_a_malicious_pickle_is_refused(tmp_path: Path) -> None:
-    """What lies in a page of memory_viz is no more trusted than a pickle by itself."""
+    """The snapshot inside a memory_viz page is trusted no more than a pickle file."""
     data = base64.b64encode(pickle.dumps(Reduced(os.system, "true"), 4)).decode()
     file = tmp_path / "page.html"
     file.write_text(f'<script>const local_files = [{{"name": "s", "base64": "{data}"}}]</script>')

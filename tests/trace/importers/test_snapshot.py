@@ -63,7 +63,7 @@ def test_what_is_freed_is_freed_once(tmp_path: Path) -> None:
 
 
 def test_sizes_are_those_of_blocks_where_known_and_rounded_elsewhere(tmp_path: Path) -> None:
-    """Requested bytes are kept beside what the allocator set aside."""
+    """Requested bytes are kept in addition to allocated bytes."""
     content = snapshot([segment(0, block(1024, requested_size=3))], [entry("alloc", 4096, 5), *freed(4096, 5)])
     storages = imported(tmp_path, content).table(Storages)
     assert storages.requested_bytes.tolist() == [3, 5]
@@ -212,7 +212,7 @@ def test_out_of_memory_says_who_asked_for_how_much(tmp_path: Path) -> None:
 
 
 def test_without_a_history_the_end_state_is_shown_and_how_to_record_one(tmp_path: Path) -> None:
-    """Each place in the code has a row, and a sentence says that there is no timeline."""
+    """Each code location has a row, and a note says that the timeline is missing."""
     content = snapshot([segment(0, block(MIB, frames=TRAIN), block(2 * MIB, frames=FORWARD), block(MIB, frames=TRAIN))])
     trace = imported(tmp_path, content)
     assert trace.table(Memory).allocated_bytes.tolist() == [0, 2 * MIB, 4 * MIB]
@@ -337,7 +337,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
-    """Plain containers that are no snapshot say what is wrong and where."""
+    """Plain containers that are not a snapshot are refused with the place of the error."""
     content, words = BROKEN[name]
     with pytest.raises(BadInputError) as refused:
         import_file(write(tmp_path / "broken.pickle", content))

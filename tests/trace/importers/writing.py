@@ -53,7 +53,7 @@ def block(size: int, state: str = "active_allocated", **more: Any) -> dict[str, 
 
 
 def segment(address: int, *blocks: dict[str, Any], device: int = 0, **more: Any) -> dict[str, Any]:
-    """A segment made of its blocks, one behind the other."""
+    """A segment made of contiguous blocks."""
     position, placed = address, []
     for one in blocks:
         placed.append({"address": position, **one})

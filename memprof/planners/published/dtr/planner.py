@@ -7,8 +7,8 @@ from typing import ClassVar
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.published.dtr.eviction_cost import HEURISTICS
 from memprof.planners.published.dtr.simulation import Simulation
+from memprof.policies.evict.heuristics import HEURISTICS
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 
@@ -20,7 +20,7 @@ class Dtr(Planner):
     source: ClassVar[str] = "Kirisame 2021, Dynamic Tensor Rematerialization, sections 2 and 4.1"
     summary: ClassVar[str] = "runs the step within the budget and evicts what is stale, large and cheap to recompute"
     #: The heuristics to try.
-    heuristics: ClassVar[tuple[str, ...]] = HEURISTICS
+    heuristics: ClassVar[tuple[str, ...]] = tuple(HEURISTICS)
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule whose peak is within the budget."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.planners.base import ScheduleRequest
-from memprof.planners.published.dtr.eviction_cost import EvictionCost
+from memprof.planners.published.dtr.value_cost import ValueCost
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 
@@ -13,8 +13,8 @@ class Simulation:
     """Runs a step and evicts when memory is full.
 
     Source: Kirisame 2021, section 2. An operator's evicted inputs are recomputed first, then all inputs are locked. To
-    make room, the unlocked value of least h = cost / (bytes x staleness) is evicted, with the cost of ``EvictionCost``
-    and staleness on a clock of summed operator time (``msps`` leaves staleness out). Values that the step no longer
+    make room, the unlocked value of least h = cost / (bytes x staleness) is evicted, as ``Heuristic`` and
+    ``EvictionCost`` define it. Values that the step no longer
     reads are evicted eagerly.
     """
 
@@ -24,13 +24,13 @@ class Simulation:
         Args:
             task: The request, for its graph and deadline.
             budget_bytes: Hard memory cap, in bytes.
-            heuristic: One of ``HEURISTICS``.
+            heuristic: A name in ``HEURISTICS``.
         """
         graph = task.graph
         self._task, self._graph, self._budget = task, graph, budget_bytes
-        self._is_stale_cheap = heuristic != "msps"
-        self._worth = EvictionCost(graph, heuristic)
-        self._cost_around = np.array([self._worth.cost_us(value) for value in range(graph.values)])
+        self._costs = ValueCost(graph, heuristic)
+        self._cost_us_of: Floats = np.array([self._costs.cost_us(value) for value in range(graph.values)])
+        self._size_of: Floats = graph.value_bytes.astype(np.float64)
         self._reads, self._made = graph.reads_by_op(), graph.values_by_op()
         self._maker: list[int] = graph.value_op.tolist()
         self._taken: list[int] = graph.taken_from.tolist()
@@ -104,7 +104,7 @@ class Simulation:
             if not self._is_alive[value]:
                 self._is_alive[value] = True
                 self._live += self._size[value]
-                self._worth.remade(value)
+                self._costs.remade(value)
             self._accessed[value] = self._clock
         for value in self._reads[op_id]:
             self._accessed[value] = self._clock
@@ -124,20 +124,19 @@ class Simulation:
 
     def _cheapest(self, stage: int) -> int | None:
         """Returns the evictable value of least h."""
-        for value in self._worth.outdated:
+        for value in self._costs.outdated:
             if self._is_alive[value]:
-                self._cost_around[value] = self._worth.cost_us(value)
-        self._worth.outdated.clear()
+                self._cost_us_of[value] = self._costs.cost_us(value)
+        self._costs.outdated.clear()
         is_only_held = self._is_held_longer & (self._last_read < stage) & ~self._is_dead
         may_go = np.flatnonzero(self._is_alive & (self._locks == 0) & ~is_only_held)
         if not len(may_go):
             return None
-        h = self._cost_around[may_go] / self._graph.value_bytes[may_go]
-        if self._is_stale_cheap:
-            h = h / (self._clock - self._accessed[may_go] + 1e-6)
+        stale = self._clock - self._accessed[may_go]
+        h = self._costs.heuristic.h(self._cost_us_of[may_go], self._size_of[may_go], stale)
         return int(may_go[h.argmin()])
 
     def _evict(self, value: int) -> None:
         self._is_alive[value] = False
         self._live -= self._size[value]
-        self._worth.evicted(value)
+        self._costs.evicted(value)

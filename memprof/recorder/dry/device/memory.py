@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
 from memprof.recorder.log import RawLog
 from memprof.replay.allocator.blocks import ALLOCATED, Block
 from memprof.replay.allocator.model import CachingAllocator
@@ -18,8 +19,6 @@ from memprof.trace.schema import ACTIONS
 _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE = (
     ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 )
-#: Counters of torch.cuda.memory_stats() for each kind of bytes.
-_KINDS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
 
 
 class _Reference(weakref.ref[torch.UntypedStorage]):
@@ -36,8 +35,6 @@ class VirtualMemory:
         device: Its name in recordings, such as ``cuda:0``.
         allocator: The allocator. When its device is full it frees its cache, and is unlimited from then on: a dry run
             reports what would be needed.
-        current: Bytes of each kind (allocated, active, reserved, requested) now.
-        peak: Their peaks since the last reset.
         was_used: Whether anything was ever allocated.
         is_overfull: Whether more was needed than the device's capacity.
     """
@@ -51,16 +48,21 @@ class VirtualMemory:
         """
         self.device = device
         self.allocator = CachingAllocator(settings)
-        self.current = dict.fromkeys(_KINDS, 0)
-        self.peak = dict.fromkeys(_KINDS, 0)
         self.was_used = False
         self.is_overfull = False
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
         self._kept: list[Block] = []
+        self._raw: dict[int, Block] = {}
+        self._statistics = Statistics(self.allocator)
         self._log: RawLog | None = None
         self._logged_segments = 0
         self._number = -1
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments now."""
+        return self.allocator.reserved
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Assigns a block to a tensor's storage, unless it has one of that size; it is freed with the storage."""
@@ -121,6 +123,26 @@ class VirtualMemory:
         self._write(_REQUESTED, address, requested, -size)
         self._write(_COMPLETED, address, requested, 0)
 
+    def take_raw(self, size: int) -> int:
+        """Allocates a block without a storage, and returns its address; 0 for no bytes."""
+        if not size:
+            return 0
+        block = self.take(size)
+        self._raw[block.address] = block
+        return block.address
+
+    def give_raw(self, address: int) -> None:
+        """Frees a block of `take_raw`; address 0 is none.
+
+        Raises:
+            RuntimeError: There is none at this address.
+        """
+        if not address:
+            return
+        if address not in self._raw:
+            raise RuntimeError(f"invalid device pointer: {address:#x}")
+        self.give(self._raw.pop(address))
+
     def span(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Returns a storage's address and bytes; (0, 0) if it has no block."""
         known = self._blocks.get(storage._cdata)
@@ -130,11 +152,29 @@ class VirtualMemory:
         """Releases every segment that is completely free."""
         self.allocator.release_cached()
         self._log_segments()
-        self.current["reserved_bytes"] = self.allocator.reserved
 
     def reset_peak(self) -> None:
         """Resets the peaks, at the job's request."""
-        self.peak = dict(self.current)
+        self._statistics.reset_peak()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the counters of ``torch._C._cuda_memoryStats``; a counter that is not kept is 0."""
+        return self._statistics.as_dict()
+
+    def reset_accumulated(self) -> None:
+        """Resets the sums of what was allocated and freed, at the job's request."""
+        self._statistics.reset_accumulated()
+
+    def set_fraction(self, share: float) -> None:
+        """Limits the process to a share of the device's memory, from now on."""
+        settings = self.allocator.settings
+        if settings.capacity_bytes is not None:
+            limit = int(share * settings.capacity_bytes)
+            self.allocator.settings = replace(settings, limit_bytes=limit if share < 1 else None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the current segments with their blocks, in the form of ``torch._C._cuda_memorySnapshot``."""
+        return memory_snapshot(self.allocator)
 
     def log_to(self, log: RawLog | None) -> None:
         """Logs everything from now on; stops logging if `log` is None.
@@ -170,7 +210,7 @@ class VirtualMemory:
         ]
 
     def _in_use(self) -> list[Block]:
-        return [*self._kept, *(block for _, block in self._blocks.values())]
+        return [*self._kept, *self._raw.values(), *(block for _, block in self._blocks.values())]
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)
@@ -182,17 +222,8 @@ class VirtualMemory:
             self.give(known[1])
 
     def _change(self, block: Block, sign: int) -> None:
-        current = self.current
-        current["allocated_bytes"] += sign * block.size
-        current["active_bytes"] += sign * block.size
-        current["requested_bytes"] += sign * block.requested
-        current["reserved_bytes"] = self.allocator.reserved
-        if sign > 0:
-            self.was_used = True
-            peak = self.peak
-            for kind, value in current.items():
-                if value > peak[kind]:
-                    peak[kind] = value
+        self._statistics.change(block, sign)
+        self.was_used = True
 
     def _write(self, action: int, address: int, requested: int, change: int) -> None:
         log = self._log
@@ -201,10 +232,8 @@ class VirtualMemory:
         now = time.time_ns()
         log.history.extend((now // 1000, self._number, action, address, requested, 0, 0))
         if change:
-            current = self.current
-            log.device_events.extend(
-                (now, self._number, address, change, current["allocated_bytes"], current["reserved_bytes"])
-            )
+            allocated = self._statistics.allocated_bytes
+            log.device_events.extend((now, self._number, address, change, allocated, self.reserved_bytes))
 
     def _log_segments(self) -> None:
         log, self._logged_segments, first = self._log, len(self.allocator.log), self._logged_segments

@@ -54,7 +54,7 @@ class Telling:
         if not self._is_described:
             self._is_described = True
             log.record("device", card.describe(memory.device))
-        reserved = memory.current["reserved_bytes"]
+        reserved = memory.reserved_bytes
         used = reserved + card.context_bytes
         number = log.intern("devices", memory.device)
         log.device_memory.extend((time.time_ns(), number, card.capacity_bytes, used, used, reserved, -1))

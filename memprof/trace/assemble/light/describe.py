@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from memprof.trace.assemble.describe import read_speed
+from memprof.trace.assemble.describe import describe_end, describe_start, read_speed
 from memprof.trace.assemble.light.run import Run
 from memprof.trace.files.size_limit import describe_fault
 from memprof.trace.files.spool import Spool
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Steps, Table
+from memprof.trace.manifest import Backend, Capture, Manifest, Window
+from memprof.trace.schema import NONE, Modules, Steps, Table
 
 _NO_OPERATORS = "operators: rows are module calls, backward nodes and updates, and no operator's cost is known"
 
@@ -65,33 +65,12 @@ def light_manifest(
         launch: The launch record that the parent process wrote when it started the job.
         exit_record: The exit record that the parent wrote at the end; None while the job runs.
     """
-    start = main.records["start"][0]
-    machine = start["machine"]
+    common = describe_start(main, launch, read_speed(folder, exit_record))
     modules = cast(Modules, tables[Modules])
     is_cuda = run.device != "cpu"
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        memprof_version=start["memprof_version"],
-        torch_version=start["torch_version"],
-        python_version=start["python_version"],
-        created_us=start["time_ns"] / 1000,
-        command=tuple(str(part) for part in launch.get("command", start["argv"])),
-        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
-        machine=Machine(
-            device_name=machine["device_name"],
-            device_kind="cuda" if is_cuda else machine["device_kind"],
-            cores=machine["cores"],
-            memory_bytes=machine["memory_bytes"],
-            capacity_bytes=int(machine.get("capacity_bytes", machine["memory_bytes"])),
-            os=machine["os"],
-            allocator_settings=machine.get("allocator_settings", ""),
-            short_types=tuple(machine.get("short_types", Machine.short_types)),
-            speed=read_speed(folder, exit_record),
-        ),
-        rank=start["rank"],
-        world_size=start["world_size"],
-        pid=start["pid"],
-        plan=next(reversed(main.records.get("plan", [])), None),
+    return replace(
+        common,
+        machine=replace(common.machine, device_kind="cuda") if is_cuda else common.machine,
         backend=CUDA_LIGHT if is_cuda else CPU_LIGHT,
         capture=_capture(main, exit_record, run, modules),
         window=Window(steps=len(run)),
@@ -109,14 +88,8 @@ def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modul
     place = run.place_at_end(modules, None if end is None else end["failed_at"])
     if faults:
         reason = describe_fault(faults[0])
-    elif exit_record is None:
-        reason = "the job is still running"
-    elif isinstance(status, int) and status < 0:
-        reason = f"the job was killed by {_signal_name(-status)}"
-    elif end is not None:
-        reason = end["reason"]
     else:
-        reason = "the job ended without leaving Python in order"
+        reason = describe_end(exit_record, "" if end is None else end["reason"])
     return Capture(is_complete=False, ends_at=place, reason=reason, exit_status=status)
 
 
@@ -131,10 +104,3 @@ def _notes(main: Spool, tables: Mapping[type[Table], Table]) -> list[str]:
     if not main.records["start"][0].get("can_count", True):
         notes.append("this torch does not let its CPU count be read: steps that were not heard have no highest count")
     return [*notes, *main.records.get("notes", [])]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -179,7 +179,7 @@ def drops_rights():
 
 
 def tidies_up():
-    """Removes all it finds beside itself and in its own parent folder, as a job does that cleans its scratch."""
+    """Removes everything in its own and its parent folder, like a job that cleans its scratch space."""
     from training import make, step
 
     model, optimizer = make()

@@ -70,7 +70,7 @@ def gradient_penalty(world: World) -> None:
 
 @usage
 def a_penalty_on_weights(world: World) -> None:
-    """The loss has a penalty on the weights beside what the model returns."""
+    """The loss has a penalty on the weights in addition to the model's output."""
     model, optimizer = world.ready()
     world.train(
         model,

@@ -1,0 +1,58 @@
+"""`memprof devices`: how many devices a job needs, with its memory divided between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memprof.cli.options.search_options import budget_options, read_budget
+from memprof.trace.files.place import find_place, refuse_existing
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof devices run.memprof --budget 8GiB
+  memprof devices run.memprof --machine rtx3090 --write plan.toml"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@budget_options
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the fastest strategy over the fewest devices that fit to this TOML file.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Divide this step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Divide the job of this rank.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+def devices(
+    trace: str,
+    budget: str | None,
+    machine: str | None,
+    written: Path | None,
+    force: bool,
+    step_number: int | None,
+    rank: int | None,
+    is_json: bool,
+) -> int:
+    """Find how many devices a recorded job needs.
+
+    TRACE is a recording of a single process without sharding. The table shows one rank's peak and step time under data
+    parallelism and the three stages of ZeRO, over 2 to 1,024 devices. The exit code is 4 if no number suffices.
+    """
+    if written is not None:
+        refuse_existing(find_place(written), force=force)
+    from memprof.analysis.plans.basis import basis_of
+    from memprof.cli.pages.devices_page import show_devices
+    from memprof.machines.catalogue import find_machine
+    from memprof.trace.store import Trace
+
+    budget_of = read_budget(budget, machine)
+    device = find_machine(machine) if machine else None
+    opened = Trace.open(trace, rank)
+    basis = basis_of(opened, step_number, device)
+    return show_devices(basis, str(opened.path), budget_of, device, written, is_json=is_json)

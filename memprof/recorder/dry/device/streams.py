@@ -1,0 +1,231 @@
+"""Streams, events and graphs of the device of a dry run: classes in place of torch's own, which need a CUDA build."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any, ClassVar
+
+from memprof.recorder.dry.device.face import CUDA
+
+#: Number of CUDA among torch's device types.
+CUDA_TYPE = 1
+
+
+class Stream:
+    """A stream that runs nothing: what a dry run executes, it executes in the job's own order.
+
+    Attributes:
+        stream_id: Its number, 0 for the default stream.
+        device_index: Index of its device.
+        device_type: Number of its device's type.
+        device: Its device.
+        cuda_stream: Its handle.
+        priority: As given.
+    """
+
+    _numbers: ClassVar[Any] = itertools.count(1)
+
+    def __init__(self, device: Any = None, priority: int = 0, **known: int) -> None:
+        """Makes a stream, or another object for a known one.
+
+        Args:
+            device: The device; there is only one.
+            priority: Has no effect.
+            known: ``stream_id``, ``device_index`` and ``device_type`` of a known stream.
+        """
+        self.stream_id = known["stream_id"] if "stream_id" in known else next(self._numbers)
+        self.device_index, self.device_type = 0, CUDA_TYPE
+        self.device, self.cuda_stream, self.priority = CUDA, self.stream_id, priority
+
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """Returns the least and the greatest priority."""
+        return 0, -5
+
+    @property
+    def _as_parameter_(self) -> Any:
+        import ctypes
+
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Returns at once."""
+
+    def wait_event(self, event: Any) -> None:
+        """Returns at once."""
+
+    def query(self) -> bool:
+        """Returns True: all work is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Returns False: no graph is captured."""
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        """Returns the event, recorded."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def __enter__(self) -> Stream:
+        """Does nothing: operators run in order anyway."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Does nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same stream."""
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        """Hashes its number."""
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        """Reads as torch's own does."""
+        return f"<torch.cuda.Stream device={CUDA} cuda_stream={self.cuda_stream:#x}>"
+
+
+class ExternalStream(Stream):
+    """A stream made by another library."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **known: int) -> None:
+        """Stores the stream's handle."""
+        super().__init__(device, stream_id=stream_ptr, **known)
+
+
+class Event:
+    """An event, recorded when the job's Python reaches it.
+
+    Attributes:
+        device: Its device.
+        cuda_event: Its handle.
+    """
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        """Makes an event that is not recorded yet; the arguments have no effect."""
+        self.device, self.cuda_event = CUDA, 0
+        self._recorded_s = 0.0
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: Any) -> Event:
+        """Fails: another process of the job has a device of its own.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError("a dry run shares no events between processes: each has a virtual device of its own")
+
+    def ipc_handle(self) -> Any:
+        """Fails, like ``from_ipc_handle``.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        return self.from_ipc_handle(self.device, None)
+
+    def record(self, stream: Any = None) -> None:
+        """Stores the current time."""
+        self._recorded_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Returns at once."""
+
+    def query(self) -> bool:
+        """Returns True: all work is done."""
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Returns the milliseconds between two times of the dry run, which are not device times."""
+        return max((end_event._recorded_s - self._recorded_s) * 1e3, 1e-3)
+
+
+class CUDAGraph:
+    """A graph that can be made and asked for, but captures nothing."""
+
+    def __new__(cls, keep_graph: bool = False) -> CUDAGraph:
+        """Makes an empty graph."""
+        return super().__new__(cls)
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        """Fails: no device captures it.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            "CUDA graphs cannot be dry-run: no device captures them. Dry-run the job without them; graphs "
+            "keep what they use in a pool of their own."
+        )
+
+    def capture_end(self) -> None:
+        """Fails, like ``capture_begin``.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        self.capture_begin()
+
+    def instantiate(self) -> None:
+        """Fails, like ``capture_begin``.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        self.capture_begin()
+
+    def replay(self) -> None:
+        """Fails, like ``capture_begin``.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        self.capture_begin()
+
+    def reset(self) -> None:
+        """Does nothing: the graph is empty."""
+
+    def pool(self) -> tuple[int, int]:
+        """Returns the identifier of a pool that stays empty."""
+        return 0, 0
+
+    def enable_debug_mode(self) -> None:
+        """Does nothing: the graph is empty."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Does nothing: the graph is empty."""
+
+    def get_graph_data(self) -> dict[str, Any]:
+        """Returns nothing: the graph is empty."""
+        return {}
+
+    def raw_cuda_graph(self) -> int:
+        """Returns no handle: 0."""
+        return 0
+
+    def raw_cuda_graph_exec(self) -> int:
+        """Returns no handle: 0."""
+        return 0
+
+
+def renamed(kind: type, original: Any) -> type:
+    """Gives a class the name and the module of the one that it stands in for."""
+    kind.__name__, kind.__qualname__, kind.__module__ = original.__name__, original.__qualname__, original.__module__
+    return kind

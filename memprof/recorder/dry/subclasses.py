@@ -1,0 +1,49 @@
+"""Tensor subclasses of libraries over fake tensors: packed 4-bit weights and the like."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.recorder.calls.sliding import let_operators_through
+
+
+def allow_subclasses() -> None:
+    """Lets libraries make their tensor subclasses of fake tensors.
+
+    ``torch.Tensor._make_subclass`` refuses a tensor that has a Python object of another class, as fake tensors have.
+    A fake tensor becomes a view of itself with a class derived from both: the library's methods come first, operators
+    stay the fake tensor's.
+    """
+    make: Any = torch.Tensor._make_subclass
+
+    def make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+        if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+            return make(cls, data, requires_grad, **kwargs)
+        made = data.detach()
+        made.__class__ = _over_fake(cls)
+        made.requires_grad_(requires_grad)
+        return made
+
+    torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
+
+
+@cache
+def _over_fake(kind: type) -> type:
+    """Returns a class that is a library's and a fake tensor's, under the library's name."""
+    members = {"__module__": kind.__module__, "detach": _detached}
+    over: type = type(kind)(kind.__name__, (kind, FakeTensor), members)
+    let_operators_through(over)
+    return over
+
+
+def _detached(tensor: Any) -> Any:
+    """Detaches a tensor and keeps its class and attributes, as `nn.Parameter` expects where a module is moved."""
+    made = FakeTensor.detach(tensor)
+    made.__class__ = type(tensor)
+    for name, value in vars(tensor).items():
+        vars(made).setdefault(name, value)
+    return made

@@ -1,0 +1,101 @@
+"""What every open recording shares: the observed thread, its log, and what it states about models and optimizers."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.failures import FailureLog
+from memprof.recorder.memory.inventory import Inventory
+from memprof.recorder.remarks import RemarkReader
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.training import TrainedModels
+
+
+class ThreadObservation(ABC):
+    """Observes and logs the steps of one thread: the one that created it.
+
+    Attributes:
+        thread: The thread observed.
+    """
+
+    def __init__(self, log: RawLog, start: dict[str, Any], folder: Path, rounds: OptimizerRounds) -> None:
+        """Begins the log.
+
+        Args:
+            log: The raw log.
+            start: Its first record, which describes the process.
+            folder: Folder of the log, for what is written when no memory is left.
+            rounds: The job's optimizers.
+
+        Raises:
+            OSError: The log cannot be written.
+        """
+        self.thread = threading.get_ident()
+        self._rounds = rounds
+        self._trained = TrainedModels(rounds)
+        self._log = log
+        log.record("start", start)
+        self._remarks = RemarkReader()
+        self._registry = ModuleRegistry(log)
+        self._inventory = Inventory(log, self._registry)
+        self._failures = FailureLog(folder, log, self._registry, rounds)
+        self._step_start_ns = 0
+        self._call_count = 0
+        self._stated_holders = 0
+
+    def is_mine(self) -> bool:
+        """Whether this is the observed thread."""
+        return threading.get_ident() == self.thread
+
+    def give_up(self, fault: str) -> None:
+        """Ends a recording that failed; sessions started inside backward wait for `abandon`."""
+        self.abandon()
+        self._log.abort(fault)
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Ends the sessions still open on this thread, without logging: the recording failed, or this is a fork."""
+
+    @abstractmethod
+    def close_call(self, call: Any, error: BaseException | None) -> None:
+        """Records the end of a module call, and of nested calls whose end was not reported.
+
+        Args:
+            call: What the call's begin returned.
+            error: The error that it ends with, None if it returns.
+        """
+
+    @abstractmethod
+    def end_update(self) -> None:
+        """Records that an optimizer has updated."""
+
+    def _write_remarks(self) -> None:
+        for remark in self._remarks.fresh():
+            self._log.record(*remark)
+
+    def _state_models(self) -> None:
+        self._stated_holders = self._registry.holders
+        with torch._C.DisableTorchFunction(), untraced():
+            self._inventory.models()
+
+    def _state_new_models(self) -> None:
+        """States the models again if one was created or changed within the step."""
+        if self._registry.holders != self._stated_holders:
+            self._state_models()
+
+    def _state_optimizers(self) -> None:
+        with torch._C.DisableTorchFunction(), untraced():
+            for optimizer in self._rounds.alive():
+                self._inventory.optimizer_state(optimizer)
+
+    def _state_gradients(self, optimizer: Any) -> None:
+        with torch._C.DisableTorchFunction(), untraced():
+            self._inventory.gradients(optimizer)

@@ -1,0 +1,94 @@
+"""Every planner of the registry keeps the promises, and a planner that is added to it is held to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import memprof
+from memprof.cli.main import main
+from memprof.planners import registry
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.choices import Choices
+from memprof.planners.graph.demand import make_on_demand
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.registry import planner_types
+from tests.planners.promises import SMALL, check_planner, step_named
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+
+
+class EveryNth(Planner):
+    """Keeps every n-th of the values that backward needs."""
+
+    name: ClassVar[str] = "every_nth"
+    source: ClassVar[str] = "an example, not a paper"
+    summary: ClassVar[str] = "keeps every n-th saved value"
+
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
+        choices = Choices(task)
+        if choices.is_met:
+            return choices.met()
+        saved = np.flatnonzero(task.graph.is_saved())
+        for n in range(1, 20):
+            dropped = np.zeros(task.graph.values, dtype=bool)
+            dropped[np.delete(saved, np.s_[::n])] = True
+            choices.add(replay(task.graph, make_on_demand(task.graph, dropped)), f"keeps every {n}-th saved value")
+        return choices.found()
+
+
+class AsRecorded(Planner):
+    """Answers every budget with the schedule as it was recorded, which fits none that is below the peak."""
+
+    name: ClassVar[str] = "as_recorded"
+    source: ClassVar[str] = "an example, not a paper"
+    summary: ClassVar[str] = "changes nothing"
+
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
+        if task.budget_bytes < needed_bytes(task.graph):
+            return ScheduleResult("infeasible", "An operator alone needs more.", least_bytes=needed_bytes(task.graph))
+        return ScheduleResult("optimal", "Nothing runs again.", as_recorded(task.graph))
+
+
+@pytest.mark.parametrize("step", SMALL)
+@pytest.mark.parametrize("kind", planner_types(), ids=lambda kind: kind.name)
+def test_every_planner_keeps_its_promises(kind: type[Planner], step: str) -> None:
+    """Within the budget by the replay, monotone in it, and nothing called infeasible that is not."""
+    check_planner(kind, step)
+
+
+def test_a_planner_is_added_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is among those that are held to the promises, found by its name, offered, compared and explained."""
+    monkeypatch.setattr(registry, "PLANNERS", [*registry.PLANNERS, f"{__name__}:EveryNth"])
+    kind = planner_types()[-1]
+    assert kind.name == "every_nth"
+    for step in SMALL:
+        check_planner(kind, step)
+    found = memprof.find_plan(step_named("gpt"), 60 << 20, planner="every_nth")
+    assert found.runs is not None
+    assert found.schedule_peak_bytes <= 60 << 20
+    words = ["suggest", str(SAMPLE), "--budget", "60MiB", "--allow", "checkpoint", "--planner"]
+    assert main([*words, "every_nth"]) in (0, 4)
+    assert "every_nth, recomputing single operators: peak " in capsys.readouterr().out
+    assert main([*words, "every_mth"]) == 2
+    assert "did you mean 'every_nth'?" in capsys.readouterr().err
+
+
+def test_a_planner_that_breaks_a_promise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule above its budget does not pass."""
+    monkeypatch.setattr(registry, "PLANNERS", [AsRecorded])
+    (kind,) = planner_types()
+    with pytest.raises(AssertionError) as caught:
+        check_planner(kind, "chain")
+    assert "done.peak_bytes <= budget" in str(caught.traceback[-1].statement)
+
+
+def test_an_entry_that_is_no_planner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong line of the registry fails where it is read."""
+    monkeypatch.setattr(registry, "PLANNERS", ["memprof.planners.base:ScheduleRequest"])
+    with pytest.raises(AssertionError, match="base:ScheduleRequest is no planner"):
+        planner_types()

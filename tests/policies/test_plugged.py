@@ -1,0 +1,129 @@
+"""A policy is added by one folder and one line of the registry; every verb and page then uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_TOP = Path(__file__).parents[2]
+_GPT = str(_TOP / "sample_traces" / "gpt" / "train.py")
+_SMALL = ("--layers", "2", "--width", "32", "--batch-size", "4", "--length", "32", "--steps", "8")
+
+#: What does not need a process of its own: which lists hold the policy.
+_LISTS = """
+import json
+import os
+
+os.environ["_MEMPROF_COMPLETE"] = "bash_complete"
+from pathlib import Path
+from click.shell_completion import ShellComplete
+from plotly.utils import PlotlyJSONEncoder
+from memprof.cli.main import memprof
+from memprof.launch.live.policies import live_policies
+from memprof_dashboard.pages.whatif import WhatIf
+from memprof_dashboard.sources import Workspace, open_sources
+from memprof_dashboard.state import View
+from tests.policies.matrix.cells import single_plans, title_of
+
+offered = ShellComplete(memprof, {}, "memprof", "_X").get_completions(["suggest", "--allow"], "plug")
+shown = json.dumps(WhatIf().layout(Workspace(open_sources([Path("plain.memprof")])), View()), cls=PlotlyJSONEncoder)
+print(json.dumps({
+    "completion": [each.value for each in offered],
+    "page": '"value": "plugged"' in shown,
+    "live": live_policies(("plugged",), ()),
+    "matrix": [title_of(plan) for plan in single_plans() if "plugged" in title_of(plan)],
+}))
+"""
+
+
+@dataclass(frozen=True)
+class House:
+    """A copy of memprof with the policy in it."""
+
+    folder: Path
+
+    def python(self, *words: str) -> str:
+        """Runs Python with the copy, and returns what it printed."""
+        paths = os.pathsep.join(map(str, (self.folder, _TOP)))
+        done = subprocess.run(
+            [sys.executable, "-P", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def memprof(self, *words: str) -> str:
+        """Runs a verb."""
+        return self.python("-m", "memprof.cli.main", *words)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """The copy, with a recording of a small job."""
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copytree(_TOP / "memprof", folder / "memprof")  # with what is compiled of it
+    shutil.copytree(_TOP / "dashboard" / "memprof_dashboard", folder / "memprof_dashboard")
+    shutil.copytree(Path(__file__).parent / "plugged", folder / "memprof" / "policies" / "plugged")
+    registry = folder / "memprof" / "policies" / "registry.py"
+    text = registry.read_text()
+    assert '    "swap",\n' in text
+    registry.write_text(text.replace('    "swap",\n', '    "plugged",\n    "swap",\n'))
+    made = House(folder)
+    made.memprof("record", "-o", "plain.memprof", _GPT, *_SMALL)
+    return made
+
+
+@pytest.fixture(scope="module")
+def predicted(house: House) -> int:
+    """The peak that ``predict`` gives for it, below the recorded one."""
+    found = json.loads(house.memprof("predict", "plain.memprof", "--plugged", "layers.*", "--json"))
+    peak = int(found["predicted"]["peak_allocated_bytes"])
+    assert peak < found["recorded"]["peak_allocated_bytes"]
+    return peak
+
+
+def test_every_list_of_policies_holds_it(house: House) -> None:
+    """Completion, the What-if page, live application and the conformance matrix ask the registry."""
+    assert json.loads(house.python("-c", _LISTS)) == {
+        "completion": ["plugged"],
+        "page": True,
+        "live": ["plugged"],
+        "matrix": ["plugged layers.*"],
+    }
+
+
+def test_suggest_tries_it_and_emit_writes_it(house: House, predicted: int) -> None:
+    """A search tries it unasked; what no trainer has a setting for is applied by memprof."""
+    words = ("suggest", "plain.memprof", "--budget", str(predicted + 1000), "--json")
+    unasked = json.loads(house.memprof(*words))
+    tried = {policy["policy"] for plan in unasked["plans"] for policy in plan["policies"]}
+    assert "plugged" in tried
+    found = json.loads(house.memprof(*words, "--allow", "plugged", "--write", "plan.toml"))
+    assert found["plans"][0]["fits"]
+    assert [policy["policy"] for policy in found["plans"][0]["policies"]] == ["plugged"]
+    for target in ("pytorch", "hf", "lightning"):
+        text = house.memprof("emit", "plan.toml", "--to", target)
+        assert "[plugged]" in text
+        assert "memprof.apply" in text
+
+
+def test_fit_applies_it_as_predicted(house: House, predicted: int) -> None:
+    """The plan that ``fit`` dry-runs and then measures is this policy, and peaks where predicted."""
+    words = ("fit", "--budget", str(predicted + 1000), "--allow", "plugged", "--json", "-o", "fitted", _GPT, *_SMALL)
+    found = json.loads(house.memprof(*words))
+    (attempt,) = found["attempts"]
+    assert [policy["policy"] for policy in attempt["policies"]] == ["plugged"]
+    peaks = [attempt[side]["peak_allocated_bytes"] for side in ("predicted", "dry_run", "measured")]
+    assert peaks == [predicted] * 3

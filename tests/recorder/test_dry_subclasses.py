@@ -1,0 +1,72 @@
+"""Libraries' own classes of parameters, such as packed weights, in dry runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.recorder.recorded import record_script
+
+#: As libraries for 4-bit weights do it: a class of parameters made by `_make_subclass`, packed where it is moved.
+_JOB = """
+import torch
+from torch import nn
+
+class Packed(nn.Parameter):
+    def __new__(cls, data, scale=None):
+        made = torch.Tensor._make_subclass(cls, data, False)
+        made.scale = scale
+        return made
+
+    def to(self, *args, **kwargs):
+        moved = super().to(*args, **kwargs) if self.scale is not None else self.pack()
+        return moved
+
+    def cuda(self, device=None, non_blocking=False):
+        return self.to(device="cuda")
+
+    def pack(self):
+        scale = self.data.abs().amax()
+        packed = (self.data / scale * 7).round().to(torch.int8).flatten()
+        return Packed(packed[::2].contiguous(), scale)
+
+class Quantised(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.size = Packed(torch.randn(size, size)), size
+        self.low, self.high = nn.Linear(size, 4), nn.Linear(4, size)
+
+    def forward(self, x):
+        assert type(self.weight).__name__ == "Packed" and isinstance(self.weight, Packed), type(self.weight)
+        whole = self.weight.data.float().repeat(2).view(self.size, self.size) * self.weight.scale
+        return x @ whole.detach() + self.high(self.low(x))
+
+model = nn.Sequential(Quantised(64), nn.GELU(), Quantised(64))
+for layer in (model[0], model[2]):
+    layer.weight = layer.weight.to("cpu")  # packed
+assert model[0].weight.dtype == torch.int8, model[0].weight.dtype
+model = model.to(DEVICE)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+for _ in range(6):
+    loss = model(torch.randn(32, 64, device=DEVICE)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_packed_parameter_is_dry_run_as_it_is_trained(tmp_path: Path) -> None:
+    """The peak of a dry run on the processor is the recorded one."""
+    job = _JOB.replace("DEVICE", "'cpu'")
+    real = record_script(tmp_path, job, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    assert dry.returncode == 0, dry.stderr
+    assert dry.peak == real.peak
+
+
+def test_a_packed_parameter_moves_to_a_virtual_device(tmp_path: Path) -> None:
+    """It is of its class there, and its bytes are counted on the device."""
+    ended = record_script(tmp_path, _JOB.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    storages = ended.step.storages
+    is_packed = storages.dtype == "int8"
+    assert sorted(set(storages.requested_bytes[is_packed].tolist())) == [64 * 64 // 2]
