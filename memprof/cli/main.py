@@ -17,8 +17,9 @@ from memprof.cli.harmless import tell
 from memprof.errors import MemprofError
 from memprof.version import __version__
 
-#: Verb, and its line in ``memprof --help``. The command is ``memprof.cli.verbs.<verb>.<verb>`` (with a trailing
-#: underscore for a Python keyword), imported only when it runs: ``memprof --help`` and shell completion stay fast.
+#: Verb, and its line in ``memprof --help``. The command is ``memprof.cli.verbs.<verb>.<verb>`` (with underscores for
+#: hyphens, and a trailing one for a Python keyword), imported only when it runs: ``memprof --help`` and shell
+#: completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "import": "Convert a memory snapshot or a profiler trace to a recording.",
@@ -34,6 +35,7 @@ VERBS = {
     "emit": "Write a plan as PyTorch code, or for another trainer.",
     "verify": "Compare a plan's prediction with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
+    "compare-allocations": "Compare a real GPU's allocations with a dry run's.",
     "check": "Check a recording against a budget.",
     "summary": "Write a recording's key figures as a small baseline.",
     "export": "Write a recording in another tool's format.",
@@ -56,7 +58,7 @@ class LazyVerbs(click.Group):
         """Imports a verb's command."""
         if cmd_name not in VERBS:
             return None
-        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command = getattr(importlib.import_module(f"memprof.cli.verbs.{name}"), name)
         assert isinstance(command, click.Command)
         if "_MEMPROF_COMPLETE" in os.environ:  # a completion request from the shell

@@ -34,8 +34,8 @@ def install(settings: dict[str, Any]) -> None:
 
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
-            run instead; `dry_run` to compute nothing, on the simulated `device` if given; and `plan`, the plan to run
-            under as TOML, if there is one.
+            run instead; `dry_run` to compute nothing, on the simulated `device` if given, where the job's own
+            `snapshots` are collected if given; and `plan`, the plan to run under as TOML, if there is one.
 
     Raises:
         SystemExit: The plan cannot be read in this process; the job ends.
@@ -55,7 +55,7 @@ def install(settings: dict[str, Any]) -> None:
         _plan = under_plan(settings["plan"], spool)
     try:
         NativeEvents.initialize()
-        dry = _dry_run(spool, settings.get("device", "")) if is_dry else None
+        dry = _dry_run(spool, settings) if is_dry else None
         _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
@@ -77,18 +77,21 @@ def has_plan() -> bool:
     return _plan is not None
 
 
-def _dry_run(spool: Path, device_name: str) -> DryRun:
+def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
     global _card  # noqa: PLW0603 - one device per process
     from memprof.recorder.dry.run import DryRun  # imports modules that a recorded job must not load
 
-    device = None
+    device, device_name = None, settings.get("device", "")
     if device_name:
         from memprof.machines.card import find_card
         from memprof.policies.allocator.policy import options_in_force
+        from memprof.recorder.dry.device.job_snapshots import SnapshotRequest
         from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)
-        device = VirtualDevice(_card, options_in_force(os.environ))
+        folder = settings.get("snapshots")
+        request = SnapshotRequest(Path(folder), settings.get("snapshot_name", "")) if folder else None
+        device = VirtualDevice(_card, options_in_force(os.environ), request)
     dry = DryRun(lambda sentence: refuse(sentence, spool), device)
     dry.install()
     return dry

@@ -213,7 +213,12 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         """Ends the job after its window, the way `sys.exit` does."""
         if self._stops_job and not self.failure:
             self._stops_job = False
-            end_job()
+            if not self._postpones_end():
+                end_job()
+
+    def _postpones_end(self) -> bool:
+        """Whether the job ends itself later, when it has what it goes on for."""
+        return False
 
     def _is_observed(self) -> bool:
         """Whether the recording is open and this is the observed thread."""

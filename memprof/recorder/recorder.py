@@ -19,6 +19,7 @@ from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
 from memprof.recorder.steps.aside import StepsAside
 from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.window import Watch, Window
 
@@ -148,6 +149,9 @@ class Recorder(ProcessRecorder[Observation]):
                 observation.begin_update(optimizer)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
+
+    def _postpones_end(self) -> bool:
+        return self._dry is not None and self._dry.postpones_end(end_job)
 
     def _end_with_thread(self) -> None:
         self._guarded(self._close_with_thread)

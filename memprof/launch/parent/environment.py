@@ -37,6 +37,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     if settings.dry_run:
         child["dry_run"] = True
         child["device"] = settings.device
+        if settings.snapshots is not None:
+            child["snapshots"], child["snapshot_name"] = str(settings.snapshots), settings.snapshot_name
     variables: dict[str, str] = {}
     if settings.plan is not None:
         from memprof.policies.plan.plan_file import format_plan  # imported here: a recording without a plan stays small

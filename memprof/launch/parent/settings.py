@@ -32,6 +32,9 @@ class Settings:
         light: Follow the whole run at low overhead instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
         device: The device that a dry run simulates, a name of the catalogue; "" for the CPU.
+        snapshots: Folder where a dry run on a device collects the job's own memory snapshots; None to write them where
+            the job says.
+        snapshot_name: Name of the snapshot after which the job may end; "" for the first.
         plan: Plan to run the job under, or None.
         plan_path: File with the plan or a part of it; None if it is made of flags alone.
         keep_arguments: Write the job's command line unmasked, including likely secrets.
@@ -50,6 +53,8 @@ class Settings:
     light: bool = False
     dry_run: bool = False
     device: str = ""
+    snapshots: Path | None = None
+    snapshot_name: str = ""
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False

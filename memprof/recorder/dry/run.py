@@ -93,6 +93,10 @@ class DryRun:
             inventory.storage_span, inventory.owned_span = device.storage_span, device.owned_span
             sources.hear_of(DRY_RUN, device.telling(log))
 
+    def postpones_end(self, end: Callable[[], None]) -> bool:
+        """Returns whether the job goes on after its recording, to take its own snapshots; `end` is called then."""
+        return self._device is not None and self._device.postpones_end(end)
+
     def around(self, log: RawLog, after_operator: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
         """Wraps the callback after each operator: the kernel's temporary memory is logged first."""
 

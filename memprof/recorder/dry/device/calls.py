@@ -29,15 +29,17 @@ _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 class DeviceCalls(TorchFunctionMode):
     """The lowest function mode of a dry run on a device: it sees calls as torch would receive them."""
 
-    def __init__(self, architecture: Architecture, dry: Any) -> None:
+    def __init__(self, architecture: Architecture, dry: Any, before_backward: Callable[[], None]) -> None:
         """Prepares the translation.
 
         Args:
             architecture: Torch's behaviour on the device.
             dry: The mode in which operators are dry-run.
+            before_backward: Called before each backward.
         """
         super().__init__()
         self._dry = dry
+        self._before_backward = before_backward
         attend = Attention(architecture)
         self._replaced: dict[Any, Callable[..., Any]] = {
             _Tensor.cuda: _to_device,
@@ -61,6 +63,7 @@ class DeviceCalls(TorchFunctionMode):
         run = autograd._engine_run_backward
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self._before_backward()
             with self:  # a function mode is off inside the calls it handles, and `Tensor.backward` is one
                 return run(*args, **kwargs)
 

@@ -16,6 +16,7 @@ import torch
 
 from memprof.machines.card import Card
 from memprof.recorder.dry.device import native
+from memprof.recorder.dry.device.job_snapshots import JobSnapshots
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream, Stream, renamed
 
@@ -23,22 +24,23 @@ from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream
 _CUDNN_VERSION = 91_501
 
 
-def install(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], None]) -> None:
+def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     """Patches torch with this implementation.
 
     Args:
         card: Properties of the device.
         memory: Its memory.
-        count_left_out: Called for each action that a dry run omits.
+        snapshots: Writes the snapshots that the job takes.
     """
     importlib.import_module("torch.utils.flop_counter")  # warns about components that a CUDA build would include
-    native.install(card, memory, count_left_out)
+    native.install(card, memory)
     _put(torch._C, {"_has_cuda": True})
     _put(torch.version, {"cuda": torch.version.cuda or native.CUDA_VERSION})
     _install_state(card)
     _install_classes()
     _install_numbers()
     _put(torch.cuda, _from_the_driver(memory))
+    _put(torch.cuda.memory, snapshots.functions())
     _put(
         torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark", "range_start", "range_end"), native.nothing)
     )

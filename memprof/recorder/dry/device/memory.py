@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
 from memprof.recorder.log import RawLog
 from memprof.replay.allocator.blocks import ALLOCATED, Block
@@ -37,6 +38,7 @@ class VirtualMemory:
             reports what would be needed.
         was_used: Whether anything was ever allocated.
         is_overfull: Whether more was needed than the device's capacity.
+        history: The job's own history of the allocator.
     """
 
     def __init__(self, settings: Settings, device: str = "cuda:0") -> None:
@@ -50,6 +52,7 @@ class VirtualMemory:
         self.allocator = CachingAllocator(settings)
         self.was_used = False
         self.is_overfull = False
+        self.history = JobHistory()
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
         self._kept: list[Block] = []
@@ -110,6 +113,7 @@ class VirtualMemory:
             block = self.allocator.allocate(size)
             assert block is not None  # the device is unlimited by now
         self._log_segments()
+        self.history.took(block.address, size)
         self._change(block, 1)
         self._write(_ALLOC, block.address, size, block.size)
         return block
@@ -117,6 +121,7 @@ class VirtualMemory:
     def give(self, block: Block) -> None:
         """Frees a block."""
         address, requested, size = block.address, block.requested, block.size
+        self.history.gave(address, requested)
         self._change(block, -1)
         self.allocator.request_free(block)
         self.allocator.complete_free(block)
@@ -174,7 +179,7 @@ class VirtualMemory:
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the current segments with their blocks, in the form of ``torch._C._cuda_memorySnapshot``."""
-        return memory_snapshot(self.allocator)
+        return self.history.fill(memory_snapshot(self.allocator))
 
     def log_to(self, log: RawLog | None) -> None:
         """Logs everything from now on; stops logging if `log` is None.
@@ -237,9 +242,10 @@ class VirtualMemory:
 
     def _log_segments(self) -> None:
         log, self._logged_segments, first = self._log, len(self.allocator.log), self._logged_segments
-        if log is None:
-            return
         now = time.time_ns() // 1000
         for event in self.allocator.log[first:]:
+            self.history.segment(event.action, event.address, event.size)
+            if log is None:
+                continue
             action = _SEGMENT_ALLOC if event.action in ("segment_alloc", "segment_map") else _SEGMENT_FREE
             log.history.extend((now, self._number, action, event.address, event.size, 0, 0))

@@ -26,18 +26,17 @@ CUDA_VERSION = "13.0"
 _WORKSPACE_BYTES = 8_519_680
 
 
-def install(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], None]) -> None:
+def install(card: Card, memory: VirtualMemory) -> None:
     """Puts the functions and classes into ``torch._C``.
 
     Args:
         card: Properties of the device.
         memory: Its memory.
-        count_left_out: Called for each action that a dry run omits.
     """
     written = {
         **_device(card),
         **_streams(),
-        **_memory(card, memory, count_left_out),
+        **_memory(memory),
         **_libraries(),
         "_CudaDeviceProperties": DeviceProperties,
         "_CudaStreamBase": Stream,
@@ -178,11 +177,8 @@ def _streams() -> dict[str, Any]:
     }
 
 
-def _memory(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], None]) -> dict[str, Any]:
+def _memory(memory: VirtualMemory) -> dict[str, Any]:
     fraction = {"of": 1.0}
-
-    def leave_out(*_: Any, **__: Any) -> None:
-        count_left_out("the job's own history of the allocator was omitted")
 
     def limit(share: float, device: int) -> None:
         only_first(device)
@@ -204,9 +200,9 @@ def _memory(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], N
         "_cuda_resetPeakHostMemoryStats": nothing,
         "_cuda_resetAccumulatedHostMemoryStats": nothing,
         "_cuda_memorySnapshot": lambda *_: memory.snapshot(),
-        "_cuda_record_memory_history": leave_out,
-        "_cuda_record_memory_history_legacy": leave_out,
-        "_cuda_isHistoryEnabled": lambda: False,
+        "_cuda_record_memory_history": memory.history.configure,
+        "_cuda_record_memory_history_legacy": memory.history.configure_as_before,
+        "_cuda_isHistoryEnabled": lambda: memory.history.is_on,
         "_cuda_allocationTraceback": lambda data_ptr: None,
         "_cuda_memoryMetadataSupported": lambda: False,
         "_cuda_setMemoryMetadata": nothing,

@@ -15,6 +15,7 @@ from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.face import CUDA
 from memprof.recorder.dry.device.fused import FusedKernels
+from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.losses import LOSSES
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.recurrent import SHAPES as RECURRENT_SHAPES
@@ -38,16 +39,19 @@ class VirtualDevice:
         memory: Its memory.
     """
 
-    def __init__(self, card: Card, options: dict[str, str]) -> None:
+    def __init__(self, card: Card, options: dict[str, str], request: SnapshotRequest | None = None) -> None:
         """Changes nothing yet.
 
         Args:
             card: Properties of the device.
             options: Options of its allocator, as in ``PYTORCH_ALLOC_CONF``.
+            request: Where the job's own snapshots are collected; None to write them where the job says.
         """
         self.card = card
         room = card.capacity_bytes - card.context_bytes
         self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
+        self._request = request
+        self._snapshots: JobSnapshots | None = None
         self._kernels = DeviceKernels(card.architecture, self.memory)
         self._casts = Casts()
         self._fused = FusedKernels()
@@ -56,10 +60,11 @@ class VirtualDevice:
     def install(self, mode: TorchDispatchMode, count_left_out: Callable[[str], None]) -> None:
         """Makes the device visible to the job from now on."""
         face.install()
-        cuda.install(self.card, self.memory, count_left_out)
+        self._snapshots = JobSnapshots(self.memory.history, self.card.machine.name, count_left_out, self._request)
+        cuda.install(self.card, self.memory, self._snapshots)
         self._casts.install()
         self._fused.install()
-        self._calls = DeviceCalls(self.card.architecture, mode)
+        self._calls = DeviceCalls(self.card.architecture, mode, self._snapshots.end_if_complete)
         self._calls.install()
 
     def leave(self) -> None:
@@ -68,6 +73,10 @@ class VirtualDevice:
         for mode in reversed(stack):
             if mode is not self._calls:
                 torch._C._push_on_torch_function_stack(mode)
+
+    def postpones_end(self, end: Callable[[], None]) -> bool:
+        """Returns whether the job goes on after its recording, to take its own snapshots; `end` is called then."""
+        return self._snapshots is not None and self._snapshots.postpones(end)
 
     @staticmethod
     def answer(tensor: Any) -> torch.device:
@@ -87,9 +96,11 @@ class VirtualDevice:
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """Assigns blocks to an operator's results, and temporary memory to its kernel."""
+        self.memory.history.operator = func
         reads = any(face.is_on_device(value) for value in _flat(args))
         if self._hold(result, reads=reads) or reads:
             self._kernels.run(func, args, result)
+        self.memory.history.operator = None
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Returns a tensor's address on the device and its own bytes; elsewhere a number unique among storages."""

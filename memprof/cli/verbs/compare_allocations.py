@@ -1,0 +1,103 @@
+"""`memprof compare-allocations`: what a real device allocated beside what a dry run does, allocation by allocation."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from memprof.cli.harmless import tell
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.compared.comparison import AllocationComparison
+
+
+@click.command(
+    "compare-allocations",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  memprof compare-allocations --device a100-80g snapshot.pickle -- train.py --batch-size 8
+  memprof compare-allocations snapshot.pickle dry-run.pickle""",
+)
+@click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
+@click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
+@click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
+@click.argument("snapshot", type=click.Path(), metavar="SNAPSHOT")
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="{OTHER | -- SCRIPT [ARGS]...}")
+def compare_allocations(
+    snapshot: str, rest: tuple[str, ...], device: str | None, tolerance: str, top: int, is_json: bool
+) -> int:
+    """Compare a real GPU's allocations with a dry run's.
+
+    SNAPSHOT is what the job wrote on a GPU with torch.cuda.memory._dump_snapshot(). With --device, the job's own script
+    is dry-run on that device, until it writes its snapshot there; the file of the real GPU is not touched. OTHER
+    is a snapshot or a recording that exists already.
+
+    Bytes are requested bytes rounded up to 512 on both sides. The exit code is 4 if the peaks differ by more than
+    --tolerance.
+    """
+    share = _share(tolerance)
+    rest = rest[1:] if rest[:1] == ("--",) else rest
+    if not rest:
+        raise UsageError("There is nothing to compare with: give another snapshot, or --device NAME and -- train.py.")
+    from memprof.analysis.compared.allocation_sequence import read_sequence
+    from memprof.analysis.compared.comparison import compare_sequences
+    from memprof.errors import GateFailedError
+
+    real = read_sequence(snapshot)
+    if device is None:
+        if len(rest) > 1 or rest[0].endswith(".py"):
+            raise UsageError("To dry-run a script, name the GPU of the snapshot: --device rtx4090.")
+        compared = compare_sequences(real, read_sequence(rest[0]))
+    else:
+        compared = _dry_run(real.source, list(rest), device)
+    if is_json:
+        from memprof.analysis.compared.comparison_json import comparison_to_json
+
+        print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
+    else:
+        from memprof.cli.pages.allocations_page import show_allocations
+
+        show_allocations(compared, top)
+    return 0 if compared.peak_is_within(share) else GateFailedError.exit_code
+
+
+def _share(text: str) -> float:
+    """Reads a percentage.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"--tolerance {text!r} is not a percentage from 0% to 100%, such as 0.5%.")
+    return share
+
+
+def _dry_run(snapshot: str, words: list[str], device: str) -> AllocationComparison:
+    import tempfile
+    from pathlib import Path
+
+    from memprof.analysis.compared.allocation_sequence import read_sequence
+    from memprof.analysis.compared.comparison import compare_sequences
+    from memprof.launch.dry.dry_snapshots import collect_snapshots
+    from memprof.launch.parent.target import find_target
+    from memprof.machines.card import find_card
+
+    name = find_card(device).machine.name
+    is_module = words[0] == "-m"
+    target = find_target(tuple(words[1:] if is_module else words), is_module=is_module, is_command=False)
+    tell(f"dry-running {target.name} on {name}")
+    real = read_sequence(snapshot)
+    with tempfile.TemporaryDirectory(prefix="memprof-compare-") as folder:
+        taken = collect_snapshots(target, name, Path(snapshot).name, Path(folder))
+        named = [path for path in taken if path.name.partition("-")[2] == Path(snapshot).name]
+        compared = [compare_sequences(real, read_sequence(str(path))) for path in named[-1:] or taken]
+    return max(compared, key=lambda one: one.equal)
