@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -106,6 +107,9 @@ class DryMode(FakeTensorMode):
         if func is _DEVICE:
             return device.answer(args[0])
         kwargs, is_placed = device.placed(kwargs or {})
+        if torch.is_inference_mode_enabled() and not self._is_inside and _is_composite(func):
+            with self:  # the autograd keys, which would decompose it, are off
+                return func.decompose(*args, **kwargs)
         if self._is_inside:  # tensors inside torch's Python decompositions use no device memory
             return self._run(func, types, args, kwargs, is_placed=is_placed)
         self._is_inside = True
@@ -191,6 +195,12 @@ class DryMode(FakeTensorMode):
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         with torch.no_grad(), self:
             return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether torch runs an operator as a sequence of others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def _kinds(values: Any) -> tuple[bool, bool]:

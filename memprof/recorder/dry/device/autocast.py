@@ -83,6 +83,7 @@ class Casts:
             and value.is_leaf
             and not value._is_view()
             and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()  # since torch 2.11 (pytorch pull request 165068)
         )
         if not is_kept:
             return value.to(dtype)
