@@ -81,6 +81,17 @@ class VirtualMemory:
             reference.key = key
             self._blocks[key] = (reference, self.take(size))
 
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Moves a tensor's block to another tensor of the same size that has none."""
+        held = self._blocks.get(source.untyped_storage()._cdata)
+        storage = target.untyped_storage()
+        if held is None or storage._cdata in self._blocks or held[1].requested != storage.nbytes():
+            return
+        del self._blocks[source.untyped_storage()._cdata]
+        reference = _Reference(storage, self._died)
+        reference.key = storage._cdata
+        self._blocks[reference.key] = (reference, held[1])
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Replaces the block of a storage resized outside any operator; one of 0 bytes has none."""
         key, size = storage._cdata, storage.nbytes()

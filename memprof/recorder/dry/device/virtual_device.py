@@ -15,6 +15,7 @@ from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.face import CUDA
 from memprof.recorder.dry.device.fused import FusedKernels
+from memprof.recorder.dry.device.gradient_sums import GradientSums
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.losses import LOSSES
 from memprof.recorder.dry.device.memory import VirtualMemory
@@ -55,6 +56,7 @@ class VirtualDevice:
         self._kernels = DeviceKernels(card.architecture, self.memory)
         self._casts = Casts()
         self._fused = FusedKernels()
+        self._sums = GradientSums()
         self._calls: DeviceCalls | None = None
 
     def install(self, mode: TorchDispatchMode, count_left_out: Callable[[str], None]) -> None:
@@ -98,6 +100,9 @@ class VirtualDevice:
         """Assigns blocks to an operator's results, and temporary memory to its kernel."""
         self.memory.history.operator = func
         reads = any(face.is_on_device(value) for value in _flat(args))
+        reused = self._sums.reused(func, args, result) if reads else None
+        if reused is not None:
+            self.memory.move(reused, result)
         if self._hold(result, reads=reads) or reads:
             self._kernels.run(func, args, result)
         self.memory.history.operator = None

@@ -1,0 +1,93 @@
+"""Sums of gradients, which autograd computes in place where nobody else holds one of them.
+
+A tensor with several uses has a gradient from each; autograd adds them up as they arrive
+(``InputBuffer::accumulate``, torch/csrc/autograd/input_buffer.cpp). It adds into the first, or else into the second,
+if it holds the last reference to it. Fake tensors are a subclass, for which it always allocates the sum.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+_ADD = torch.ops.aten.add.Tensor
+_ENGINE = torch.autograd.graph.__file__
+_FRAMES = ("memprof", "torch")
+#: References of a tensor: of C++, to its storage, and of Python.
+_Counts = tuple[int, int, int]
+
+
+class GradientSums:
+    """Finds the gradient whose memory a sum of gradients takes over."""
+
+    def __init__(self) -> None:
+        """Starts without having seen a sum."""
+        # References that the call itself holds, by the depth of modes it passes: the fewest seen so far.
+        self._least: dict[int, _Counts] = {}
+
+    def reused(self, func: Any, args: Any, result: Any) -> torch.Tensor | None:
+        """Returns the gradient whose memory holds the sum; None if the sum has memory of its own.
+
+        Args:
+            func: An operator.
+            args: Its arguments.
+            result: Its result.
+        """
+        if func is not _ADD or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return None
+        depth = _depth()
+        first, second = args[0], args[1]
+        if depth < 0 or first is second or not all(_is_plain(value, result) for value in (first, second)):
+            return None
+        counts = [
+            (
+                value._use_count(),
+                torch._C._storage_Use_Count(value.untyped_storage()._cdata),  # type: ignore[attr-defined]
+                sys.getrefcount(value),
+            )
+            for value in (first, second)
+        ]
+        seen = [*counts, self._least[depth]] if depth in self._least else counts
+        least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))  # type: ignore[assignment]
+        for value, held in zip((first, second), counts, strict=True):
+            if held == least and _is_dense(value):
+                return value  # type: ignore[no-any-return]
+        return None
+
+
+def _is_plain(value: Any, result: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.dtype is result.dtype
+        and value.shape == result.shape
+        and hasattr(value, "_use_count")
+    )
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether a tensor fills its storage without overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _depth() -> int:
+    """Returns how many modes the engine's call has passed; -1 if Python code of the job made the call."""
+    depth, frame = 0, sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_engine_run_backward" and code.co_filename == _ENGINE:
+            return depth
+        if code.co_name == "__torch_dispatch__":
+            depth += 1
+        elif frame.f_globals.get("__name__", "").partition(".")[0] not in _FRAMES:
+            return -1
+        frame = frame.f_back  # type: ignore[assignment]
+    return -1
