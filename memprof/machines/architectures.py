@@ -15,7 +15,9 @@ class Architecture:
 
     Attributes:
         name: Its name, such as ``Hopper``.
+        threads: Maximum number of threads on a multiprocessor.
         cublas_workspace_bytes: Workspace torch allocates per cuBLAS handle.
+        older_workspace_bytes: The same before torch 2.12.
         lt_workspace_bytes: Workspace of cuBLASLt, where torch allocates a separate one.
         attention: Kernels of scaled dot product attention, in order of preference: ``cudnn``, ``flash``, ``efficient``.
         flash_backward_width: Largest head dimension the flash kernel supports in training; 0 without a flash kernel.
@@ -23,7 +25,9 @@ class Architecture:
     """
 
     name: str
+    threads: int
     cublas_workspace_bytes: int
+    older_workspace_bytes: int
     lt_workspace_bytes: int
     attention: tuple[str, ...]
     flash_backward_width: int
@@ -45,6 +49,8 @@ def _by_capability() -> dict[str, Architecture]:
     return {
         capability: Architecture(
             name=row["name"],
+            threads=row["threads"],
+            older_workspace_bytes=row.get("older_workspace", row["cublas_workspace"]),
             cublas_workspace_bytes=row["cublas_workspace"],
             lt_workspace_bytes=row["lt_workspace"],
             attention=tuple(row["attention"]),

@@ -49,6 +49,7 @@ class Accelerator:
         flops_per_us: Dense matrix product rate by type (PRECISIONS); a type without a figure is missing.
         source: Data sheet of the figures.
         capability: Compute capability, such as ``8.0``; "" where not applicable.
+        multiprocessors: Streaming multiprocessors; 0 where not applicable.
         usable_source: Source of ``usable_bytes``.
         note: Additional remark, a clause.
     """
@@ -58,6 +59,7 @@ class Accelerator:
     memory_bytes_per_us: float
     source: str
     capability: str = ""
+    multiprocessors: int = 0
     aliases: tuple[str, ...] = ()
     usable_bytes: int = 0
     host_bytes_per_us: float = 0.0
@@ -143,6 +145,7 @@ def _read(row: dict[str, Any]) -> Accelerator:
     return Accelerator(
         name=row["name"],
         capability=row.get("capability", ""),
+        multiprocessors=row.get("multiprocessors", 0),
         aliases=tuple(row.get("aliases", ())),
         memory_bytes=int(row["memory_gib"] * 2**30),
         usable_bytes=int(row.get("usable_gib", 0) * 2**30),

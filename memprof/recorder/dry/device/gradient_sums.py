@@ -38,22 +38,23 @@ class GradientSums:
         if func is not _ADD or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return None
         depth = _depth()
-        first, second = args[0], args[1]
+        first: torch.Tensor = args[0]
+        second: torch.Tensor = args[1]
         if depth < 0 or first is second or not all(_is_plain(value, result) for value in (first, second)):
             return None
         counts = [
             (
                 value._use_count(),
-                torch._C._storage_Use_Count(value.untyped_storage()._cdata),  # type: ignore[attr-defined]
+                torch._C._storage_Use_Count(value.untyped_storage()._cdata),
                 sys.getrefcount(value),
             )
             for value in (first, second)
         ]
         seen = [*counts, self._least[depth]] if depth in self._least else counts
-        least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))  # type: ignore[assignment]
+        least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))
         for value, held in zip((first, second), counts, strict=True):
             if held == least and _is_dense(value):
-                return value  # type: ignore[no-any-return]
+                return value
         return None
 
 

@@ -53,7 +53,7 @@ class VirtualDevice:
         self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
         self._request = request
         self._snapshots: JobSnapshots | None = None
-        self._kernels = DeviceKernels(card.architecture, self.memory)
+        self._kernels = DeviceKernels(card.architecture, self.memory, card.machine.multiprocessors)
         self._casts = Casts()
         self._fused = FusedKernels()
         self._sums = GradientSums()
