@@ -19,7 +19,7 @@ from tests.recorder.recorded import record_script
 
 _STUB = Path(torch.__file__).parent / "_C" / "__init__.pyi"
 #: What a parameter of a type is given.
-_VALUES = {"_int": 0, "int": 0, "_bool": False, "_float": 0.5, "str": "", "str | None": "", "_int | str": 0}
+_VALUES = {"_int": 0, "int": 0, "_bool": False, "_float": 0.5, "str": "", "str | None": None, "_int | str": 0}
 #: Classes whose parameters torch's Python code does not declare.
 _UNDECLARED = "class (*args, **kwargs)"
 

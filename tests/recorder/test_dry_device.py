@@ -220,7 +220,7 @@ def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(tmp_pa
     reserved, grown = reserved_under(step, trace.manifest), reserved_expandable(step, trace.manifest)
     assert reserved is not None
     assert grown is not None
-    budget = max(grown, int(step.memory.allocated_bytes.max()))
+    budget = max(grown, int(step.memory.allocated_bytes.max() * 1.005))  # a prediction is an interval
     assert budget < reserved
     found = suggest(trace, basis_of(trace), SearchRequest(budget))
     assert found.plans[0].plan.describe() == "allocator expandable_segments"

@@ -44,7 +44,7 @@ class GradientSums:
             return None
         counts = [
             (
-                value._use_count(),
+                value._use_count(),  # type: ignore[attr-defined]  # not in torch's stubs
                 torch._C._storage_Use_Count(value.untyped_storage()._cdata),
                 sys.getrefcount(value),
             )
