@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -26,6 +27,13 @@ SINGLE, PAIRS = single_plans(), pair_plans()
 FIRST = {key_of(plan.policies[0]): plan for plan in reversed(SINGLE)}
 FAST = [usage for usage in usages() if not usage.is_slow]
 SLOW = [usage for usage in usages() if usage.is_slow]
+
+
+@pytest.fixture(autouse=True)
+def _hide_what_other_plans_left() -> None:
+    """Policies look for models and loaders among all objects that are alive: those of earlier plans are not meant."""
+    gc.collect()
+    gc.freeze()
 
 
 def problem_with(plan: Plan, usage: Usage, cell: Cell) -> str:
