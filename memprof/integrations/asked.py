@@ -61,9 +61,9 @@ def ask(
         PolicyError: Unknown policy.
     """
     if steps < 1 or skip < 0:
-        raise UsageError(f"A recording needs steps >= 1 and skip >= 0, not steps={steps} and skip={skip}.")
+        raise UsageError(f"Invalid window: skip={skip}, steps={steps}; skip must be >= 0 and steps >= 1.")
     if not time_limit > 0:
-        raise UsageError(f"A search needs time: time_limit is above 0 seconds, not {time_limit}.")
+        raise UsageError(f"Invalid time_limit {time_limit}: must be more than 0 seconds.")
     text = "" if budget is None else str(budget)
     if text:
         parse_budget(text, _SOME_PEAK_BYTES)

@@ -109,7 +109,7 @@ def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, na
         what: What was tried.
     """
     if found is None:
-        return f"no {name} alone make it fit; tried were {what}."
+        return f"{name} alone cannot make it fit (tried: {what})."
     choice, one = found
     recorded_us = one.step_time_us if fit.suggestion is None else fit.suggestion.answer.recorded.step_time_us
     return (
@@ -137,7 +137,7 @@ def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
         return FittingPlan(peak, budget, None, None, basis)
     if asked.plan_path.exists() and not asked.force:
         raise UsageError(
-            f"{asked.plan_path} exists already, and no plan is searched for. Replace it with force=True, or record "
+            f"{asked.plan_path} exists already, so no plan is searched for. Replace it with force=True, or record "
             "into another folder."
         )
     search_request = SearchRequest(

@@ -40,11 +40,11 @@ def apply_plan(
     for policy in plan.policies:
         if policy.name in instead:
             raise PolicyError(
-                f"{policy.describe()} cannot be applied from a callback: {instead[policy.name]} Take it out of the "
+                f"{policy.describe()} cannot be applied from a callback: {instead[policy.name]} Remove it from the "
                 "plan then."
             )
     if child.has_plan():
-        raise PolicyError("memprof record applies a plan to this job already: take out plan=, or --plan.")
+        raise PolicyError("memprof record already applies a plan to this job: remove plan= or --plan.")
     return apply(plan, model, [inner_optimizer(optimizer) for optimizer in optimizers])
 
 

@@ -83,7 +83,7 @@ class Session:
         """
         self.end()
         if child.is_recording():
-            self.say("memprof record records this job already; the callback records nothing.")
+            self.say("memprof record already records this job; the callback records nothing.")
             return
         self._trainings += 1
         self._process = os.getpid()

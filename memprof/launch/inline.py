@@ -95,7 +95,7 @@ class InlineRecording:
             memprof.launch.parent.target.CannotStartError: The file exists already, or cannot be written.
         """
         if child.is_recording():
-            _logger.info("this job is being recorded already; %s is not written", self.path)
+            _logger.info("this job is already being recorded; %s is not written", self.path)
             return self
         target = Target(arguments=tuple(sys.argv), name=sys.argv[0])
         rank, ranks = find_rank(os.environ)

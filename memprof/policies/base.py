@@ -181,7 +181,7 @@ class Policy(ABC):
     @property
     def why_not_torch(self) -> str:
         """Why torch's own API has no equivalent, so that emitted code calls memprof; "" where it has one."""
-        return "torch has no equivalent of it"
+        return "torch has no equivalent"
 
     def apply(self, job: Job) -> None:
         """Applies the policy to real training, before the job's first step.

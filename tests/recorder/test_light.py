@@ -277,4 +277,4 @@ def test_a_window_beside_light_is_refused(tmp_path: Path, option: list[str]) -> 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 125
     assert done.stdout == ""
-    assert f"{option[0]} means nothing with it" in done.stderr
+    assert f"{option[0]} does not apply: --light has no window" in done.stderr

@@ -30,7 +30,7 @@ from memprof.trace.store import Trace
 
 T = TypeVar("T", bound=Table)
 
-_SAYS_SO = "Arguments, paths, and names of people and hosts were taken out of this recording."
+_SAYS_SO = "Arguments, paths, and names of people and hosts were removed from this recording."
 
 #: The part of a library's path that is identical on every machine; the last occurrence in the path counts.
 _LIBRARY_PART = re.compile(

@@ -106,8 +106,8 @@ def _fill(
     if found.size > 4 * max(found.sizes):
         page.add(
             Text(
-                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
-                f"job nearer to it, and add that recording with --also.",
+                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record "
+                "the job closer to it, and add that recording with --also.",
                 style="yellow",
             )
         )

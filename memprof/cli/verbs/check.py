@@ -53,9 +53,7 @@ def check(
     if fail_on or warn_on:
         grows = next((gate for gate in (*fail, *warn) if gate.needs_base), None)
         if grows is not None:
-            raise UsageError(
-                f"The gate {grows.text!r} bounds growth, and there is nothing to compare with: memprof diff."
-            )
+            raise UsageError(f"The gate {grows.text!r} limits growth, which needs a base: use memprof diff.")
     # The project's gates may be meant for diffs.
     fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
     summary, planned = open_side(trace), None

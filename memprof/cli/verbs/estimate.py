@@ -43,27 +43,23 @@ Examples:
     metavar="TRACE",
     help="Compare the formulas with this recording.",
 )
-@option(
-    "--batch", group="Training", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1)."
-)
+@option("--batch", group="Training", type=click.IntRange(min=1), metavar="N", help="Samples per rank and update (1).")
 @option(
     "--seq",
     "length",
     group="Training",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Tokens of a sample (the model's context).",
+    help="Tokens per sample (the model's context).",
 )
-@option(
-    "--tokens", group="Training", metavar="N", help="Tokens of a rank for one update, such as 1M, in place of --batch."
-)
+@option("--tokens", group="Training", metavar="N", help="Tokens per rank and update, such as 1M, instead of --batch.")
 @option(
     "--micro-batches",
     group="Training",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Parts of a batch, in turn (1).",
+    help="Micro-batches per update (1).",
 )
 @option(
     "--precision", group="Training", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32)."
@@ -73,15 +69,15 @@ Examples:
     "--checkpoint",
     group="Training",
     metavar="WHAT",
-    help="What is recomputed: none, selective, layers, or layers:K for every K-th.",
+    help="Activations to recompute: none, selective, layers, or layers:K for every K-th.",
 )
 @option(
     "--flash/--no-flash",
     group="Training",
     default=True,
-    help="Attention that does not materialize its scores, or does.",
+    help="Whether attention avoids materializing its scores.",
 )
-@option("--no-dropout", group="Training", is_flag=True, help="Without dropout, where the model has it.")
+@option("--no-dropout", group="Training", is_flag=True, help="Leave out the model's dropout.")
 @option(
     "--zero", group="Parallelism", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0)."
 )
@@ -105,7 +101,7 @@ Examples:
     "--device",
     group="Device",
     type=click.Choice(("cuda", "cpu")),
-    help="Where it runs: how wide dropout's masks are (cuda).",
+    help="Device type; it sets the width of dropout masks (cuda).",
 )
 @option(
     "--machine",
@@ -113,7 +109,7 @@ Examples:
     metavar="NAME",
     help="Print the fraction of this device's memory, and the number of devices needed.",
 )
-@option("--explain", group="Output", is_flag=True, help="Each formula's source and limitations.")
+@option("--explain", group="Output", is_flag=True, help="Print each formula's source and limitations.")
 @option("--json", "is_json", group="Output", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 def estimate(
     model: str | None,
@@ -200,9 +196,9 @@ def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Settin
 
     batch, length, tokens = options["batch"], options["length"], options["tokens"]
     if model.context == 1 and (length is not None or tokens is not None):
-        raise UsageError("--seq and --tokens go with transformers: give --batch.")
+        raise UsageError("--seq and --tokens apply to transformers only: give --batch.")
     if tokens is not None and batch is not None:
-        raise UsageError("--tokens stands in the place of --batch: give one of them.")
+        raise UsageError("--tokens and --batch are mutually exclusive: give only one.")
     length = length or (told and told.length) or model.context
     batch = batch or (told and told.batch) or 1
     checkpoint, every = _checkpoint(options["checkpoint"])

@@ -44,7 +44,7 @@ class RecordCommand(GroupedCommand):
             folder = Path.cwd()
         except FileNotFoundError:
             raise CannotStartError(
-                "the current folder is not there any more: it was deleted or replaced. Change to one that is, with cd."
+                "the current folder no longer exists: it was deleted or replaced. Change to another with cd."
             ) from None
         given = read_project_settings(folder)
         if "plan" in given:
@@ -282,7 +282,8 @@ def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
     if not dry_run:
         if _is_typed(ctx, "device"):
             raise CannotStartError(
-                f"--device {name} is what a dry run shows its job: add --dry-run, or leave it out to use the job's own."
+                f"--device {name} is the GPU that a dry run simulates: add --dry-run, or leave it out to use the "
+                "job's own."
             )
         return ""
     try:
@@ -310,4 +311,4 @@ def _refuse_window(ctx: click.Context) -> None:
     """
     for name in ("skip", "steps", "stop"):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise CannotStartError(f"--light follows the whole run, so --{name} means nothing with it: leave one out.")
+            raise CannotStartError(f"--{name} does not apply: --light has no window. Leave one of them out.")

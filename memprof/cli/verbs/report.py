@@ -69,7 +69,7 @@ Examples:
     metavar="peak|OP|STEP:OP",
     help="Show what is alive while this operator runs; operators are counted from 0 in the step.  [default: peak]",
 )
-@option("--by", "table", group="Tables", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
+@option("--by", "table", group="Tables", type=click.Choice(_TABLES), help="Show only this table, with more rows.")
 @option("--step", "step_number", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
 @option("--rank", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
 @option(

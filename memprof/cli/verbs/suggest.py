@@ -174,7 +174,8 @@ def suggest(
         raise UsageError("--emit prints one plan in another form: leave out --json.")
     if compiled and asked["machine"]:
         raise UsageError(
-            "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
+            "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
+            "out."
         )
     from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.plans.basis import basis_of, link_of

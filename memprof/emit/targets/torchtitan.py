@@ -84,7 +84,7 @@ class _Statements:
                     if policy.keep
                     else "torchtitan recomputes all layers"
                 )
-                self.sorted.leave(policy, f"{why}, by no choice of names.")
+                self.sorted.leave(policy, f"{why}; modules cannot be selected by name.")
             case Compile() if policy.modules in ((".",), ("",), ("layers.*",)):
                 self._compile(policy)
             case OptimizerPolicy():

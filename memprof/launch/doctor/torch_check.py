@@ -97,7 +97,7 @@ def _judge_version(told: dict[str, Any]) -> Finding:
     if as_numbers(version) < as_numbers(OLDEST):
         return Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")
     if as_numbers(version) > as_numbers(NEWEST):
-        return Finding(NOTE, "torch", f"{version}, newer than the {NEWEST} that memprof was tried with")
+        return Finding(NOTE, "torch", f"{version}, newer than {NEWEST}, the newest that memprof is tested with")
     return Finding(OK, "torch", f"{version}, which is supported ({OLDEST} to {NEWEST})")
 
 
@@ -108,7 +108,7 @@ def _judge_cpu(told: dict[str, Any]) -> Finding:
     return Finding(
         NOTE,
         "CPU memory",
-        f"storages one by one: this torch was built without {lacks}, and what kernels take for themselves is not seen",
+        f"storages one by one: this torch was built without {lacks}, so kernel workspaces are not recorded",
         "An official build of torch records every allocation.",
     )
 
@@ -145,6 +145,6 @@ def _judge_devices(told: dict[str, Any]) -> list[Finding]:
             FIX,
             "GPU",
             f"torch is built for {platform} {build} and finds no device",
-            "See that the driver is new enough for that version, and that CUDA_VISIBLE_DEVICES hides none.",
+            "Check that the driver is new enough for that version and that CUDA_VISIBLE_DEVICES hides none.",
         )
     ]

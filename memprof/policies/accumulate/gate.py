@@ -119,8 +119,8 @@ class OptimizerGate:
         if self._is_installed and self.is_open:
             if self._round.backwards > self._backwards_at_call:
                 raise PolicyError(
-                    "accumulate cannot keep this job's gradients: its loop drops some with zero_grad() that no step() "
-                    "has used, as when two networks train in turn; train without accumulate."
+                    "accumulate cannot keep this job's gradients: its loop clears some with zero_grad() before any "
+                    "step() has used them, as when two networks train in turn; train without accumulate."
                 )
             return
         self._zero_grad(*args, **kwargs)

@@ -104,7 +104,7 @@ class Round:
         Args:
             still_evaluates: Returns whether the model is in evaluation mode.
         """
-        self.reason = "the model was in evaluation mode when the DataLoader handed them out"
+        self.reason = "the model was in evaluation mode when the DataLoader yielded them"
         self._still_evaluates, self._backwards_before = still_evaluates, self.backwards
 
     def trains_in_evaluation(self) -> bool:

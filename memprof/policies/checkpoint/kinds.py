@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 #: Why the output of a random operator is not kept.
 RANDOM_REFUSAL = (
-    "{name} draws random numbers, and if it did not run again, those after it would draw others; leave it out of keep."
+    "{name} draws random numbers and must run again for those after it to stay the same; leave it out of keep."
 )
 
 

@@ -161,8 +161,9 @@ def _refuse_run_again(step: Step, regions: Regions) -> None:
     if len(found):
         name = str(step.modules.name[found[0]])
         raise PolicyError(
-            f"{name or 'The model'} runs again in backward already, or holds what does: the job checkpoints it itself, "
-            "or another checkpoint of the plan does; choose modules apart from that, or all of them in one."
+            f"{name or 'The model'} already runs again in backward, or contains a module that does: the job "
+            "checkpoints it itself, or another checkpoint of the plan does; choose modules outside of that, or one "
+            "checkpoint for all of them."
         )
 
 

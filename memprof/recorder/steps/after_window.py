@@ -113,8 +113,8 @@ class AfterWindow:
         """Writes at the end which steps were recorded after the window, and which larger one was not."""
         if observation.has_ended:
             for steps, how in (
-                (self._again, "recorded after the window for their inputs, from the first call of a model on"),
-                (self._parts, "in part recorded after the window: a batch of an evaluation, for its inputs"),
+                (self._again, "recorded after the window for their larger inputs, from the first model call on"),
+                (self._parts, "in part recorded after the window: an evaluation batch, for its larger inputs"),
             ):
                 if steps:
                     observation.note(f"{'step' if len(steps) == 1 else 'steps'} {_listed(steps)}: {how}")

@@ -119,7 +119,7 @@ class _Follower:
                 if address in self._blocks:
                     self._allocator.request_free(self._blocks[address])
                 else:
-                    self._note(event, f"{size} bytes at {address:#x} are freed, which the model has not given out")
+                    self._note(event, f"{size} bytes at {address:#x} are freed, which the model has not allocated")
             elif action in ("free_completed", "free"):
                 block = self._blocks.pop(address, None)
                 if block is not None:

@@ -28,7 +28,7 @@ _BACKEND = Backend(
     sees=("every allocation and free that torch.profiler saw with profile_memory=True",),
     blind_spots=(
         "which operators read a tensor: rows are allocations, named after the operator around them",
-        "what memory is for, except where phases tell: most of it is in the category unknown",
+        "the purpose of memory, except where phases show it: most of it is in the category unknown",
         "memory that torch's allocator does not own",
     ),
 )
@@ -136,12 +136,12 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
     ]
     if not has_addresses:
-        notes.append("the trace tells no addresses: what is freed is taken to be the latest allocation of its size.")
+        notes.append("the trace contains no addresses: each free is matched with the latest allocation of its size.")
     is_counted = all(event.allocated is not None for event in events)
     if not is_counted:
-        notes.append("the trace does not tell what was allocated before it began; only what is freed in it is known.")
+        notes.append("the trace does not contain what was allocated before it began, except for what is freed in it.")
     elif rest > 0:
-        notes.append(f"{rest:,} bytes were in use before the trace began and stay so; where they are from is not told.")
+        notes.append(f"{rest:,} bytes were in use before the trace began and stay so; their origin is unknown.")
     if drift:
         notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
     if has_cpu and any(event.device == "cpu" for event in trace.memory):

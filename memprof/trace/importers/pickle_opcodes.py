@@ -35,7 +35,7 @@ class RefusedError(Exception):
     """The reason a pickle is rejected.
 
     Attributes:
-        reason: A clause, such as "it asks for os.system (opcode GLOBAL)".
+        reason: A clause, such as "it imports os.system (opcode GLOBAL)".
         position: Byte offset of the problem.
         is_name_asked: The pickle requests an import at that offset; the name is still to be read.
     """
@@ -83,7 +83,7 @@ def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda sha
     if not (len(data) > 1 and data[0] == 0x80 and 2 <= data[1] <= 5):
         old = _OLD_GLOBAL.match(data[:1000])
         if old is not None:
-            raise RefusedError(f"it asks for {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
+            raise RefusedError(f"it imports {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
         raise RefusedError("it does not start as a pickle of protocol 2 to 5")
     containers = sum(data.count(opcode) for opcode in _CONTAINER_OPCODES)
     # Arguments may contain such bytes by chance.

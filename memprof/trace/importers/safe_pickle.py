@@ -99,12 +99,12 @@ def _named(data: bytes, refusal: RefusedError) -> RefusedError:
         code = int.from_bytes(data[position + 1 : position + 1 + width], "little")
         known = copyreg._inverted_registry.get(code)  # type: ignore[attr-defined]  # the registry has no other door
         asked = ".".join(known) if known else f"extension {code}"
-        return RefusedError(f"it asks for {_shown(asked)} (opcode {opcode})", position)
+        return RefusedError(f"it imports {_shown(asked)} (opcode {opcode})", position)
     try:
         # Up to the end of its line: GLOBAL and INST spread the name over two lines.
         _PlainUnpickler(_Bytes(data[: position + 1000])).load()
     except _NameAskedError as asked_error:
-        return RefusedError(f"it asks for {_shown(str(asked_error))} (opcode {opcode})", position)
+        return RefusedError(f"it imports {_shown(str(asked_error))} (opcode {opcode})", position)
     except _NONSENSE:
         return refusal  # the name is cut short, or is not text
     return refusal

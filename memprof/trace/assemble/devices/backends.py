@@ -43,8 +43,8 @@ _BACKENDS = {
     "device-dry-run": Backend(
         name="dry-run",
         sees=(
-            "every block that torch's caching allocator would give, by the rules of the device's architecture",
-            "what kernels take for themselves where torch's sources tell it",
+            "every block that torch's caching allocator would allocate, by the rules of the device's architecture",
+            "kernel workspaces, where torch's sources determine them",
         ),
         blind_spots=(
             "workspaces that a library chooses at run time are estimates",
@@ -55,7 +55,7 @@ _BACKENDS = {
     "device-native": Backend(
         name="",
         sees=(
-            "every block that torch's caching allocator gives to the training thread and to its backward",
+            "every block that torch's caching allocator allocates for the training thread and its backward",
             "temporaries inside kernels, and the allocator's own counts of allocated and reserved bytes",
             "every operator of the training thread and of its backward",
         ),
@@ -82,7 +82,7 @@ _BACKENDS = {
         sees=("every storage on the device that an operator of the training thread returns, by weak references",),
         blind_spots=(
             "temporaries inside kernels, and workspaces of libraries",
-            "what the allocator rounds up and reserves: this device's tells no history",
+            "what the allocator rounds up and reserves: this device's keeps no history",
             "memory taken outside operators, and inside compiled regions",
         ),
     ),
