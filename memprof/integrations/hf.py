@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from memprof.integrations.asked import ask
 from memprof.integrations.fitting import FittingPlan, describe_choice
-from memprof.integrations.hf_arguments import INSTEAD, possible_choices
+from memprof.integrations.hf_arguments import possible_choices
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
@@ -92,7 +92,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         self._undo()  # left over from a training that ended with an error
         model, optimizer = kwargs.get("model"), kwargs.get("optimizer")
         if self._plan is not None and model is not None:
-            self._job = apply_plan(self._plan, model, [] if optimizer is None else [optimizer], INSTEAD)
+            self._job = apply_plan(self._plan, model, [] if optimizer is None else [optimizer], "hf")
         self._training = model, args
         self._session.begin()
         if args.eval_on_start:

@@ -23,16 +23,6 @@ from memprof.policies.runtime.job import Job
 #: Import names of Lightning, the newer one first.
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
 
-#: Policies that the Trainer must apply itself, and how.
-INSTEAD = {
-    "accumulate": "the Trainer counts batches itself. Divide the DataLoader's batch size by the number of "
-    "micro-batches and set accumulate_grad_batches.",
-    "allocator": "the allocator reads its options when the process starts. Set PYTORCH_CUDA_ALLOC_CONF.",
-    "compile": "compile the model itself: torch.compile(module).",
-    "precision": "the Trainer runs training_step, not the module. Set precision='bf16-mixed', or '16-mixed'.",
-    "shard": "the Trainer divides the model itself. Set strategy='fsdp' or 'ddp'.",
-}
-
 
 def _callback_type() -> Any:
     """Returns the Callback class of the Lightning in use: the one already imported, else the one installed.
@@ -125,7 +115,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         """
         self._undo()  # left over from a training that ended with an error
         if self._plan is not None:
-            self._job = apply_plan(self._plan, pl_module, trainer.optimizers, INSTEAD)
+            self._job = apply_plan(self._plan, pl_module, trainer.optimizers, "lightning")
         self._trainer, self._updates = trainer, trainer.global_step
         self._is_inside_step = self._is_paused = False
         self._session.begin(tells_steps=pl_module.automatic_optimization)
