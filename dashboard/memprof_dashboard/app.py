@@ -45,7 +45,7 @@ def create_app(
         suppress_callback_exceptions=True,
         requests_pathname_prefix=prefix,
         routes_pathname_prefix=prefix,
-        on_error=_tell,
+        on_error=_print_error,
         add_log_handler=False,
         pages_folder="",
         include_pages_meta=False,
@@ -201,11 +201,11 @@ def _resolved(desk: Workspace, view: View) -> View:
     return view.change(first=now.first, end=now.end, at=now.at)
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     """Prints the traceback of an internal error to memprof's stderr."""
-    told = "".join(traceback.format_exception(error))
+    lines = "".join(traceback.format_exception(error))
     # It may contain names from a recording, and terminals interpret control characters.
-    print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in told), file=sys.stderr)
+    print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in lines), file=sys.stderr)
     set_props(
         ids.NOTE,
         {"children": parts.note("Internal error; see the terminal running memprof.")},

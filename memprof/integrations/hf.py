@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from memprof.integrations.asked import ask
+from memprof.integrations.callback_request import make_request
 from memprof.integrations.fitting import FittingPlan, describe_choice
 from memprof.integrations.hf_arguments import possible_choices
 from memprof.integrations.planned import PlannedTraining
@@ -65,7 +65,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
             UsageError: An argument is invalid.
             PolicyError: Unknown policy.
         """
-        asked = ask(
+        request = make_request(
             path,
             steps=steps,
             skip=skip,
@@ -77,7 +77,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         )
         self.arguments: dict[str, Any] = {}
         self.predicted_bytes = 0
-        self._session = Session(asked, self._find_arguments)
+        self._session = Session(request, self._find_arguments)
         self._plan = plan
         self._job: Job | None = None
         self._training: tuple[Any, Any] = (None, None)
@@ -108,11 +108,11 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for what the Trainer does between two steps, if anything."""
-        self._pause_if_asked(control)
+        self._pause_if_due(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for what the Trainer does between two epochs."""
-        self._pause_if_asked(control)
+        self._pause_if_due(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for an unannounced evaluation."""
@@ -124,7 +124,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         self._training = None, None  # the job owns the model's lifetime
         self._undo()
 
-    def _pause_if_asked(self, control: Any) -> None:
+    def _pause_if_due(self, control: Any) -> None:
         # The Trainer's own callback runs before all others.
         if control.should_evaluate or control.should_save:
             self._session.pause()

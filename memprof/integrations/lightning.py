@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from memprof.integrations.asked import ask
+from memprof.integrations.callback_request import make_request
 from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
@@ -87,7 +87,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
             PolicyError: Unknown policy.
         """
         super().__init__()
-        asked = ask(
+        request = make_request(
             path,
             steps=steps,
             skip=skip,
@@ -99,7 +99,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         )
         self.arguments: dict[str, Any] = {}
         self.predicted_bytes = 0
-        self._session = Session(asked, self._find_arguments)
+        self._session = Session(request, self._find_arguments)
         self._plan = plan
         self._job: Job | None = None
         self._trainer: Any = None
@@ -118,7 +118,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
             self._job = apply_plan(self._plan, pl_module, trainer.optimizers, "lightning")
         self._trainer, self._updates = trainer, trainer.global_step
         self._is_inside_step = self._is_paused = False
-        self._session.begin(tells_steps=pl_module.automatic_optimization)
+        self._session.begin(ends_steps=pl_module.automatic_optimization)
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Resumes after a validation, if a step starts here."""

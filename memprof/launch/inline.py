@@ -44,12 +44,12 @@ class InlineRecording:
         steps: int,
         force: bool,
         light: bool,
-        is_told_steps: bool = False,
+        ends_steps: bool = False,
         keep_arguments: bool = False,
     ) -> None:
-        """Prepares a recording; see `record`. With `is_told_steps`, the first step ends with `step` as well."""
+        """Prepares a recording; see `record`. With `ends_steps`, the first step ends with `step` as well."""
         self.path = Path(path)
-        self._is_told_steps = is_told_steps
+        self._ends_steps = ends_steps
         self._window = Window(skip, steps)
         self._settings = Settings(
             output=self.path,
@@ -110,7 +110,7 @@ class InlineRecording:
         else:
             self._recorder = Recorder(folder, self._window, is_late=True)
         self._recorder.install()
-        if self._is_told_steps:
+        if self._ends_steps:
             self._recorder.step()  # starts the first step; from then on optimizers end no step
         else:
             self._recorder.begin()

@@ -72,7 +72,7 @@ class UnderPlan:
         if is_within_constructor():
             return  # seen again when it trains, with all its modules by then
         before = dict(self._known)
-        self._know(module)
+        self._register(module)
         if _is_trained(module) and _is_outermost():
             self._try(module, before)
 
@@ -145,7 +145,7 @@ class UnderPlan:
         self._check_models(models)
         part, chosen = self._part_for(models)
         for inner in module.modules():
-            self._know(inner)
+            self._register(inner)
         if not part.policies:
             return
         apply_to(part, self._plan, Job(unwrapped(module), _optimizers_of(module)))
@@ -190,7 +190,7 @@ class UnderPlan:
             chosen.add(number)
         return Plan(tuple(policies)), chosen
 
-    def _know(self, module: torch.nn.Module) -> None:
+    def _register(self, module: torch.nn.Module) -> None:
         self._known[id(module)] = weakref.ref(module)
 
 

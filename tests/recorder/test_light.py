@@ -64,10 +64,10 @@ def test_every_step_that_was_heard_has_the_allocators_own_highest_count(whole_ru
     peaks = Trace.open(path).table(StepPeaks)
     truth = [update.peak_bytes for update in measure(path.with_name("job.py")).updates]
     assert peaks.step.tolist() == list(range(12))
-    heard = np.flatnonzero(peaks.how == "heard")
-    heard = heard[heard > 0]  # the truth of the first step holds the making of the model, too
-    assert len(heard) >= 2
-    assert [int(peaks.allocated_bytes[step]) for step in heard] == [truth[step] for step in heard]
+    merged_lives = np.flatnonzero(peaks.how == "heard")
+    merged_lives = merged_lives[merged_lives > 0]  # the truth of the first step holds the making of the model, too
+    assert len(merged_lives) >= 2
+    assert [int(peaks.allocated_bytes[step]) for step in merged_lives] == [truth[step] for step in merged_lives]
     # What was only counted, at the edges of module calls, is never too high.
     assert all(count <= true for count, true in zip(peaks.allocated_bytes.tolist()[1:], truth[1:], strict=True))
 

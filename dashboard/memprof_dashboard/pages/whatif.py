@@ -18,9 +18,9 @@ from memprof_dashboard.whatif.planner_results import register_planners
 from memprof_dashboard.whatif.planning import (
     TIME_LIMIT_S,
     Asked,
-    ask_planners,
     count_points,
     find_plans,
+    run_planners,
     runs_under_plans,
 )
 from memprof_dashboard.whatif.workspace import (
@@ -141,7 +141,7 @@ def _register_form(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
                     search.stop()
             return no_update, [], no_update
         if name == _COMPARE:
-            begun = searches.planners.start(key_of(view), rank, "", lambda report: ask_planners(rank, report))
+            begun = searches.planners.start(key_of(view), rank, "", lambda report: run_planners(rank, report))
             return begun.number, [], no_update
         budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
         asked = Asked(str(budget or "")[:40], tuple(map(str, allowed or ())))

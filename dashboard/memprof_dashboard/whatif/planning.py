@@ -93,7 +93,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
     return suggest(rank.trace, basis, search_request, report)
 
 
-def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
+def run_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
     """Runs every planner at every budget; results before an interruption are kept.
 
     Args:

@@ -277,7 +277,7 @@ def _more(count: int) -> str:
     return f"{count} more" if count > 0 else f"{-count} fewer"
 
 
-def told_in(diff: Diff) -> Pair:
+def explained_pair(diff: Diff) -> Pair:
     """Returns the pair to report the change in; where the peaks are equal, the common phase that changed most."""
     both = [pair for pair in diff.phases if pair.base is not None and pair.head is not None]
     if diff.focus.bytes or not both:
@@ -287,7 +287,7 @@ def told_in(diff: Diff) -> Pair:
 
 def pieces(diff: Diff) -> Iterator[Cause]:
     """Reports an operator that holds most of the change and now runs on fewer, larger or on more, smaller pieces."""
-    pair = told_in(diff)
+    pair = explained_pair(diff)
     first = next(
         (one for one in pair.parts["op"] if one.bytes * pair.bytes > 0 and one.name not in (NOTHING, OTHERS)), None
     )
@@ -309,7 +309,7 @@ def pieces(diff: Diff) -> Iterator[Cause]:
 
 def largest_parts(diff: Diff) -> Iterator[Cause]:
     """Reports the largest parts of the change in the phase it is reported in."""
-    pair = told_in(diff)
+    pair = explained_pair(diff)
     whole = pair.bytes
     if not whole:
         return

@@ -9,6 +9,7 @@ from memprof.analysis.diff.causes import (
     LEAST_LEAK_SHARE,
     Cause,
     dtypes,
+    explained_pair,
     gradients_in_forward,
     graphs,
     growth_of,
@@ -20,7 +21,6 @@ from memprof.analysis.diff.causes import (
     pieces,
     recompute,
     tensors_outside,
-    told_in,
     trained_parameters,
 )
 from memprof.analysis.diff.comparison import FRAME, Change, Diff
@@ -82,7 +82,7 @@ def _causes(diff: Diff) -> Iterator[Cause]:
         yield from gradients_in_forward(base, head)  # micro-batches keep them, so an evaluation may too
         if abs(grown) < LEAST_LEAK_BYTES:
             held = [*held_tensors(base.traits, head.traits), *tensors_outside(base, head)]
-    whole = abs(told_in(diff).bytes)
+    whole = abs(explained_pair(diff).bytes)
     yield from (cause for cause in held if abs(cause.bytes) >= _MOST_OF_CHANGE * whole)
     is_growing = 0 < abs(grown) < LEAST_LEAK_BYTES
     if is_growing and abs(grown) >= LEAST_LEAK_SHARE * whole:

@@ -218,17 +218,17 @@ def _find_rules(trace: Trace, names: set[str]) -> _Rules:
     given = list(values_of(manifest.command, manifest.target))
     people |= {name for word in words for name in _EMAIL.findall(word)}
     people = {name for name in people if len(name) > 2 and name.lower() not in _NOBODY}
-    somebody = _any_of(people, after=r"(?<![A-Za-z0-9])", before=r"(?![A-Za-z0-9])")
+    person = _any_of(people, after=r"(?<![A-Za-z0-9])", before=r"(?![A-Za-z0-9])")
     places: dict[str, str] = {}
     taken: set[str] = set()
     for file in sorted(files):
-        places[file] = _place(file, own.get(file, file), somebody, taken)
+        places[file] = _place(file, own.get(file, file), person, taken)
         taken.add(places[file])
     folders = _own_folders(own)
     return _Rules(
         places=places,
         known=_any_of({file for file in files if _is_absolute(file)} | folders, after=r"(?<![\w.~-])"),
-        people=somebody,
+        people=person,
         values=_any_of(
             {word for word in (*given, *_folders_above(absolute)) if len(word) > 3 and not is_plain(word)},
             after=r"(?<![A-Za-z0-9])",

@@ -12,7 +12,7 @@ from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.estimate.against import Told
+    from memprof.analysis.estimate.against import RecordedSetting
     from memprof.analysis.estimate.model import Model
     from memprof.analysis.estimate.setting import Setting
 
@@ -127,7 +127,7 @@ def estimate(
 
     MODEL is a name such as gpt3-175b, gpt2 or llama3-8b, or the path of a config.json. Figures are of one rank.
     """
-    from memprof.analysis.estimate.against import compare, read_told
+    from memprof.analysis.estimate.against import compare, read_setting
     from memprof.analysis.estimate.estimate import estimate as make_estimate
     from memprof.analysis.estimate.estimate import on_machine
     from memprof.machines.catalogue import find_machine
@@ -136,8 +136,8 @@ def estimate(
     chosen = _model(model, transformer, mlp, conv, parameters)
     device = find_machine(machine) if machine else None
     trace = Trace.open(recorded) if recorded is not None else None
-    told = read_told(trace, chosen) if trace is not None else None
-    found = make_estimate(chosen, _setting(chosen, told, options))
+    setting = read_setting(trace, chosen) if trace is not None else None
+    found = make_estimate(chosen, _setting(chosen, setting, options))
     on = on_machine(found, device) if device is not None else None
     compared = compare(found, trace) if trace is not None else None
     if is_json:
@@ -185,7 +185,7 @@ def _model(
     return read_config(Path(name)) if is_config(name) and not is_known(name) else find_model(name)
 
 
-def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Setting:
+def _setting(model: Model, recorded: RecordedSetting | None, options: dict[str, Any]) -> Setting:
     """Builds the training setting: from the options, else from the recording, else from defaults.
 
     Raises:
@@ -199,25 +199,25 @@ def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Settin
         raise UsageError("--seq and --tokens apply to transformers only: give --batch.")
     if tokens is not None and batch is not None:
         raise UsageError("--tokens and --batch are mutually exclusive: give only one.")
-    length = length or (told and told.length) or model.context
-    batch = batch or (told and told.batch) or 1
+    length = length or (recorded and recorded.length) or model.context
+    batch = batch or (recorded and recorded.batch) or 1
     checkpoint, every = _checkpoint(options["checkpoint"])
     device = options["device"]
     return Setting(
         tokens=batch * length if tokens is None else read_count(tokens, "tokens"),
         length=length,
         micro_batches=options["micro_batches"],
-        precision=PRECISIONS[options["precision"] or (told and told.precision) or "fp32"],
-        optimizer=options["optimizer"] or (told and told.optimizer) or "adamw",
+        precision=PRECISIONS[options["precision"] or (recorded and recorded.precision) or "fp32"],
+        optimizer=options["optimizer"] or (recorded and recorded.optimizer) or "adamw",
         checkpoint=checkpoint,
         every=every,
         zero=options["zero"],
-        ranks=options["ranks"] or (told.ranks if told else 1),
+        ranks=options["ranks"] or (recorded.ranks if recorded else 1),
         tensor_ranks=options["tensor_ranks"],
         is_sequence_parallel=options["sequence_parallel"],
         has_flash=options["flash"],
         has_dropout=not options["no_dropout"],
-        is_on_cpu=device == "cpu" if device else told is not None and told.is_on_cpu,
+        is_on_cpu=device == "cpu" if device else recorded is not None and recorded.is_on_cpu,
     )
 
 

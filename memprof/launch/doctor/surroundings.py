@@ -77,7 +77,7 @@ def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding
             found.append(Finding(FIX, name, "is not a variable that memprof reads", advice))
     try:
         for key, value in read_project_settings(folder).items():
-            over = f" (MEMPROF_{key.upper()} outweighs it)" if environment.get(f"MEMPROF_{key.upper()}") else ""
+            over = f" (MEMPROF_{key.upper()} overrides it)" if environment.get(f"MEMPROF_{key.upper()}") else ""
             found.append(Finding(NOTE, f"[tool.memprof] {key}", f"{value}{over}"))
     except UsageError as error:
         found.append(Finding(FIX, "[tool.memprof]", "cannot be read", str(error)))

@@ -98,7 +98,7 @@ class AfterWindow:
         """Begins a step after the window; it is recorded if an earlier one was larger and could not be."""
         if observation.watch is not Watch.RESTING:
             self.rest(observation)
-        if self._larger.wants_step and _may_record():
+        if self._larger.needs_step and _may_record():
             self._larger.begin_step()
             self._record_again(observation)
 
@@ -136,6 +136,6 @@ def _listed(steps: list[int]) -> str:
 
 def _may_record() -> bool:
     """Whether recording may begin here without disturbing the job, and without missing part of it."""
-    if torch._C._current_graph_task_id() != -1 or not kineto().can_tell or is_job_profiling() or not can_open_files():
+    if torch._C._current_graph_task_id() != -1 or not kineto().can_report or is_job_profiling() or not can_open_files():
         return False
     return not (_cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

@@ -97,14 +97,14 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
 
 
 def _machine(recording: Recording, host: Machine) -> Machine:
-    if recording.heard.device == CPU:
+    if recording.memory_events.device == CPU:
         return host
     told = {record["device"]: record for record in recording.spool.records.get("device", [])}
-    device = told.get(recording.heard.device, {})
-    kind = device.get("kind", recording.heard.device.partition(":")[0])
+    device = told.get(recording.memory_events.device, {})
+    kind = device.get("kind", recording.memory_events.device.partition(":")[0])
     return replace(
         host,
-        device_name=device.get("name", recording.heard.device),
+        device_name=device.get("name", recording.memory_events.device),
         device_kind="cuda" if kind == "rocm" else kind,
         capacity_bytes=device.get("capacity_bytes", 0),
         driver=device.get("driver", ""),

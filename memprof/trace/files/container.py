@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memprof.errors import BadInputError
-from memprof.trace.consistency import BrokenPromiseError, Checker
+from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
 from memprof.trace.files.columns import (
     GROWTH,
@@ -247,7 +247,7 @@ def _sentences(archive: Archive, name: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise damaged(archive.path, f"its entry {name!r} is missing") from error
-    except (CorruptTableError, BrokenPromiseError) as error:
+    except (CorruptTableError, InvariantError) as error:
         raise damaged(archive.path, str(error)) from error
 
 

@@ -69,7 +69,7 @@ class KinetoDevice:
             rank: The rank to assign.
             world_size: Ranks in the file.
         """
-        tables, phases = device_tables(self.history, partial(_tell, steps=self.steps))
+        tables, phases = device_tables(self.history, partial(_find_phases, steps=self.steps))
         if not self.has_addresses:
             del tables[AllocatorEvents]
         kind = self.history.name.partition(":")[0]
@@ -216,7 +216,7 @@ def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
     return Reserved(int(after[0]), after, int(after[-1]))
 
 
-def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
+def _find_phases(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
     """Derives phases from what ran around each operator, and steps from the profiler's own."""
     phase = np.array([stack.phase or "other" for stack in stacks], dtype=object)
     edges = np.searchsorted(time_us[1:], [step.start_us for step in steps]) + 1
@@ -228,7 +228,7 @@ def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep
     else:
         shown = [steps[max(place - 1, 0)] for place in first.tolist()] if steps else []
     step = (np.searchsorted(starts, np.arange(len(phase)), side="right") - 1).astype(np.int64)
-    _tell_forward(phase, step, stacks)
+    _find_forward(phase, step, stacks)
     numbers = np.array([one.number if one.number is not None else NONE for one in shown], dtype=np.int64)
     is_named = len(numbers) == len(starts) and bool(np.all(np.diff(numbers) > 0)) and numbers[:1].tolist() != [NONE]
     if not is_named:
@@ -237,7 +237,7 @@ def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep
     return Phases(phase, numbers[step], starts.astype(np.int64), is_whole, "ProfilerStep annotations", numbers)
 
 
-def _tell_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
+def _find_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
     """Labels torch operators that run in a step before its first backward as forward."""
     is_operator = np.array([stack.operator.startswith("aten.") for stack in stacks], dtype=np.bool_)
     for number in np.unique(step).tolist():

@@ -71,7 +71,7 @@ class _Bytes(io.BytesIO):
         return self._data[position : position + max(size, _AHEAD)]
 
 
-class _NameAskedError(Exception):
+class _NameRefusedError(Exception):
     """The name that a pickle requests to import."""
 
 
@@ -80,11 +80,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Rejects every name."""
-        raise _NameAskedError(f"{module}.{name}")
+        raise _NameRefusedError(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         """Rejects every persistent id."""
-        raise _NameAskedError(f"persistent id {pid!r}")
+        raise _NameRefusedError(f"persistent id {pid!r}")
 
 
 def _named(data: bytes, refusal: RefusedError) -> RefusedError:
@@ -103,7 +103,7 @@ def _named(data: bytes, refusal: RefusedError) -> RefusedError:
     try:
         # Up to the end of its line: GLOBAL and INST spread the name over two lines.
         _PlainUnpickler(_Bytes(data[: position + 1000])).load()
-    except _NameAskedError as asked_error:
+    except _NameRefusedError as asked_error:
         return RefusedError(f"it imports {_shown(str(asked_error))} (opcode {opcode})", position)
     except _NONSENSE:
         return refusal  # the name is cut short, or is not text

@@ -321,7 +321,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a number": (5, "no segments and no device_traces"),
     "other keys": ({"state_dict": {}}, "no segments and no device_traces"),
     "nothing at all": (snapshot(), "held nothing and recorded nothing"),
-    "segments that are a text": ({"segments": "x"}, "no list but a text"),
+    "segments that are a text": ({"segments": "x"}, "must be a list, not a text"),
     "segments of numbers": ({"segments": [1]}, "a number where a dict belongs"),
     "traces that are a dict": ({"device_traces": {"a": 1}}, "one history per device"),
     "a history of lists": (snapshot((), [[]]), "a list where a dict belongs"),

@@ -91,11 +91,13 @@ _BACKENDS = {
 
 def backend_of(recording: Recording) -> Backend:
     """Returns the source of a recording's memory events, with its blind spots."""
-    heard = recording.heard
-    if heard.device == CPU:
+    memory_events = recording.memory_events
+    if memory_events.device == CPU:
         return _BACKENDS[f"cpu-{recording.epoch.source}"]
     if recording.epoch.source == DRY_RUN:
         return _BACKENDS["device-dry-run"]
-    is_told = recording.epoch.source == "native" and bool((heard.total >= 0).any() or not len(heard.total))
-    way = "native" if is_told else "history" if len(heard.history) else "dispatch"
-    return replace(_BACKENDS[f"device-{way}"], name=f"{heard.device.partition(':')[0]}-{way}")
+    is_told = recording.epoch.source == "native" and bool(
+        (memory_events.total >= 0).any() or not len(memory_events.total)
+    )
+    way = "native" if is_told else "history" if len(memory_events.history) else "dispatch"
+    return replace(_BACKENDS[f"device-{way}"], name=f"{memory_events.device.partition(':')[0]}-{way}")

@@ -50,12 +50,12 @@ class History:
         return len(self.action)
 
     @property
-    def is_taking(self) -> Bools:
+    def is_allocating(self) -> Bools:
         """Which entries allocate a block."""
         return np.isin(self.action, _TAKEN)
 
     @property
-    def is_giving_back(self) -> Bools:
+    def is_freeing(self) -> Bools:
         """Which entries free a block (other streams may still be using it)."""
         return np.isin(self.action, _GIVEN_BACK)
 
@@ -147,7 +147,7 @@ def _taking_of(history: History) -> Ints:
     order = np.lexsort((np.arange(count), history.address))
     is_first = np.ones(count, dtype=np.bool_)
     is_first[1:] = history.address[order][1:] != history.address[order][:-1]
-    latest = np.maximum.accumulate(np.where(history.is_taking[order], np.arange(count), NONE))
+    latest = np.maximum.accumulate(np.where(history.is_allocating[order], np.arange(count), NONE))
     begins = np.maximum.accumulate(np.where(is_first, np.arange(count), 0))
     taking = np.full(count, NONE, dtype=np.int64)
     taking[order] = np.where(latest >= begins, order[np.maximum(latest, 0)], NONE) if count else latest

@@ -13,7 +13,7 @@ from memprof.trace.assemble.phases import phase_names
 from memprof.trace.files.spool import RING_PREFIX, SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE, Spool, read_spool
 from memprof.trace.importers.columns import Annotation
 from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.phases import tell_phases
+from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot import parse_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.schema import NONE, Ops, Steps, Table, Texts
@@ -50,7 +50,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
     number, first = np.unique(peaks["step"], return_index=True)
     start_us = peaks["start_ns"][first] / 1000
     annotations = _annotations(device, start_us.tolist())
-    tables, _ = device_tables(device, partial(tell_phases, annotations=annotations))
+    tables, _ = device_tables(device, partial(find_phases, annotations=annotations))
     ops, steps = tables[Ops], tables[Steps]
     assert isinstance(ops, Ops)
     assert isinstance(steps, Steps)

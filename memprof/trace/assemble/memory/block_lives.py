@@ -59,20 +59,20 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLiv
     index = np.concatenate([np.full(len(alive_address), NONE, dtype=np.int64), np.arange(events, dtype=np.int64)])
     order = np.lexsort((index, address))
     address, size, index = address[order], size[order], index[order]
-    is_taking = size > 0
+    is_allocating = size > 0
     same_next = np.zeros(len(address), dtype=np.bool_)
     same_next[:-1] = address[1:] == address[:-1]
     same_previous = np.zeros(len(address), dtype=np.bool_)
     same_previous[1:] = same_next[:-1]
 
     died = np.full(len(address), NEVER, dtype=np.int64)
-    followed = np.flatnonzero(is_taking & same_next)
+    followed = np.flatnonzero(is_allocating & same_next)
     died[followed] = index[followed + 1]
     # A free without a preceding allocation: the life began before the recording.
     previous_is_taking = np.zeros(len(address), dtype=np.bool_)
-    previous_is_taking[1:] = is_taking[:-1]
-    is_older = ~is_taking & ~(same_previous & previous_is_taking)
-    is_life = is_taking | is_older
+    previous_is_taking[1:] = is_allocating[:-1]
+    is_older = ~is_allocating & ~(same_previous & previous_is_taking)
+    is_life = is_allocating | is_older
     return BlockLives(
         address=address[is_life],
         size_bytes=np.abs(size[is_life]),

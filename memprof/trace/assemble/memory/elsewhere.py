@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives
-from memprof.trace.assemble.memory.missed_frees import told_ends
+from memprof.trace.assemble.memory.missed_frees import reused_ends
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import NONE, Ints
 
@@ -61,7 +61,7 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
     change = np.zeros(len(totals), dtype=np.int64)
     change[1:] = np.diff(totals) - timeline.event_bytes[1:]
     # Known frees do not change the unknown part.
-    told = told_ends(timeline, lives)
+    told = reused_ends(timeline, lives)
     change -= told
     relief = np.zeros(len(timeline.raw_op), dtype=np.int64)
     first_event = np.searchsorted(timeline.event_op, np.arange(len(relief)), side="left")

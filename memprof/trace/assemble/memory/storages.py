@@ -14,7 +14,7 @@ from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
 from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
-from memprof.trace.assemble.memory.missed_frees import end_unheard
+from memprof.trace.assemble.memory.missed_frees import end_missed_frees
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER
@@ -76,10 +76,10 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         partners: The matching operators of the timed step, by step.
     """
     timeline = recording.timeline
-    heard = recording.heard
-    lives = pair(timeline, heard.alive_address, heard.alive_bytes)
+    memory_events = recording.memory_events
+    lives = pair(timeline, memory_events.alive_address, memory_events.alive_bytes)
     if _has_totals(recording):
-        lives = end_unheard(timeline, lives, heard.total)
+        lives = end_missed_frees(timeline, lives, memory_events.total)
     touches = _touches(recording, lives)
     elsewhere = _elsewhere(recording, lives)
     is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
@@ -119,7 +119,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     sizes = lives.size_bytes[kept]
     created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
     freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
-    asked = requested_bytes(heard, lives)[kept]
+    asked = requested_bytes(memory_events, lives)[kept]
     requested = np.concatenate([np.where(asked == NONE, sizes, asked), foreign.size_bytes, elsewhere.size_bytes])
     allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
@@ -134,8 +134,8 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     module[is_elsewhere] = NONE
     is_own = np.arange(len(created)) < len(kept)
     device = texts.look_up(recording.tensors.device, tensor)
-    device[is_own | is_elsewhere | (device == "")] = heard.device
-    if heard.device != CPU:
+    device[is_own | is_elsewhere | (device == "")] = memory_events.device
+    if memory_events.device != CPU:
         name_workspaces(is_own, category, names, created, freed, uses.storage_id, ops)
     order = np.argsort(created, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
@@ -174,10 +174,10 @@ def memory_samples(recording: Recording, counter: Counter) -> Memory:
     return Memory.of(
         op_id=np.arange(recording.rows),
         time_us=recording.timeline.start_ns / 1000,
-        device=np.full(recording.rows, recording.heard.device, dtype=np.object_),
+        device=np.full(recording.rows, recording.memory_events.device, dtype=np.object_),
         allocated_bytes=counter.peak,
-        active_bytes=active_peaks(recording.heard, recording.timeline, counter.peak),
-        reserved_bytes=reserved_peaks(recording.heard, recording.timeline),
+        active_bytes=active_peaks(recording.memory_events, recording.timeline, counter.peak),
+        reserved_bytes=reserved_peaks(recording.memory_events, recording.timeline),
         host_rss_bytes=rss,
     )
 
@@ -271,7 +271,7 @@ def _own_start(recording: Recording) -> Ints:
 
 
 def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
-    totals = recording.heard.total
+    totals = recording.memory_events.total
     if not _has_totals(recording):
         return Elsewhere.nothing(len(totals), recording.rows)
     return account(recording.timeline, lives, totals)
@@ -279,9 +279,9 @@ def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
 
 def _has_totals(recording: Recording) -> bool:
     """Returns whether every event carries the allocator's count, and all that it counts is known."""
-    totals = recording.heard.total
+    totals = recording.memory_events.total
     # On a device, the allocator lists everything in use, whenever the recorder started.
-    is_incomplete = recording.is_late and recording.heard.device == CPU
+    is_incomplete = recording.is_late and recording.memory_events.device == CPU
     return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
 

@@ -14,7 +14,7 @@ _SOME_PEAK_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallbackRequest:
     """What to record, and which budget to plan for.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked:
         return self.path.with_name("plan.toml")
 
 
-def ask(
+def make_request(
     path: str | os.PathLike[str],
     *,
     steps: int,
@@ -53,7 +53,7 @@ def ask(
     allow: tuple[str, ...] | list[str],
     forbid: tuple[str, ...] | list[str],
     time_limit: float,
-) -> Asked:
+) -> CallbackRequest:
     """Validates the options before training starts.
 
     Raises:
@@ -73,4 +73,4 @@ def ask(
         from memprof.planners.search.workbench import allowed_names
 
         allowed_names(tuple(allow), tuple(forbid), ())
-    return Asked(Path(path), steps, skip, force, text, tuple(allow), tuple(forbid), time_limit)
+    return CallbackRequest(Path(path), steps, skip, force, text, tuple(allow), tuple(forbid), time_limit)
