@@ -48,7 +48,7 @@ def apply(job: Job, policy: Accumulate) -> None:
     job.on_undo(until_gone(job.model, shared.leave))
     shared.users += 1
     shared.feed.follow(job.model)
-    # Applied in the middle of a batch that was handed out whole: splitting starts with the next one.
+    # Applied in the middle of a batch that was yielded whole: splitting starts with the next one.
     is_first_whole = shared.is_first_whole or bool(shared.feed.round.reason)
     for each in job.optimizers:
         if shared.gates.of(each) is None:

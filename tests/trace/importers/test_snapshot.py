@@ -322,15 +322,15 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "other keys": ({"state_dict": {}}, "no segments and no device_traces"),
     "nothing at all": (snapshot(), "held nothing and recorded nothing"),
     "segments that are a text": ({"segments": "x"}, "must be a list, not a text"),
-    "segments of numbers": ({"segments": [1]}, "a number where a dict belongs"),
+    "segments of numbers": ({"segments": [1]}, "a number instead of a dict"),
     "traces that are a dict": ({"device_traces": {"a": 1}}, "one history per device"),
-    "a history of lists": (snapshot((), [[]]), "a list where a dict belongs"),
+    "a history of lists": (snapshot((), [[]]), "a list instead of a dict"),
     "a size that is a text": (snapshot((), [entry("alloc", 0, "x")] * 2), "a text instead of a whole number"),  # type: ignore[arg-type]
     "a size below 0": (snapshot((), [entry("alloc", 0, -5)] * 2), "-5, which is below 0"),
     "a size beyond 63 bits": (snapshot((), [entry("alloc", 0, 2**63)] * 2), "more than 63 bits"),
     "sizes that sum beyond 62 bits": (snapshot((), [entry("alloc", 0, 2**62)] * 4), "sum to more than 62 bits"),
     "a device that is none": (snapshot([segment(0, block(1), device=-1)]), "names no device"),
-    "blocks that are a number": (snapshot([{**segment(0), "blocks": 7}]), "no list but a number"),
+    "blocks that are a number": (snapshot([{**segment(0), "blocks": 7}]), "must be a list, not a number"),
     "a block without a number": (
         snapshot([segment(0, block(1, requested_size=None))]),
         "nothing instead of a whole number",
