@@ -102,9 +102,9 @@ def section_of(pairs: list[Pair], failed: list[str], jobs: int) -> Section:
     text += f"; outside: {outside}" if outside else ""
     text += f"; failed: {'; '.join(failed)}" if failed else ""
     how = (
-        f"The {jobs} jobs of the table above, each recorded once and then run under policies that its recording "
-        "allows. `memprof predict` names an interval, without running anything; the run is measured by its fullest "
-        "recorded step. Width is a share of the interval's upper end."
+        f"The {jobs} jobs of the table above, each recorded once and then run under the policies that apply to it. "
+        "`memprof predict` names an interval, without running anything; the run's peak is that of its fullest "
+        "recorded step. Width is given as a share of the interval's upper end."
     )
     passed = len(inside) >= COVERAGE * len(ran) and width <= WIDTH and not failed
     return Section("Coverage of the intervals", how, COLUMNS, tuple(rows), verdict(text, passed=passed))

@@ -30,7 +30,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     )
     return Section(
         "memprof report",
-        "On the trace of the sample GPT, piped, from the start of the process; medians.",
+        "On the trace of the sample GPT, with piped output, from the start of the process; medians.",
         ("figure", "measured"),
         rows,
         verdict("torch is not imported", passed=not has_torch),
