@@ -1,4 +1,4 @@
-"""Taking out of a recording whose machine it was made on."""
+"""Removing people, hosts, paths and arguments from a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the model of the caching allocator do what real ones recorded, and how fast is it?"""
+"""Does the model of the caching allocator reproduce recordings of real ones, and how fast is it?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near is a dry run to a real one, and what does a large model's take?"""
+"""How close is a dry run to a real one, and how much time and memory does a large model take?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do recorded jobs compute the very same numbers?"""
+"""Do recorded jobs compute bit-identical numbers?"""
 
 from __future__ import annotations
 

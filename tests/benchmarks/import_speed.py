@@ -68,7 +68,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 
 def make_large(path: Path, size: int) -> int:
-    """Writes a snapshot of about ``size`` bytes: a real job's whole history, again and again, each time emptied first.
+    """Writes a snapshot of about ``size`` bytes: a real job's whole history, repeated from empty each time.
 
     Returns:
         The entries in it.

@@ -55,8 +55,8 @@ class Pair:
         policy: The options.
         least_bytes: Lower end of the predicted interval.
         most_bytes: Upper end.
-        measured_bytes: The fullest recorded step of the run under the policy; 0 where the run refused it.
-        time_error: The predicted step time less the measured one, as a share of that; None where it was not measured.
+        measured_bytes: Peak of the fullest recorded step under the policy; 0 where the run refused it.
+        time_error: Predicted minus measured step time, as a share of the latter; None where not measured.
     """
 
     job: str

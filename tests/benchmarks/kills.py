@@ -1,4 +1,4 @@
-"""What is left of a recording when the job is killed?"""
+"""What remains of a recording when the job is killed?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far is auto from the least time there is, where an exact solver proves that?"""
+"""How far is auto from the optimal time, where an exact solver proves it?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the replayed peak the allocator's own, to the byte, and what does a dispatch-only tracker say?"""
+"""Is the replayed peak the allocator's own, to the byte, and what does a dispatch-only tracker report?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does each planner need at each budget, on schedules of single operators?"""
+"""What overhead does each planner have at each budget, on schedules of single operators?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `memprof diff --explain` name the change that was made first, and does it find none where there is none?"""
+"""Does `memprof diff --explain` name the planted change first, and nothing where nothing changed?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near do dry runs on a virtual GPU come to peaks that others have published, and how near do other counts come?"""
+"""How close are dry runs on a virtual GPU, and other tools' counts, to published peaks?"""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def dry_run(folder: Path, job: str, card: str) -> Told:
 
 
 def count(name: str, job: str) -> Counted:
-    """Has one of the other counts look at a published job, in a process of its own.
+    """Runs one of the other tools on a published job, in its own process.
 
     Args:
         name: One of PEERS.
@@ -149,7 +149,7 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
 
     Args:
         peaks: The published ones.
-        counted: By who says so and by the peak's id.
+        counted: Results by tool and by the peak's id.
     """
     rows = []
     for peak in peaks:

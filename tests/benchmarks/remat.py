@@ -1,4 +1,4 @@
-"""Does remat hold its budget, with the numbers of the plain run, and at what price?"""
+"""Does remat keep its budget, with bit-identical numbers, and at what overhead?"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome:
         row: Its cells.
         over: Highest recorded peak over the budget.
         is_equal: Whether every line that the job printed is that of the plain run.
-        share_error: Predicted less measured share of the work that runs again; 0 where it was not predicted.
+        share_error: Predicted minus measured share of recomputed work; 0 where it was not predicted.
     """
 
     row: tuple[str, ...]

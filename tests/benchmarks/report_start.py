@@ -1,4 +1,4 @@
-"""How long until `memprof report` shows something, and does it import torch?"""
+"""How long does `memprof report` take to its first output, and does it import torch?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison with other planners, on one GPT and one budget: who keeps within it, and at what cost in time?"""
+"""Comparison with other planners, on one GPT and one budget: which stay within it, and at what overhead?"""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RefusedError(Exception):
 
 @dataclass
 class Rival:
-    """One row: the job's arguments, made when its turn comes, and what was measured.
+    """One row: the job's arguments, created on demand, and what was measured.
 
     Attributes:
-        name: Who.
+        name: Name of the tool.
         plan: Returns the arguments, or raises; may add to the note.
         note: What it did.
-        peak_bytes: Highest count of the allocator in a later step; 0 where the rival has no answer.
+        peak_bytes: Highest count of the allocator in a later step; 0 where the tool has no result.
         loss: Of the last step.
         ratios: Median step of a process over that of the plain job's process of the same round.
     """
@@ -123,7 +123,7 @@ class Bench:
     Attributes:
         folder: Where files go.
         steps: Steps of each process.
-        search_s: Most seconds a search of ours takes.
+        search_s: Time limit of our searches, in seconds.
         static_bytes: Parameters and optimizer state, as the job counts them.
     """
 
@@ -169,7 +169,7 @@ class Bench:
     def suggest(
         self, rival: Rival, budget: int, flags: tuple[str, ...], compiled: tuple[float, ...] = ()
     ) -> tuple[str, ...]:
-        """Records the plain job, asks for the fastest plan that fits, and records the job under it.
+        """Records the plain job, searches the fastest plan that fits, and records the job under it.
 
         Args:
             rival: The row.
@@ -217,10 +217,10 @@ class Bench:
         return ("--how", "memprof", "--plan", str(plan))
 
     def ask(self, rival: Rival, planner: str, budget: int) -> tuple[str, ...]:
-        """Has another planner plan, in a process that alone sees the packages it needs.
+        """Runs another planner in a process that alone can import the packages it needs.
 
         Raises:
-            RefusedError: It cannot be had or finds nothing.
+            RefusedError: It is not available or finds nothing.
         """
         others, plan = self.folder / "others", self.folder / f"{planner}.json"
         if not others.exists():

@@ -1,4 +1,4 @@
-"""Does each rank of a sharded job hold what was predicted from one rank's recording, and does it train the same?"""
+"""Does each rank of a sharded job need the memory predicted from one rank's recording, with equal losses?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Run:
     Attributes:
         step: The steady step of the rank with the highest peak.
         peak: That peak.
-        losses: Of each step, the sum of what the ranks printed.
+        losses: For each step, the sum of the ranks' printed losses.
     """
 
     step: Step

@@ -1,4 +1,4 @@
-"""How close do plans made ahead come to the bound, and what does the caching allocator take instead?"""
+"""How close are static plans to the lower bound, and how much does the caching allocator reserve instead?"""
 
 from __future__ import annotations
 

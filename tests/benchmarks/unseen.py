@@ -41,11 +41,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job at a budget; bytes are 0 where there are none.
+    """The result of a job at a budget; bytes are 0 where unknown.
 
     Attributes:
         job: Its name.
-        kind: What sort of job it is.
+        kind: Kind of job.
         share: The budget, per cent of the recorded peak.
         plan: The plan, or why there is none.
         budget_bytes: The budget.
@@ -53,7 +53,7 @@ class Outcome:
         most_bytes: The upper end of its interval.
         dry_bytes: The peak of a dry run under the plan.
         measured_bytes: The fullest recorded step of the run under the plan.
-        printed: How what it printed compares with the plain run.
+        printed: How its output compares with that of the plain run.
         failure: Why the run under the plan, or the recording, failed.
     """
 

@@ -1,4 +1,4 @@
-"""`memprof doctor`: in this environment, and in others that are made for it, it says what works and what to mend."""
+"""`memprof doctor`: in this environment, and in others created for the tests, it reports what works and what to fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diff page: bars, two steps in one picture, and what stands there when there is nothing to compare."""
+"""The diff page: bars, two steps in one picture, and the text when there is nothing to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emitted JSON has DeepSpeed's keys, and says what a plan says."""
+"""Emitted JSON has DeepSpeed's keys, with the plan's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job a dry run starts for a recording, and what it says where it cannot."""
+"""Which job a dry run starts for a recording, and its messages where it cannot."""
 
 from __future__ import annotations
 

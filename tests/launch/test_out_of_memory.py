@@ -1,4 +1,4 @@
-"""``memprof record`` of jobs that really run out of memory, in every place where a job can."""
+"""``memprof record`` of jobs that really run out of memory, at every place where a job can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run under a plan ends: within its budget or over it, or dead, and what is to be typed next."""
+"""How a run under a plan ends: within its budget, over it, or killed, and the next command."""
 
 from __future__ import annotations
 

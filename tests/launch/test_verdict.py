@@ -1,4 +1,4 @@
-"""The sentences of the post-mortem."""
+"""The summary printed after a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of a job taught about predictions, and what a search makes of it."""
+"""Prediction errors measured in runs of a job, and their use in a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every planner of the registry keeps the promises, and a planner that is added to it is held to them."""
+"""Every planner of the registry satisfies the invariants, as must planners added to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of the policy space: what it promises whatever the step."""
+"""The search of the policy space: its invariants for any step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of values that are away in host memory, and of the planner that moves them there."""
+"""Tests of values offloaded to host memory, and of the planner that offloads them."""
 
 from __future__ import annotations
 

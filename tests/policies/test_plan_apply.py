@@ -1,4 +1,4 @@
-"""`memprof.apply` in the user's own code: what it changes, what it refuses, what recordings say of it."""
+"""`memprof.apply` in the user's own code: changes, refusals, and what recordings contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings say where a DataLoader's batches cannot be split into micro-batches."""
+"""Recordings state where a DataLoader's batches cannot be split into micro-batches."""
 
 from __future__ import annotations
 

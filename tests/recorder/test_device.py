@@ -1,4 +1,4 @@
-"""What the recorder reads off a device: snapshots recorded by others, NVML's answers, Kineto's device events."""
+"""What the recorder reads from a device: third-party snapshots, NVML's values, Kineto's device events."""
 
 from __future__ import annotations
 

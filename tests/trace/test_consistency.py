@@ -1,4 +1,4 @@
-"""What the tables of a recording promise, broken in one value at a time."""
+"""Invariants of a recording's tables, violated in one value at a time."""
 
 from __future__ import annotations
 

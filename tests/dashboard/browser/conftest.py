@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: whatever the browser complains of fails the test."""
+"""The dashboard in a real browser: every error in the browser's console fails the test."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ class Shown:
         )
 
     def wait_cursor(self, at: int) -> None:
-        """Waits until the line of the cursor, and what is written about it, are at an operator.
+        """Waits until the cursor's line and its text are at an operator.
 
         Raises:
-            AssertionError: They never are; it says what the page shows instead.
+            AssertionError: They never are; the message contains what the page shows instead.
         """
         try:
             self.page.wait_for_function(f"x => ({_CURSOR}) === x", arg=at + 0.5)

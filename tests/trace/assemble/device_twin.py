@@ -1,8 +1,8 @@
-"""Tells a recording made on the processor as if it had been made on a CUDA device.
+"""Converts a CPU recording to the form of one made on a CUDA device.
 
-Every taking and giving back goes through the model of the caching allocator, which is held bit by bit to real
-snapshots elsewhere; what it does becomes what a device's recording holds: reports of blocks and totals, the allocator's
-history, its segments. Meanwhile the peaks are counted as torch's own statistics count them.
+Every allocation and free goes through the model of the caching allocator, which other tests compare with real
+snapshots to the byte; its actions become a device's recording: reports of blocks and totals, the allocator's history,
+its segments. Meanwhile the peaks are counted as torch's own statistics count them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Twin:
 
         Args:
             source: Folder of a process's raw recording, made on the processor.
-            settings: What the allocator is told.
-            delay: Frees wait for another stream until so many takings later.
+            settings: The allocator's options.
+            delay: Number of allocations for which frees wait for another stream.
             is_history: Whether the allocator keeps a history.
         """
         self.statistics = Statistics()

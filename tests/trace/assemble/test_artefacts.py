@@ -1,4 +1,4 @@
-"""What watching itself did to memory is taken out."""
+"""Allocations of the recorder itself are removed."""
 
 from __future__ import annotations
 

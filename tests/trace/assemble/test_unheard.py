@@ -14,7 +14,7 @@ Event = tuple[int, int, int]
 
 
 def recorded(events: list[Event]) -> tuple[Timeline, BlockLives, np.ndarray]:
-    """One operator of 10 ns for each event, which is heard in its middle.
+    """One operator of 10 ns for each event, which is reported in its middle.
 
     Args:
         events: Address, bytes (negative for a free) and the allocator's count after each.

@@ -1,4 +1,4 @@
-"""Phases and steps of a history, told by named time spans and by stacks."""
+"""Phases and steps of a history, identified by annotations and by stacks."""
 
 from __future__ import annotations
 
