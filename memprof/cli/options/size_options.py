@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memprof.cli.options.grouped import option
+from memprof.cli.options.shared_options import also_option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,14 +50,7 @@ def size_options(command: F) -> F:
             metavar="FILE",
             help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
-        option(
-            "--also",
-            group="Another size",
-            multiple=True,
-            type=click.Path(),
-            metavar="TRACE",
-            help="A recording of the same job at another size; may be repeated.",
-        ),
+        also_option("Another size"),
     )
     for add in reversed(options):
         command = add(command)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
 from memprof.launch.parent.target import CannotStartError, find_target
@@ -82,26 +83,7 @@ class RecordCommand(GroupedCommand):
 @option(
     "-q", "--quiet", group="Output", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends."
 )
-@option(
-    "--skip",
-    group="Recorded steps",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    envvar="MEMPROF_SKIP",
-    metavar="N",
-    help="Steps to skip first.",
-)
-@option(
-    "--steps",
-    group="Recorded steps",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    envvar="MEMPROF_STEPS",
-    metavar="N",
-    help="Steps to record.",
-)
+@window_options(has_variables=True)
 @option(
     "--stop", group="Recorded steps", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps."
 )

@@ -13,6 +13,7 @@ import click
 from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
 from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.shared_options import force_option, json_option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,13 +76,7 @@ Examples:
 @option(
     "--top", group="Tables", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one."
 )
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 @option(
     "--html",
     "page_path",
@@ -107,7 +102,7 @@ Examples:
 @option(
     "--static", "page_kind", group="Tables", flag_value="static", help="Show what the step needs with a static plan."
 )
-@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@force_option
 def report(
     trace: str,
     moment: tuple[int | None, int | None],

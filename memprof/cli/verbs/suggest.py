@@ -10,6 +10,7 @@ import click
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
+from memprof.cli.options.shared_options import force_option, json_option, write_option
 from memprof.cli.options.size_options import AskedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
@@ -104,15 +105,8 @@ Examples:
     metavar="N",
     help="Show the N-th plan in detail.",
 )
-@option(
-    "--write",
-    "written",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the fastest plan that fits to this TOML file, or the one of --explain.",
-)
-@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@write_option("Write the fastest plan that fits to this TOML file, or the one of --explain.")
+@force_option
 @option(
     "--emit",
     "target",
@@ -122,13 +116,7 @@ Examples:
 )
 @size_options
 @step_options
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 def suggest(
     trace: str,
     world_size: int,
