@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from transformers import TrainerCallback
 
-from memprof.integrations.callback_request import make_request
 from memprof.integrations.fitting import FittingPlan, describe_choice
 from memprof.integrations.hf_arguments import possible_choices
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
-from memprof.integrations.session import Session
-from memprof.policies.plan.plan import Plan
-from memprof.policies.runtime.job import Job
 
 
 class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  # not typed
@@ -33,54 +28,8 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] = "run.memprof",
-        *,
-        steps: int = 3,
-        skip: int = 2,
-        force: bool = False,
-        budget: str | int | None = None,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        allow: tuple[str, ...] | list[str] = (),
-        forbid: tuple[str, ...] | list[str] = (),
-        time_limit: float = 30.0,
-    ) -> None:
-        """Prepares a recording.
-
-        Args:
-            path: File to write; a further training of the same Trainer writes ``run.2.memprof``.
-            steps: Steps to record.
-            skip: Steps to skip first.
-            force: Overwrite the file, and the plan next to it, if they exist.
-            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
-                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching
-                TrainingArguments are printed.
-            plan: Plan to train under, or its file; applied before the first step.
-            allow: Names of the policies that the plan may use; none for the default ones.
-            forbid: Names of the policies that it may not use.
-            time_limit: Time limit of the plan search, in seconds.
-
-        Raises:
-            UsageError: An argument is invalid.
-            PolicyError: Unknown policy.
-        """
-        request = make_request(
-            path,
-            steps=steps,
-            skip=skip,
-            force=force,
-            budget=budget,
-            allow=allow,
-            forbid=forbid,
-            time_limit=time_limit,
-        )
-        self.arguments: dict[str, Any] = {}
-        self.predicted_bytes = 0
-        self._session = Session(request, self._find_arguments)
-        self._plan = plan
-        self._job: Job | None = None
-        self._training: tuple[Any, Any] = (None, None)
+    #: The model and its TrainingArguments, while it trains.
+    _training: tuple[Any, Any] = (None, None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Applies the plan, if there is one, and starts recording.

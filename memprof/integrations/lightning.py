@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from memprof.integrations.callback_request import make_request
 from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
-from memprof.integrations.session import Session
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
-from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
-from memprof.policies.runtime.job import Job
 
 #: Import names of Lightning, the newer one first.
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
@@ -54,57 +49,10 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] = "run.memprof",
-        *,
-        steps: int = 3,
-        skip: int = 2,
-        force: bool = False,
-        budget: str | int | None = None,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        allow: tuple[str, ...] | list[str] = (),
-        forbid: tuple[str, ...] | list[str] = (),
-        time_limit: float = 30.0,
-    ) -> None:
-        """Prepares a recording.
-
-        Args:
-            path: File to write; a further fit of the same Trainer writes ``run.2.memprof``.
-            steps: Steps to record.
-            skip: Steps to skip first.
-            force: Overwrite the file, and the plan next to it, if they exist.
-            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
-                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching Trainer
-                arguments are printed.
-            plan: Plan to train under, or its file; applied before the first step.
-            allow: Names of the policies that the plan may use; none for the default ones.
-            forbid: Names of the policies that it may not use.
-            time_limit: Time limit of the plan search, in seconds.
-
-        Raises:
-            UsageError: An argument is invalid.
-            PolicyError: Unknown policy.
-        """
-        super().__init__()
-        request = make_request(
-            path,
-            steps=steps,
-            skip=skip,
-            force=force,
-            budget=budget,
-            allow=allow,
-            forbid=forbid,
-            time_limit=time_limit,
-        )
-        self.arguments: dict[str, Any] = {}
-        self.predicted_bytes = 0
-        self._session = Session(request, self._find_arguments)
-        self._plan = plan
-        self._job: Job | None = None
-        self._trainer: Any = None
-        self._updates = 0
-        self._is_inside_step = self._is_paused = False
+    _trainer: Any = None
+    _updates = 0
+    _is_inside_step = False
+    _is_paused = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Applies the plan, if there is one, and starts recording.
