@@ -209,7 +209,7 @@ def check_dicts(raw: Any, what: str) -> None:
     kinds = set(map(type, raw))
     if not kinds <= {dict}:
         wrong = next(item for item in raw if type(item) is not dict)
-        raise BadInputError(f"{_capital(what)} hold {_kind(wrong)} instead of a dict: this is not a memory snapshot.")
+        raise BadInputError(f"Among {what} is {_kind(wrong)} instead of a dict: this is not a memory snapshot.")
 
 
 def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -> Ints:

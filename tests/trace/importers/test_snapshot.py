@@ -352,7 +352,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "blank": (b" \n", "is empty"),
     "a zip": (b"PK\x03\x04data.pkl", "such as torch.save writes"),
-    "a trace": (b"PK\x03\x04....manifest.json", "a memprof trace already"),
+    "a trace": (b"PK\x03\x04....manifest.json", "already a memprof recording"),
     "text": (b"hello", "neither a memory snapshot"),
     "a page": (b"<html></html>", "without a memory snapshot in it"),
     "a page with no base64": (b'<html>"base64": "a"', "is not base64"),
