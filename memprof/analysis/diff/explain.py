@@ -9,21 +9,19 @@ from memprof.analysis.diff.causes import (
     LEAST_LEAK_SHARE,
     Cause,
     dtypes,
-    explained_pair,
     gradients_in_forward,
     graphs,
     growth_of,
     held_tensors,
-    largest_parts,
     leak,
     model_parts,
     optimizer_states,
-    pieces,
     recompute,
     tensors_outside,
     trained_parameters,
 )
 from memprof.analysis.diff.comparison import FRAME, Change, Diff
+from memprof.analysis.diff.part_causes import explained_pair, largest_parts, pieces
 from memprof.analysis.diff.summary import OTHERS
 
 __all__ = ["ENOUGH", "Cause", "explain", "modules_of"]

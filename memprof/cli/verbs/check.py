@@ -42,8 +42,9 @@ def check(
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned
-    from memprof.analysis.diff.comparison import is_summary, measure, open_side
+    from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
+    from memprof.analysis.diff.measures import measure
     from memprof.analysis.diff.summary_model import PEAK
     from memprof.errors import GateFailedError
     from memprof.machines.budget import parse_budget
