@@ -116,11 +116,11 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         found = fit.fastest(_possible_choices(self._trainer))
         if found is not None:
             self.arguments, self.predicted_bytes = dict(found[0].arguments), found[1].peak_bytes
-        told = describe_choice(found, fit, "Trainer arguments", "precision and accumulate_grad_batches")
+        sentence = describe_choice(found, fit, "Trainer arguments", "precision and accumulate_grad_batches")
         if "accumulate_grad_batches" in self.arguments:
             parts = self.arguments["accumulate_grad_batches"] // self._trainer.accumulate_grad_batches
-            told += f" Divide the DataLoader's batch size by {parts}."
-        return [told, *fit.emitted_by("lightning")]
+            sentence += f" Divide the DataLoader's batch size by {parts}."
+        return [sentence, *fit.emitted_by("lightning")]
 
 
 def _possible_choices(trainer: Any) -> Iterator[Choice]:

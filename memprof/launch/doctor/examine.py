@@ -25,7 +25,7 @@ def examine(folder: Path, environment: Mapping[str, str], *, is_quick: bool = Fa
         environment: The environment of this process.
         is_quick: Skip the test recording.
     """
-    torch_findings, told = check_torch()
+    torch_findings, probed = check_torch()
     place = output_folder(environment, folder)
     sections = [
         Section("recording", (*_check_python(), *torch_findings)),
@@ -42,7 +42,7 @@ def examine(folder: Path, environment: Mapping[str, str], *, is_quick: bool = Fa
         "python_version": platform.python_version(),
         "python": sys.executable,
         "system": platform.platform(),
-        "torch": told,
+        "torch": probed,
     }
     return Examination(tuple(sections), is_quick, facts)
 

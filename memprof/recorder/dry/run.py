@@ -107,8 +107,8 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
-        told = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
-        return [note for notes in told for note in notes]
+        found = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
+        return [note for notes in found for note in notes]
 
     def _is_begun(self) -> bool:
         return self._mode is not None and self._mode.is_begun

@@ -286,11 +286,11 @@ class LightObservation(ThreadObservation):
         if self._device is None:
             self._peaks.see(self._count.read(), self._phase, self._module)
         elif self._module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
-            told = self._device.read()
-            self._peaks.see(told.allocated_bytes, self._phase, self._module)
-            self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, told.reserved_bytes)
-            if told.new_peak_bytes:
-                self._peaks.see(told.new_peak_bytes, self._phase, self._module)
+            counts = self._device.read()
+            self._peaks.see(counts.allocated_bytes, self._phase, self._module)
+            self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, counts.reserved_bytes)
+            if counts.new_peak_bytes:
+                self._peaks.see(counts.new_peak_bytes, self._phase, self._module)
                 self._peaks.how = TOLD
 
     def _mark(self) -> None:

@@ -161,7 +161,7 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
     Raises:
         BadInputError: A value has the wrong type.
     """
-    address, size, requested, is_pending, told = [], [], [], [], []
+    address, size, requested, is_pending, stack_of = [], [], [], [], []
     for segment in raw:
         blocks = segment.get("blocks", [])
         check_dicts(blocks, "the blocks of a segment")
@@ -175,14 +175,14 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
                 size.append(length)
                 requested.append(_block_requested(block, length))
                 is_pending.append(state != "active_allocated")
-                told.append(_block_stack(block, stacks))
+                stack_of.append(_block_stack(block, stacks))
             position += length
     return Blocks(
         address=whole_numbers(address, "the addresses of the blocks"),
         size=whole_numbers(size, "the sizes of the blocks", lowest=0),
         requested=whole_numbers(requested, "the sizes of the blocks", lowest=0),
         is_pending=np.array(is_pending, dtype=np.bool_),
-        stacks=told,
+        stacks=stack_of,
     )
 
 

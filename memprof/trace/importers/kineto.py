@@ -117,7 +117,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     stacks = StackTable()
     has_addresses = all(event.address for event in events)
     size = whole_numbers([event.size for event in events], "the sizes of [memory] events")
-    told = stacks_of(trace, events, stacks)
+    stack_of = stacks_of(trace, events, stacks)
     entries = Entries(
         action=np.where(size > 0, ALLOC, FREE),
         address=np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
@@ -125,7 +125,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         stream=np.zeros(len(events), dtype=np.int64),
         time_us=np.array([event.time_us for event in events]) + trace.base_us,
         pool=[""] * len(events),
-        stacks=told,
+        stacks=stack_of,
         unknown={},
     )
     rest, drift = _rest_from_before(events, size, find_lives(entries, _blocks(np.zeros(0, dtype=np.int64)), rounding=1))

@@ -106,15 +106,15 @@ class _Machine:
 
     def run(self, pattern: re.Pattern[bytes]) -> int:
         """Walks to the end; returns the position after STOP."""
-        data, match, position, told = self.data, pattern.match, 2, 0
+        data, match, position, reported = self.data, pattern.match, 2, 0
         while True:
             found = match(data, position)
             if found is not None and found.end() > position:
                 position = found.end()
                 if self.depths[-1] < 3:  # what the pattern matches nests no deeper
                     self.depths[-1] = 3
-                if position - told > 4_000_000:
-                    told = position
+                if position - reported > 4_000_000:
+                    reported = position
                     self.on_progress(position / self.size)
                 if position < self.size and data[position] in _PLAIN:
                     continue  # the pattern reached its bound, or a number it does not match

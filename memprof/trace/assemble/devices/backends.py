@@ -96,8 +96,8 @@ def backend_of(recording: Recording) -> Backend:
         return _BACKENDS[f"cpu-{recording.epoch.source}"]
     if recording.epoch.source == DRY_RUN:
         return _BACKENDS["device-dry-run"]
-    is_told = recording.epoch.source == "native" and bool(
+    is_known = recording.epoch.source == "native" and bool(
         (memory_events.total >= 0).any() or not len(memory_events.total)
     )
-    way = "native" if is_told else "history" if len(memory_events.history) else "dispatch"
+    way = "native" if is_known else "history" if len(memory_events.history) else "dispatch"
     return replace(_BACKENDS[f"device-{way}"], name=f"{memory_events.device.partition(':')[0]}-{way}")

@@ -29,14 +29,14 @@ def reserved_peaks(memory_events: DeviceEvents, timeline: Timeline) -> Ints:
     that event.
     """
     rows = len(timeline.raw_op)
-    is_told = memory_events.reserved != NONE
-    if not is_told.any():
+    is_known = memory_events.reserved != NONE
+    if not is_known.any():
         return np.full(rows, NONE, dtype=np.int64)
     peak = np.full(rows, NONE, dtype=np.int64)
-    inside = np.flatnonzero(is_told & (timeline.event_op != NONE))
+    inside = np.flatnonzero(is_known & (timeline.event_op != NONE))
     np.maximum.at(peak, timeline.event_op[inside], memory_events.reserved[inside])
     latest = _latest(memory_events.reserved[inside], timeline.event_op[inside], rows)
-    first = int(memory_events.reserved[is_told][0])
+    first = int(memory_events.reserved[is_known][0])
     before = np.where(latest == NONE, first, latest)
     return np.maximum(peak, np.concatenate(([first], before[:-1])))
 
@@ -60,11 +60,11 @@ def active_peaks(memory_events: DeviceEvents, timeline: Timeline, allocated: Int
     # Bytes pending free while a row allocates its blocks; for a row that allocates nothing, those pending before it.
     rows = np.full(len(history), NONE, dtype=np.int64)
     rows[event != NONE] = timeline.event_op[event[event != NONE]]
-    told = np.flatnonzero(rows != NONE)
-    latest = _latest(pending[told], np.maximum.accumulate(rows[told]), len(allocated))
+    known = np.flatnonzero(rows != NONE)
+    latest = _latest(pending[known], np.maximum.accumulate(rows[known]), len(allocated))
     waiting = np.concatenate(([0], np.maximum(latest, 0)[:-1]))
     peak = allocated + waiting
-    allocations = told[history.is_allocating[told]]
+    allocations = known[history.is_allocating[known]]
     after = _allocated_after(memory_events)[event[allocations]] + pending[allocations]
     own = np.full(len(allocated), NONE, dtype=np.int64)
     np.maximum.at(own, rows[allocations], after)
@@ -79,7 +79,7 @@ def _allocated_after(memory_events: DeviceEvents) -> Ints:
 
 def _latest(values: Ints, rows: Ints, count: int) -> Ints:
     """Returns the last reported value up to each row; NONE before the first. Rows must be non-decreasing."""
-    told = np.full(count, NONE, dtype=np.int64)
-    told[rows] = values
-    place = np.maximum.accumulate(np.where(told == NONE, NONE, np.arange(count)))
-    return np.where(place == NONE, NONE, told[place])
+    known = np.full(count, NONE, dtype=np.int64)
+    known[rows] = values
+    place = np.maximum.accumulate(np.where(known == NONE, NONE, np.arange(count)))
+    return np.where(place == NONE, NONE, known[place])

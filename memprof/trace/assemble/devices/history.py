@@ -222,5 +222,5 @@ def _reserved_at_end(spool: Spool, epoch: Epoch, device: int) -> int:
 
 
 def _segments_at_end(spool: Spool, epoch: Epoch) -> list[dict[str, Any]]:
-    told = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
-    return list(told[-1]["segments"]) if told else []
+    records = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
+    return list(records[-1]["segments"]) if records else []

@@ -95,12 +95,14 @@ def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modul
 
 def _notes(main: Spool, tables: Mapping[type[Table], Table]) -> list[str]:
     steps = cast(Steps, tables[Steps])
-    told = steps.step[steps.first_op_id != NONE]
+    recorded = steps.step[steps.first_op_id != NONE]
     notes = []
-    if len(told) > 1:
-        notes.append(f"every allocation is recorded in steps {int(told[0])} to {int(told[-1])}; of the others, counts")
-    elif len(told):
-        notes.append(f"every allocation is recorded in step {int(told[0])}; of the others, counts")
+    if len(recorded) > 1:
+        notes.append(
+            f"every allocation is recorded in steps {int(recorded[0])} to {int(recorded[-1])}; of the others, counts"
+        )
+    elif len(recorded):
+        notes.append(f"every allocation is recorded in step {int(recorded[0])}; of the others, counts")
     if not main.records["start"][0].get("can_count", True):
         notes.append("this torch does not expose its CPU count: other steps have no highest count")
     return [*notes, *main.records.get("notes", [])]

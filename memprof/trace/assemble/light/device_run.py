@@ -85,9 +85,9 @@ def _with_modules(ops: Ops, folder: Path, names: Texts) -> Ops:
     is_known = (place >= 0) & ~np.isnan(ops.start_us)
     is_known[0] = False  # the row for the beginning is not an allocation
     place = np.maximum(place, 0)
-    told = names[phase[place]]
+    phase_names = names[phase[place]]
     # Backward is read from stacks: it runs in threads of its own, outside any module call.
     is_here = is_known & (module[place] != NONE) & (ops.phase != "backward")
     phases = ops.phase.copy()
-    phases[is_here] = told[is_here]
+    phases[is_here] = phase_names[is_here]
     return ops.replace(module_id=np.where(is_here, module[place], ops.module_id), phase=phases)

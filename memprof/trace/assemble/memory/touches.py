@@ -54,8 +54,8 @@ def in_place_sums(recording: Recording, lives: BlockLives, touches: Touches, par
         runs_in_place[candidates] &= ~_was_viewed(recording, touches, candidates)
     for step, found in partners.items():
         inside = np.flatnonzero(recording.raw_step == step)
-        is_told = ~np.isnan(found.duration_us)
-        runs_in_place[inside[is_told]] = found.runs_in_place[is_told]
+        is_known = ~np.isnan(found.duration_us)
+        runs_in_place[inside[is_known]] = found.runs_in_place[is_known]
     candidates = np.flatnonzero(runs_in_place)
     input_life = _first_life(touches, candidates, READ)
     output_life = _first_life(touches, candidates, WRITE)
