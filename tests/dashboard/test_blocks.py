@@ -273,17 +273,17 @@ def test_click_chooses_the_storage() -> None:
 def test_search_draws_what_is_found() -> None:
     """While something is searched for, only what has it in its name is drawn."""
     trace = _trace(_tables())
-    page, desk = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
-    remark, _, _ = page._texts(desk, View(tab="blocks", first=0, end=8, find="relu"))
+    page, workspace = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
+    remark, _, _ = page._texts(workspace, View(tab="blocks", first=0, end=8, find="relu"))
     assert "All 2 blocks matching 'relu' are drawn." in _text(remark)
 
 
 def test_empty_recording_says_so() -> None:
     """A recording without operators shows a message instead of a figure."""
     trace = _trace({Steps: Steps.empty()})
-    page, desk = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
-    assert "No operators were recorded" in page._figure(desk, View(), -1, -1, "light").layout.annotations[0].text
-    assert "Nothing recorded" in _text(page._texts(desk, View())[0])
+    page, workspace = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
+    assert "No operators were recorded" in page._figure(workspace, View(), -1, -1, "light").layout.annotations[0].text
+    assert "Nothing recorded" in _text(page._texts(workspace, View())[0])
 
 
 @pytest.fixture(scope="module")

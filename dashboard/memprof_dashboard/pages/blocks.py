@@ -67,7 +67,7 @@ class BlocksPage:
                 self._lives[rank] = StorageLives(rank.trace, rank.history)
             return self._lives[rank]
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the plot, which follows the window, and what stands below it."""
         return html.Div(
             [
@@ -80,7 +80,7 @@ class BlocksPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(
@@ -95,7 +95,7 @@ class BlocksPage:
                 return no_update, no_update
             view = View.from_json(window)
             now = View.from_json(whole)
-            figure = or_message(self._figure)(desk, view, now.at, now.storage, theme)
+            figure = or_message(self._figure)(workspace, view, now.at, now.storage, theme)
             return figure, len(figure.layout.shapes) > 0  # a message figure has no cursor to move
 
         @app.callback(
@@ -108,7 +108,7 @@ class BlocksPage:
             if window is None:
                 return no_update, no_update, no_update
             try:
-                return self._texts(desk, View.from_json(window))
+                return self._texts(workspace, View.from_json(window))
             except MemprofError as error:
                 return parts.error(str(error)), None, None
 
@@ -123,7 +123,7 @@ class BlocksPage:
             if cursor is None or not is_drawn:
                 return no_update
             view = View.from_json(cursor)
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if not rank.history.ops:
                 return no_update
             chosen = self._seen(rank, view)[0]
@@ -139,7 +139,7 @@ class BlocksPage:
             if cursor is None:
                 return no_update
             view = View.from_json(cursor)
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if not 0 <= view.storage < len(rank.history.size):
                 return parts.note("Click a rectangle to see its owner and its lifetime.")
             details = html.Button("show details", id={"type": _DETAILS, "row": view.storage}, type="button")
@@ -158,7 +158,7 @@ class BlocksPage:
             if not ctx.triggered or not ctx.triggered[0]["value"]:
                 return no_update
             view, name = View.from_json(whole), ctx.triggered_id
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if name == _GRAPH:
                 if ctx.triggered[0]["prop_id"].endswith("relayoutData"):
                     zoomed = on_zoom(view, rank, relayout) if isinstance(relayout, dict) else view
@@ -168,16 +168,16 @@ class BlocksPage:
                 return {"tab": "live", "storage": name["row"]}
             return _jump(rank, view, name["row"])
 
-    def _figure(self, desk: Workspace, view: View, at: int, storage: int, theme: Any) -> Any:
-        rank = desk.rank(view.trace, view.rank)
+    def _figure(self, workspace: Workspace, view: View, at: int, storage: int, theme: Any) -> Any:
+        rank = workspace.rank(view.trace, view.rank)
         if not rank.history.ops:
             return message("No operators were recorded.", theme_of(theme))
         now, chosen = shown(view, rank), self._seen(rank, view)[0]
         drawn = _rectangles(rank, self.lives(rank), chosen)
         return blocks(drawn, now.first, now.end, at if at >= 0 else now.at, theme_of(theme), storage)
 
-    def _texts(self, desk: Workspace, view: View) -> tuple[Any, Any, Any]:
-        rank = desk.rank(view.trace, view.rank)
+    def _texts(self, workspace: Workspace, view: View) -> tuple[Any, Any, Any]:
+        rank = workspace.rank(view.trace, view.rank)
         if not rank.history.ops:
             return parts.empty("Nothing recorded", "The recording contains no operators, hence no tensors."), None, None
         lives, (chosen, idle) = self.lives(rank), self._seen(rank, view)

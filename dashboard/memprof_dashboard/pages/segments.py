@@ -31,11 +31,11 @@ class SegmentsPage:
 
     TITLE = "Segments"
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns an empty page; a recording has one snapshot, so it follows neither window nor cursor."""
         return html.Div(id=_BODY)
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callback that fills it."""
 
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
@@ -44,7 +44,7 @@ class SegmentsPage:
             if place is None:
                 return no_update
             view = View.from_json(place)
-            return _page(desk.rank(view.trace, view.rank), theme_of(theme))
+            return _page(workspace.rank(view.trace, view.rank), theme_of(theme))
 
 
 def _page(rank: Rank, theme: Theme) -> Any:

@@ -178,11 +178,11 @@ class Run:
     refusal: str = ""
 
 
-def runs_under_plans(desk: Workspace, view: View) -> tuple[Run, ...]:
+def runs_under_plans(workspace: Workspace, view: View) -> tuple[Run, ...]:
     """Finds other recordings of the same model made under a plan, and compares each with its prediction."""
-    rank = desk.rank(view.trace, view.rank)
+    rank = workspace.rank(view.trace, view.rank)
     runs = []
-    for place, source in enumerate(desk.sources):
+    for place, source in enumerate(workspace.sources):
         if place == view.trace:
             continue
         other = source.rank(view.rank)

@@ -90,7 +90,7 @@ class Served:
 
     origin: str
     token: str
-    desk: Workspace
+    workspace: Workspace
 
     def address(self, search: str = "") -> str:
         """Returns what memprof prints; ``search`` is the view, such as ``tab=live&at=3``."""
@@ -343,7 +343,7 @@ def unit_bytes(unit: str) -> int:
 
 def assert_true_peak(shown: Shown, first: int, end: int) -> None:
     """Asserts that a drawn range shows its true peak, and that the areas sum to it."""
-    history = shown.served.desk.rank(0, -1).history
+    history = shown.served.workspace.rank(0, -1).history
     truth = int(history.total[first:end].max())
     figure = shown.figure()
     size = unit_bytes(figure["unit"])
