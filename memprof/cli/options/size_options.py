@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def size_options(command: F) -> F:
     """Adds ``--at-batch``, ``--at-length``, ``--lengths`` and ``--also`` to a command.
 
-    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``AskedSize`` from them.
+    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``RequestedSize`` from them.
     """
     options = (
         option(
@@ -58,7 +58,7 @@ def size_options(command: F) -> F:
 
 
 @dataclass(frozen=True)
-class AskedSize:
+class RequestedSize:
     """The size to plan for.
 
     Attributes:

@@ -122,7 +122,7 @@ def fit(
     dry_run: bool,
     is_json: bool,
     is_module: bool,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Find a plan under which a training job is measured to fit a budget.
 
@@ -135,7 +135,7 @@ def fit(
     Exit status: 0 a plan was verified, or the job already fits; 3 nothing was recorded to plan from; 4 no plan was
     verified within the budget; 125 to 127 as for memprof record; 130 interrupted; the job's own if it fails by itself.
     """
-    search_request = partial(read_search_request(**asked), is_checked=True)
+    search_request = partial(read_search_request(**search_flags), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
     from memprof.launch.fit.outputs import claim_outputs

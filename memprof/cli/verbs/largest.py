@@ -44,7 +44,7 @@ def largest(
     is_json: bool,
     step_number: int | None,
     rank: int | None,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Find the largest batch, or the longest sequence, that fits a budget.
 
@@ -61,8 +61,8 @@ def largest(
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
 
-    machine = find_machine(asked["machine"]) if asked["machine"] else None
-    search_request = read_search_request(**asked)
+    machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
+    search_request = read_search_request(**search_flags)
     opened = [Trace.open(path, rank) for path in (trace, *also)]
     return show_largest(
         [basis_of(one, step_number, machine) for one in opened],

@@ -12,7 +12,7 @@ import click
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
 from memprof.cli.options.shared_options import json_option, write_option
-from memprof.cli.options.size_options import AskedSize, size_options
+from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
@@ -81,7 +81,7 @@ def predict(
     TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
-    size = AskedSize(batch, length, lengths, also)
+    size = RequestedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
         raise UsageError("--also gives recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")

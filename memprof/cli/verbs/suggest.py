@@ -11,7 +11,7 @@ import click
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, write_option
-from memprof.cli.options.size_options import AskedSize, size_options
+from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
 from memprof.trace.files.place import find_place, refuse_existing
@@ -134,7 +134,7 @@ def suggest(
     step_number: int | None,
     rank: int | None,
     is_json: bool,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Suggest the fastest plans that make a recorded job fit a budget.
 
@@ -147,7 +147,7 @@ def suggest(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
-    size = AskedSize(batch, length, lengths, also)
+    size = RequestedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
         raise UsageError("--also gives recordings of other sizes for --at-batch, --at-length or --lengths: add one.")
@@ -160,7 +160,7 @@ def suggest(
         )
     if target is not None and is_json:
         raise UsageError("--emit prints one plan in another form: leave out --json.")
-    if compiled and asked["machine"]:
+    if compiled and search_flags["machine"]:
         raise UsageError(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
@@ -176,12 +176,12 @@ def suggest(
 
     named_planner(planner)
     opened = Trace.open(trace, rank)
-    machine = find_machine(asked["machine"]) if asked["machine"] else None
-    search_request = read_search_request(**asked)
+    machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
+    search_request = read_search_request(**search_flags)
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-    asked_for = search_request(
+    request = search_request(
         basis.peak_bytes,
         world_size=world_size,
         planner=planner,
@@ -194,7 +194,7 @@ def suggest(
         with SearchBar(search_request) as bar:
             return search(opened, basis, search_request, bar.add)
 
-    found, checked = searched(asked_for), None
+    found, checked = searched(request), None
     if check is not None:
         found, checked = _check(found, check, searched)
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)

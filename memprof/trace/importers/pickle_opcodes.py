@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 #: Opcodes that look up a name.
-_ASKING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
+_IMPORTING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 
 #: Protocols 0 and 1 have no header; a name requested at once is reported all the same.
 _OLD_GLOBAL = re.compile(rb"\(?[ci]([\w.]+)\n([\w.]+)\n", re.ASCII)
@@ -37,12 +37,12 @@ class RefusedError(Exception):
     Attributes:
         reason: A clause, such as "it imports os.system (opcode GLOBAL)".
         position: Byte offset of the problem.
-        is_name_asked: The pickle requests an import at that offset; the name is still to be read.
+        has_name: The pickle requests an import at that offset; the name is still to be read.
     """
 
     reason: str
     position: int = 0
-    is_name_asked: bool = False
+    has_name: bool = False
 
 
 def _grammar() -> re.Pattern[bytes]:
@@ -185,6 +185,4 @@ class _Machine:
         name = _NAMES.get(opcode)
         if name is None:
             raise RefusedError(f"it holds byte {opcode:#04x}, which is not a pickle opcode", position)
-        raise RefusedError(
-            f"it holds the opcode {name}, which no snapshot has", position, is_name_asked=name in _ASKING
-        )
+        raise RefusedError(f"it holds the opcode {name}, which no snapshot has", position, has_name=name in _IMPORTING)

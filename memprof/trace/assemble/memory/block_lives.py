@@ -33,10 +33,10 @@ class BlockLives:
         known, code = np.unique(self.address, return_inverse=True)
         span = int(max(self.born.max(initial=0), position.max(initial=0))) + 2
         keys = code * span + self.born + 1
-        asked = np.searchsorted(known, address)
-        asked_inside = np.minimum(asked, len(known) - 1)
-        is_known = known[asked_inside] == address
-        row = np.searchsorted(keys, asked_inside * span + position, side="right") - 1
+        place = np.searchsorted(known, address)
+        place_inside = np.minimum(place, len(known) - 1)
+        is_known = known[place_inside] == address
+        row = np.searchsorted(keys, place_inside * span + position, side="right") - 1
         row_inside = np.maximum(row, 0)
         is_alive = is_known & (row >= 0) & (self.address[row_inside] == address) & (self.died[row_inside] >= position)
         return np.where(is_alive, row_inside, NONE)

@@ -104,8 +104,8 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     sizes = lives.size_bytes[kept]
     created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
     freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
-    asked = requested_bytes(memory_events, lives)[kept]
-    requested = np.concatenate([np.where(asked == NONE, sizes, asked), foreign.size_bytes, elsewhere.size_bytes])
+    reported = requested_bytes(memory_events, lives)[kept]
+    requested = np.concatenate([np.where(reported == NONE, sizes, reported), foreign.size_bytes, elsewhere.size_bytes])
     allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
     uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
