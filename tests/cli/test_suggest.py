@@ -199,7 +199,7 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
         (("--budget", "50%", "--also", "resnet.memprof"), "--also gives recordings of other sizes"),
         (("--budget", "50%", "--compiled", "resnet.memprof"), "is not a recording of a compiled run"),
-        (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave out one"),
+        (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave one out"),
     ],
 )
 def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:

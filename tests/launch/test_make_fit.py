@@ -129,7 +129,7 @@ def test_job_fits_and_computes_the_same(options: dict[str, Any], capsys: pytest.
     assert "within the budget, measured: " in said
     assert "Recording has stopped" in said
     # Later steps on a CPU are not monitored, and the message says so.
-    assert "not watched" in said
+    assert "not monitored" in said
     assert fit.predicted_bytes == pytest.approx(fit.measured_bytes, rel=0.02)
 
 
