@@ -71,9 +71,9 @@ def problems_of(plan: Plan, chosen: list[Usage]) -> list[str]:
     ids=title_of,
 )
 def test_every_usage_works_under_a_policy_or_is_refused(plan: Plan) -> None:
-    """Numbers, names, copies and files are those of the plain run; a refusal is one that is meant, with a way out.
+    """Numbers, names, copies and files are those of the plain run; refusals are expected ones, with a remedy.
 
-    Compiled modules run eager here: what a plan puts round them is the same.
+    Compiled modules run eagerly here: a plan wraps them in the same way.
     """
     with torch.compiler.set_stance("force_eager" if plan.policies[0].name == "compile" else "default"):
         assert problems_of(plan, FAST) == []
