@@ -1,4 +1,4 @@
-"""Writes traces by hand, in a few lines: operators that make, read, change and free named storages."""
+"""Builds traces in a few lines: operators that allocate, read, change and free named storages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Op:
-    """An operator. Storages go by their keys; ``forward`` is the position in the step of its forward operator.
+    """An operator. Storages are given by their keys; ``forward`` is the position in the step of its forward operator.
 
     ``saves`` are the storages it keeps for backward, released by the last operator with this one as ``forward``
     that reads them. ``module`` is a module's name, ``None`` for outside.
@@ -121,11 +121,11 @@ def make_tables(
     kinds: Sequence[str] = (),
     durations_us: Sequence[float] = (),
 ) -> Tables:
-    """Writes down every table of a small job on CPU.
+    """Returns every table of a small job on CPU.
 
     Args:
         steps: The operators of each step; a step without any gets its row in ``steps`` only.
-        storages: Every storage the operators name. One that is made again after it was freed lives again.
+        storages: Every storage the operators name. One that is allocated again after it was freed has a second life.
         modules: Modules in order of their ids; those operators name and their parents are added.
         kinds: The kind of each step, "recorded" where left out.
         durations_us: The duration of each step, 1000 where left out.

@@ -1,4 +1,4 @@
-"""A clock of the test's own: what is to happen in time is asserted without waiting for it."""
+"""A fake clock: deadlines are tested without waiting for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class Clock:
     """Replaces the module ``time`` in a module under test; it advances only on request.
 
     Attributes:
-        now_s: The moment, in seconds.
-        step_s: What every look at it takes, in seconds.
-        deadline_s: The moment after which looks are late.
-        late: Looks since then.
+        now_s: The current time, in seconds.
+        step_s: By how much each read advances it, in seconds.
+        deadline_s: The time after which reads are late.
+        late: Number of reads since then.
     """
 
     def __init__(self, *, step_s: float = 0.0, deadline_s: float = math.inf) -> None:

@@ -47,10 +47,10 @@ _of: dict[str, Path] = {}
 
 
 def _forget_older_objects() -> None:
-    """Takes what torch consists of, and what earlier files left, out of the garbage collector's sight.
+    """Freezes torch's objects, and those left by earlier files, for the garbage collector.
 
-    A process that runs tests holds millions of objects. Each of its many recordings looks for models among all of
-    them, and would find those that earlier tests have left alive.
+    A process that runs tests holds millions of objects. Each of its many recordings searches all of
+    them for models, and would find those that earlier tests have left alive.
     """
     gc.collect()
     gc.freeze()

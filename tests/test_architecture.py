@@ -1,4 +1,4 @@
-"""The house: no import circle, no crowded folder, no file name that stands for many things (docs/architecture.md)."""
+"""Architecture: no import circles, no crowded folders, no ambiguous file names (docs/architecture.md)."""
 
 from __future__ import annotations
 

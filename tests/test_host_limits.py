@@ -1,4 +1,4 @@
-"""How much memory a process may still take, by the files in which a system says it."""
+"""How much memory a process may still allocate, according to the system's files."""
 
 from __future__ import annotations
 

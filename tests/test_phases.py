@@ -1,4 +1,4 @@
-"""Phases that a job names: what names there can be, and whose they are."""
+"""Phases named by a job: valid names, and their scope."""
 
 from __future__ import annotations
 

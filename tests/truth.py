@@ -4,7 +4,7 @@ An independent second opinion on recorded peaks. No profiler, no dispatch mode a
 part: torch's CPU allocator has a switch (``FLAGS_caffe2_report_cpu_memory_usage``) that makes it write every
 allocation of every thread, with its running total, to stderr. A global optimizer hook writes a line in
 between at every update (in scripts without an optimizer: a module hook at every outermost call), and the highest
-total between two such lines is the truth.
+total between two such lines is the true peak.
 
     python tests/truth.py train.py --steps 12
 
@@ -73,7 +73,7 @@ def measure(
     environment: Mapping[str, str] | None = None,
     mark: str = "update",
 ) -> Truth:
-    """Runs a script in a process of its own and reads the allocator's log.
+    """Runs a script in a separate process and reads the allocator's log.
 
     Args:
         script: Path of the Python script.

@@ -21,8 +21,8 @@ class Case:
             or nothing at all (``never``: the run is one window).
         steps: The steps recorded whole when two are skipped and three recorded.
         inexact: Why the peak cannot equal the one of another process to the byte; empty where it must.
-        unknown: Why more than 1 % of the bytes at the peak may be of unknown category; empty where they may not.
-        is_slow: Left to `make test-all`: other scripts hold the same in the main.
+        unknown: Why more than 1 % of the bytes at the peak may be uncategorized; empty where they may not.
+        is_slow: Run by `make test-all` only: other scripts cover most of the same.
         noise: Lines with this text on stderr are left out of the comparison; each has its reason in the catalog.
     """
 

@@ -1,4 +1,4 @@
-"""Runs each script of the zoo once in three ways at a time: as it is, recorded, and with the allocator's log on."""
+"""Runs each script of the zoo in three ways at once: plain, recorded, and with the allocator's log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Runs:
     Attributes:
         plain: The script as it is.
         recorded: The script under ``memprof record``.
-        trace: The file recorded; it may not be there.
+        trace: The recording; the file may be missing.
         truth: What the allocator counted in a third process.
     """
 

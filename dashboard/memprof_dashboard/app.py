@@ -35,7 +35,7 @@ def create_app(
     Returns:
         The app; it is not running yet.
     """
-    desk = Workspace(sources)
+    workspace = Workspace(sources)
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
@@ -45,23 +45,23 @@ def create_app(
         suppress_callback_exceptions=True,
         requests_pathname_prefix=prefix,
         routes_pathname_prefix=prefix,
-        on_error=_tell,
+        on_error=_print_error,
         add_log_handler=False,
         pages_folder="",
         include_pages_meta=False,
         enable_mcp=False,
     )
-    app.layout = _layout(desk)
-    _register(app, desk)
-    frame.register(app, desk)
+    app.layout = _layout(workspace)
+    _register(app, workspace)
+    frame.register(app, workspace)
     for page in PAGES.values():
-        page.register(app, desk)
+        page.register(app, workspace)
     guard(app, token, hosts)
     return app
 
 
-def _layout(desk: Workspace) -> html.Div:
-    is_growing = any(source.is_growing for source in desk.sources)
+def _layout(workspace: Workspace) -> html.Div:
+    is_growing = any(source.is_growing for source in workspace.sources)
     return html.Div(
         [
             dcc.Location(id=ids.URL, refresh=False),
@@ -70,7 +70,7 @@ def _layout(desk: Workspace) -> html.Div:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
             dcc.Download(id=ids.DOWNLOAD),
-            frame.layout(desk),
+            frame.layout(workspace),
             dcc.Tabs(
                 id=ids.TABS,
                 value=View().tab,
@@ -84,7 +84,7 @@ def _layout(desk: Workspace) -> html.Div:
     )
 
 
-def _register(app: Dash, desk: Workspace) -> None:
+def _register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks that update the view and distribute its parts."""
 
     @app.callback(
@@ -113,10 +113,10 @@ def _register(app: Dash, desk: Workspace) -> None:
         if not is_first:
             for trigger in ctx.triggered:
                 name, _, what = trigger["prop_id"].partition(".")
-                view = _after(desk, view, name, what, trigger["value"])
+                view = _after(workspace, view, name, what, trigger["value"])
         if view == old and not is_first:
             return no_update, no_update
-        resolved = _resolved(desk, view)
+        resolved = _resolved(workspace, view)
         kept = view.to_search()
         return resolved.to_json(), no_update if kept == search else kept
 
@@ -138,12 +138,12 @@ def _register(app: Dash, desk: Workspace) -> None:
     def show_panel(place: Any) -> Any:
         if place is None:
             return no_update
-        return _panel(desk, View.from_json(place))
+        return _panel(workspace, View.from_json(place))
 
     @app.callback(Output(ids.TICK, "data"), Input(ids.LIVE, "n_intervals"), State(ids.TICK, "data"))
     def look_again(_: Any, tick: Any) -> Any:
         has_grown = False
-        for source in desk.sources:
+        for source in workspace.sources:
             if source.is_growing:
                 try:
                     has_grown |= source.refresh()
@@ -152,18 +152,18 @@ def _register(app: Dash, desk: Workspace) -> None:
         return int(tick or 0) + 1 if has_grown else no_update
 
 
-def _panel(desk: Workspace, view: View) -> Any:
+def _panel(workspace: Workspace, view: View) -> Any:
     """Returns the components of the view's page; for an unknown one, a note and those of the default page."""
     page = PAGES.get(view.tab)
     if page is not None:
-        return page.layout(desk, view)
+        return page.layout(workspace, view)
     default = View().tab
     names = ", ".join(PAGES)
     sentence = f"unknown page {view.tab!r}: give one of {names}. This is {default}."
-    return [parts.note(sentence), PAGES[default].layout(desk, view.change(tab=default))]
+    return [parts.note(sentence), PAGES[default].layout(workspace, view.change(tab=default))]
 
 
-def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> View:
+def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -> View:
     """Returns the view after something in the browser changed."""
     if value is None and name != ids.URL:
         return view
@@ -182,7 +182,7 @@ def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> Vie
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
     if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
-    rank = desk.rank(view.trace, view.rank)
+    rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
         return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
     if what == "relayoutData" and isinstance(value, dict):
@@ -192,20 +192,20 @@ def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> Vie
     return view
 
 
-def _resolved(desk: Workspace, view: View) -> View:
+def _resolved(workspace: Workspace, view: View) -> View:
     """Returns the view with defaults filled in from the recording; unchanged where the recording is unreadable."""
     try:
-        now = shown(view, desk.rank(view.trace, view.rank))
+        now = shown(view, workspace.rank(view.trace, view.rank))
     except MemprofError:
         return view
     return view.change(first=now.first, end=now.end, at=now.at)
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     """Prints the traceback of an internal error to memprof's stderr."""
-    told = "".join(traceback.format_exception(error))
+    lines = "".join(traceback.format_exception(error))
     # It may contain names from a recording, and terminals interpret control characters.
-    print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in told), file=sys.stderr)
+    print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in lines), file=sys.stderr)
     set_props(
         ids.NOTE,
         {"children": parts.note("Internal error; see the terminal running memprof.")},

@@ -28,10 +28,10 @@ _OVERVIEW = {"height": "56px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 
 
-def layout(desk: Workspace) -> html.Div:
+def layout(workspace: Workspace) -> html.Div:
     """Returns the components above the pages."""
-    options = [{"label": source.name, "value": place} for place, source in enumerate(desk.sources)]
-    has_ranks = any(len(source.trace.ranks) > 1 for source in desk.sources)
+    options = [{"label": source.name, "value": place} for place, source in enumerate(workspace.sources)]
+    has_ranks = any(len(source.trace.ranks) > 1 for source in workspace.sources)
     is_single = len(options) == 1
     return html.Div(
         [
@@ -39,8 +39,8 @@ def layout(desk: Workspace) -> html.Div:
                 [
                     html.Span("memprof", className="brand"),
                     _chosen("recording", dcc.Dropdown(options, 0, id=ids.TRACE, clearable=False), is_hidden=is_single),
-                    html.Span(desk.sources[0].name, className="only", hidden=not is_single),
-                    _chosen("rank", dcc.Dropdown(_ranks(desk, 0), None, id=ids.RANK), is_hidden=not has_ranks),
+                    html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
+                    _chosen("rank", dcc.Dropdown(_ranks(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
                     _chosen(
                         "compare with",
                         dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
@@ -100,7 +100,7 @@ def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
     return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
 
 
-def register(app: Dash, desk: Workspace) -> None:
+def register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks that draw it."""
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
@@ -109,11 +109,11 @@ def register(app: Dash, desk: Workspace) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        return facts_of(desk.rank(view.trace, view.rank), view)
+        return facts_of(workspace.rank(view.trace, view.rank), view)
 
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
     def list_ranks(place: Any) -> Any:
-        return no_update if place is None else _ranks(desk, View.from_json(place).trace)
+        return no_update if place is None else _ranks(workspace, View.from_json(place).trace)
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
@@ -126,7 +126,7 @@ def register(app: Dash, desk: Workspace) -> None:
         if window is None:
             return no_update, no_update
         view, at = View.from_json(window), View.from_json(whole).at
-        return or_message(_timeline)(desk, view, at, theme), at
+        return or_message(_timeline)(workspace, view, at, theme), at
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
@@ -138,7 +138,7 @@ def register(app: Dash, desk: Workspace) -> None:
         view = View.from_json(window)
         if window is None or view.other < 0:
             return no_update, {"display": "none"}
-        return or_message(_timeline_beside)(desk, view, theme), _TIMELINE
+        return or_message(_timeline_beside)(workspace, view, theme), _TIMELINE
 
     @app.callback(Output(ids.OVERVIEW, "figure"), Input(ids.WINDOW, "data"), Input(ids.THEME, "data"))
     @or_message
@@ -146,7 +146,7 @@ def register(app: Dash, desk: Workspace) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        rank = desk.rank(view.trace, view.rank)
+        rank = workspace.rank(view.trace, view.rank)
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme))
 
@@ -173,7 +173,7 @@ def register(app: Dash, desk: Workspace) -> None:
         if cursor is None:
             return no_update
         view = View.from_json(cursor)
-        return readout(desk.rank(view.trace, view.rank), view)
+        return readout(workspace.rank(view.trace, view.rank), view)
 
     @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
@@ -181,7 +181,7 @@ def register(app: Dash, desk: Workspace) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        heads, rows = rows_of(desk.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
+        heads, rows = rows_of(workspace.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
         return parts.as_table(heads, rows, label="timeline data")
 
     @app.callback(
@@ -194,7 +194,7 @@ def register(app: Dash, desk: Workspace) -> None:
         if not clicks:
             return no_update
         view = View.from_json(whole)
-        heads, rows = rows_of(desk.rank(view.trace, view.rank), view, None)
+        heads, rows = rows_of(workspace.rank(view.trace, view.rank), view, None)
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([head.removeprefix(">") for head in heads])
@@ -202,18 +202,18 @@ def register(app: Dash, desk: Workspace) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def _ranks(desk: Workspace, place: int) -> list[Any]:
-    return [{"label": f"rank {number}", "value": number} for number in desk.source(place).trace.ranks]
+def _ranks(workspace: Workspace, place: int) -> list[Any]:
+    return [{"label": f"rank {number}", "value": number} for number in workspace.source(place).trace.ranks]
 
 
-def _timeline(desk: Workspace, view: View, at: int, theme: Any) -> Any:
-    rank = desk.rank(view.trace, view.rank)
+def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
+    rank = workspace.rank(view.trace, view.rank)
     history, now = rank.history, shown(view, rank)
     if not history.ops:
         return _nothing(theme)
     most = 0
     if view.other >= 0:
-        beside = desk.rank(view.other, view.rank)
+        beside = workspace.rank(view.other, view.rank)
         if beside.history.ops:
             most = int(beside.history.total[slice(*_stretch_of(beside, rank, now.first, now.end))].max())
     found = storages_found(rank, view.find)
@@ -224,20 +224,20 @@ def _timeline(desk: Workspace, view: View, at: int, theme: Any) -> Any:
         capacity_bytes=_capacity(rank, history),
         most_bytes=most,
         searched=searched,
-        title=desk.source(view.trace).name if view.other >= 0 else "",
+        title=workspace.source(view.trace).name if view.other >= 0 else "",
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
 
 
-def _timeline_beside(desk: Workspace, view: View, theme: Any) -> Any:
-    rank, beside = desk.rank(view.trace, view.rank), desk.rank(view.other, view.rank)
+def _timeline_beside(workspace: Workspace, view: View, theme: Any) -> Any:
+    rank, beside = workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
     now = shown(view, rank)
     if not beside.history.ops:
         return _nothing(theme)
     first, end = _stretch_of(beside, rank, now.first, now.end)
     most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
     return timeline(
-        beside.history, first, end, theme_of(theme), Marks(most_bytes=most, title=desk.source(view.other).name)
+        beside.history, first, end, theme_of(theme), Marks(most_bytes=most, title=workspace.source(view.other).name)
     )
 
 

@@ -26,11 +26,11 @@ class Page(Protocol):
     #: Title of its tab.
     TITLE: str
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns its components; callbacks fill those that depend on the window or the cursor."""
         ...
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers its callbacks."""
         ...
 

@@ -61,7 +61,7 @@ def serve(
     if server.port != port and port:
         say(f"port {port} is taken, using {server.port}" if taken else "")
     say(f"the dashboard is at {url}")
-    say("the address contains an access token: share it with nobody else; Ctrl-C stops the dashboard")
+    say("the address contains an access token: do not share it; Ctrl-C stops the dashboard")
     if opens_browser:
         threading.Thread(target=_open, args=(url, say), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):

@@ -178,7 +178,7 @@ def _flag(kind: type[Policy]) -> str:
 
 def planners() -> Iterator[str]:
     """Yields the table of planners: what each does, and the paper it is from."""
-    yield from ("| `--planner` | what it does | source |", "|---|---|---|")
+    yield from ("| `--planner` | method | source |", "|---|---|---|")
     for kind in planner_types():
         yield f"| `{kind.name}` | {kind.summary} | {kind.source} |"
 

@@ -48,14 +48,14 @@ class SearchBar(_Line):
     def __init__(self, search_request: SearchRequest) -> None:
         """Prepares the line without showing it."""
         super().__init__("replaying plans")
-        self._wish = search_request
+        self._search_request = search_request
         self._count = 0
         self._best: Candidate | None = None
 
     def add(self, one: Candidate) -> None:
         """Counts a replayed plan."""
         self._count += 1
-        fits = one.peak_bytes <= self._wish.budget_bytes
+        fits = one.peak_bytes <= self._search_request.budget_bytes
         if fits and (self._best is None or one.step_time_us < self._best.step_time_us):
             self._best = one
         best = f", the fastest that fits takes {format_us(self._best.step_time_us)}" if self._best else ""

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 
-from memprof.integrations.asked import ask
+from memprof.integrations.callback_request import make_request
 from memprof.integrations.fitting import FittingPlan
 from memprof.integrations.plans import inner_optimizer
 from memprof.integrations.session import Session
@@ -34,7 +34,7 @@ class AcceleratedRecording:
         self._rounds.meet(prepared)
         self._own = {id(optimizer) for optimizer in prepared}
         self._inner_end_training = accelerator.end_training
-        session.begin(tells_steps=bool(self._own))
+        session.begin(ends_steps=bool(self._own))
         if session.is_active:
             self._hooks.install()  # after the recorder's own
             accelerator.end_training = self._end_training  # restored in `end`
@@ -126,7 +126,7 @@ def record(
         UsageError: An argument is invalid.
         PolicyError: Unknown policy.
     """
-    asked = ask(
+    request = make_request(
         path, steps=steps, skip=skip, force=force, budget=budget, allow=allow, forbid=forbid, time_limit=time_limit
     )
-    return AcceleratedRecording(accelerator, Session(asked))
+    return AcceleratedRecording(accelerator, Session(request))

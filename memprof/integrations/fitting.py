@@ -11,7 +11,7 @@ from typing import Any
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.suggest import Suggestion, describe_least, suggest
 from memprof.errors import UsageError
-from memprof.integrations.asked import Asked
+from memprof.integrations.callback_request import CallbackRequest
 from memprof.launch.fit.attempt import measure
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
@@ -109,7 +109,7 @@ def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, na
         what: What was tried.
     """
     if found is None:
-        return f"no {name} alone make it fit; tried were {what}."
+        return f"{name} alone cannot make it fit (tried: {what})."
     choice, one = found
     recorded_us = one.step_time_us if fit.suggestion is None else fit.suggestion.answer.recorded.step_time_us
     return (
@@ -118,12 +118,12 @@ def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, na
     )
 
 
-def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
+def find_fit(trace: Trace, request: CallbackRequest) -> FittingPlan:
     """Searches for the fastest plan under which a recorded training fits, and writes it next to the recording.
 
     Args:
         trace: The recording.
-        asked: The budget, and which policies may be used.
+        request: The budget, and which policies may be used.
 
     Raises:
         InconclusiveError: The recording contains no complete step.
@@ -132,19 +132,19 @@ def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
     """
     basis = basis_of(trace)
     peak = measure(trace).peak_bytes
-    budget = parse_budget(asked.budget, peak)
+    budget = parse_budget(request.budget, peak)
     if peak <= budget:
         return FittingPlan(peak, budget, None, None, basis)
-    if asked.plan_path.exists() and not asked.force:
+    if request.plan_path.exists() and not request.force:
         raise UsageError(
-            f"{asked.plan_path} exists already, and no plan is searched for. Replace it with force=True, or record "
+            f"{request.plan_path} exists already, so no plan is searched for. Replace it with force=True, or record "
             "into another folder."
         )
     search_request = SearchRequest(
         budget_bytes=max(1, budget),
-        allow=asked.allow,
-        forbid=asked.forbid,
-        time_limit_s=asked.time_limit_s,
+        allow=request.allow,
+        forbid=request.forbid,
+        time_limit_s=request.time_limit_s,
         link_bytes_per_us=link_of(trace),
     )
     found = suggest(trace, basis, search_request)
@@ -153,5 +153,5 @@ def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
     best = found.answer.best
     if best is None:
         return FittingPlan(peak, budget, found, None, basis)
-    write_plan(asked.plan_path, found.predicted(best))
-    return FittingPlan(peak, budget, found, asked.plan_path, basis)
+    write_plan(request.plan_path, found.predicted(best))
+    return FittingPlan(peak, budget, found, request.plan_path, basis)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from transformers import TrainerCallback
 
-from memprof.integrations.asked import ask
 from memprof.integrations.fitting import FittingPlan, describe_choice
-from memprof.integrations.hf_arguments import INSTEAD, possible_choices
+from memprof.integrations.hf_arguments import possible_choices
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
-from memprof.integrations.session import Session
-from memprof.policies.plan.plan import Plan
-from memprof.policies.runtime.job import Job
 
 
 class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  # not typed
@@ -33,54 +28,8 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] = "run.memprof",
-        *,
-        steps: int = 3,
-        skip: int = 2,
-        force: bool = False,
-        budget: str | int | None = None,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        allow: tuple[str, ...] | list[str] = (),
-        forbid: tuple[str, ...] | list[str] = (),
-        time_limit: float = 30.0,
-    ) -> None:
-        """Prepares a recording.
-
-        Args:
-            path: File to write; a further training of the same Trainer writes ``run.2.memprof``.
-            steps: Steps to record.
-            skip: Steps to skip first.
-            force: Overwrite the file, and the plan next to it, if they exist.
-            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
-                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching
-                TrainingArguments are printed.
-            plan: Plan to train under, or its file; applied before the first step.
-            allow: Names of the policies that the plan may use; none for the default ones.
-            forbid: Names of the policies that it may not use.
-            time_limit: Time limit of the plan search, in seconds.
-
-        Raises:
-            UsageError: An argument is invalid.
-            PolicyError: Unknown policy.
-        """
-        asked = ask(
-            path,
-            steps=steps,
-            skip=skip,
-            force=force,
-            budget=budget,
-            allow=allow,
-            forbid=forbid,
-            time_limit=time_limit,
-        )
-        self.arguments: dict[str, Any] = {}
-        self.predicted_bytes = 0
-        self._session = Session(asked, self._find_arguments)
-        self._plan = plan
-        self._job: Job | None = None
-        self._training: tuple[Any, Any] = (None, None)
+    #: The model and its TrainingArguments, while it trains.
+    _training: tuple[Any, Any] = (None, None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Applies the plan, if there is one, and starts recording.
@@ -92,7 +41,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         self._undo()  # left over from a training that ended with an error
         model, optimizer = kwargs.get("model"), kwargs.get("optimizer")
         if self._plan is not None and model is not None:
-            self._job = apply_plan(self._plan, model, [] if optimizer is None else [optimizer], INSTEAD)
+            self._job = apply_plan(self._plan, model, [] if optimizer is None else [optimizer], "hf")
         self._training = model, args
         self._session.begin()
         if args.eval_on_start:
@@ -108,11 +57,11 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for what the Trainer does between two steps, if anything."""
-        self._pause_if_asked(control)
+        self._pause_if_due(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for what the Trainer does between two epochs."""
-        self._pause_if_asked(control)
+        self._pause_if_due(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pauses recording for an unannounced evaluation."""
@@ -124,7 +73,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         self._training = None, None  # the job owns the model's lifetime
         self._undo()
 
-    def _pause_if_asked(self, control: Any) -> None:
+    def _pause_if_due(self, control: Any) -> None:
         # The Trainer's own callback runs before all others.
         if control.should_evaluate or control.should_save:
             self._session.pause()

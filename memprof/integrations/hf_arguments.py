@@ -14,15 +14,6 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.precision.policy import Precision
 from memprof.trace.step import Step
 
-#: Policies that the Trainer must apply itself, and how.
-INSTEAD = {
-    "accumulate": "the Trainer counts batches itself. Divide per_device_train_batch_size by the number of "
-    "micro-batches and multiply gradient_accumulation_steps by it.",
-    "allocator": "the allocator reads its options when the process starts. Set PYTORCH_CUDA_ALLOC_CONF.",
-    "compile": "the Trainer compiles the model itself. Set torch_compile=True.",
-    "shard": "the Trainer divides the model itself. Set fsdp or deepspeed, and start it with torchrun.",
-}
-
 #: Checkpointing intervals to try, in layers; larger ones are left out.
 _EVERY = (1, 2, 3, 4, 6, 8)
 

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from memprof.integrations.asked import ask
 from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
-from memprof.integrations.session import Session
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
-from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
-from memprof.policies.runtime.job import Job
 
 #: Import names of Lightning, the newer one first.
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
-
-#: Policies that the Trainer must apply itself, and how.
-INSTEAD = {
-    "accumulate": "the Trainer counts batches itself. Divide the DataLoader's batch size by the number of "
-    "micro-batches and set accumulate_grad_batches.",
-    "allocator": "the allocator reads its options when the process starts. Set PYTORCH_CUDA_ALLOC_CONF.",
-    "compile": "compile the model itself: torch.compile(module).",
-    "precision": "the Trainer runs training_step, not the module. Set precision='bf16-mixed', or '16-mixed'.",
-    "shard": "the Trainer divides the model itself. Set strategy='fsdp' or 'ddp'.",
-}
 
 
 def _callback_type() -> Any:
@@ -64,57 +49,10 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] = "run.memprof",
-        *,
-        steps: int = 3,
-        skip: int = 2,
-        force: bool = False,
-        budget: str | int | None = None,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        allow: tuple[str, ...] | list[str] = (),
-        forbid: tuple[str, ...] | list[str] = (),
-        time_limit: float = 30.0,
-    ) -> None:
-        """Prepares a recording.
-
-        Args:
-            path: File to write; a further fit of the same Trainer writes ``run.2.memprof``.
-            steps: Steps to record.
-            skip: Steps to skip first.
-            force: Overwrite the file, and the plan next to it, if they exist.
-            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
-                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching Trainer
-                arguments are printed.
-            plan: Plan to train under, or its file; applied before the first step.
-            allow: Names of the policies that the plan may use; none for the default ones.
-            forbid: Names of the policies that it may not use.
-            time_limit: Time limit of the plan search, in seconds.
-
-        Raises:
-            UsageError: An argument is invalid.
-            PolicyError: Unknown policy.
-        """
-        super().__init__()
-        asked = ask(
-            path,
-            steps=steps,
-            skip=skip,
-            force=force,
-            budget=budget,
-            allow=allow,
-            forbid=forbid,
-            time_limit=time_limit,
-        )
-        self.arguments: dict[str, Any] = {}
-        self.predicted_bytes = 0
-        self._session = Session(asked, self._find_arguments)
-        self._plan = plan
-        self._job: Job | None = None
-        self._trainer: Any = None
-        self._updates = 0
-        self._is_inside_step = self._is_paused = False
+    _trainer: Any = None
+    _updates = 0
+    _is_inside_step = False
+    _is_paused = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Applies the plan, if there is one, and starts recording.
@@ -125,10 +63,10 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         """
         self._undo()  # left over from a training that ended with an error
         if self._plan is not None:
-            self._job = apply_plan(self._plan, pl_module, trainer.optimizers, INSTEAD)
+            self._job = apply_plan(self._plan, pl_module, trainer.optimizers, "lightning")
         self._trainer, self._updates = trainer, trainer.global_step
         self._is_inside_step = self._is_paused = False
-        self._session.begin(tells_steps=pl_module.automatic_optimization)
+        self._session.begin(ends_steps=pl_module.automatic_optimization)
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Resumes after a validation, if a step starts here."""
@@ -178,11 +116,11 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the 
         found = fit.fastest(_possible_choices(self._trainer))
         if found is not None:
             self.arguments, self.predicted_bytes = dict(found[0].arguments), found[1].peak_bytes
-        told = describe_choice(found, fit, "Trainer arguments", "precision and accumulate_grad_batches")
+        sentence = describe_choice(found, fit, "Trainer arguments", "precision and accumulate_grad_batches")
         if "accumulate_grad_batches" in self.arguments:
             parts = self.arguments["accumulate_grad_batches"] // self._trainer.accumulate_grad_batches
-            told += f" Divide the DataLoader's batch size by {parts}."
-        return [told, *fit.emitted_by("lightning")]
+            sentence += f" Divide the DataLoader's batch size by {parts}."
+        return [sentence, *fit.emitted_by("lightning")]
 
 
 def _possible_choices(trainer: Any) -> Iterator[Choice]:

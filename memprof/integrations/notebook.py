@@ -49,11 +49,13 @@ class CellMagic:
             line: Its options.
             cell: The code.
         """
-        asked = self._parser.parse_argstring(line)
-        path = Path(asked.output or _DEFAULT_OUTPUT)
+        arguments = self._parser.parse_argstring(line)
+        path = Path(arguments.output or _DEFAULT_OUTPUT)
         gc.collect()  # models and optimizers replaced since: the recorder must not wait for their updates
         try:
-            recording = record(path, steps=asked.steps, skip=asked.skip, force=asked.force or not asked.output)
+            recording = record(
+                path, steps=arguments.steps, skip=arguments.skip, force=arguments.force or not arguments.output
+            )
             recording.__enter__()
         except (MemprofError, ValueError) as error:
             raise MagicUsageError(f"%%memprof: {error} The cell was not run.") from None
@@ -62,7 +64,7 @@ class CellMagic:
             result = self._shell.run_cell(cell)
             failed = result.error_before_exec or result.error_in_exec
         finally:
-            _end(recording, failed, asked.report)
+            _end(recording, failed, arguments.report)
 
 
 def register(shell: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -19,7 +19,7 @@ def apply_plan(
     given: Plan | str | os.PathLike[str],
     model: torch.nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
-    instead: Mapping[str, str],
+    framework: str,
 ) -> Job:
     """Applies a plan before the first step.
 
@@ -27,24 +27,25 @@ def apply_plan(
         given: The plan, or its TOML file.
         model: The model.
         optimizers: Its optimizers; the library's wrappers are removed first.
-        instead: Names of policies that the library must apply itself, and the library setting for each.
+        framework: The training framework, as in ``Policy.set_in_framework``.
 
     Returns:
         The job; its ``undo()`` reverts all changes.
 
     Raises:
-        PolicyError: The plan does not fit, or contains a policy of ``instead``; nothing has been changed.
+        PolicyError: The plan does not fit, or contains a policy that the framework must apply itself; nothing has been
+            changed.
         BadInputError: The file is missing or not valid TOML.
     """
     plan = given if isinstance(given, Plan) else read_plan(given)
     for policy in plan.policies:
-        if policy.name in instead:
+        if framework in policy.set_in_framework:
+            instead = policy.set_in_framework[framework]
             raise PolicyError(
-                f"{policy.describe()} cannot be applied from a callback: {instead[policy.name]} Take it out of the "
-                "plan then."
+                f"{policy.describe()} cannot be applied from a callback: {instead} Remove it from the plan then."
             )
     if child.has_plan():
-        raise PolicyError("memprof record applies a plan to this job already: take out plan=, or --plan.")
+        raise PolicyError("memprof record already applies a plan to this job: remove plan= or --plan.")
     return apply(plan, model, [inner_optimizer(optimizer) for optimizer in optimizers])
 
 

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from memprof.analysis.plans.another_plan import PlannedJob
 from memprof.errors import MemprofError
-from memprof.integrations.asked import Asked
+from memprof.integrations.callback_request import CallbackRequest
 from memprof.integrations.fitting import FittingPlan, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
@@ -54,17 +54,19 @@ class Session:
     ``memprof record``, which records the job itself, a session does nothing.
 
     Attributes:
-        asked: What to record; ``path`` is this process's own file once recording has started.
+        request: What to record; ``path`` is this process's own file once recording has started.
         fit: The search result for the budget, once the window is over; None before, and without a budget.
-        tell: Returns further sentences to print about a recording and its plan; by default none.
+        more_sentences: Returns further sentences to print about a recording and its plan; by default none.
     """
 
-    def __init__(self, asked: Asked, tell: Callable[[FittingPlan], list[str]] = lambda _: []) -> None:
+    def __init__(
+        self, request: CallbackRequest, more_sentences: Callable[[FittingPlan], list[str]] = lambda _: []
+    ) -> None:
         """Prepares the session; nothing is recorded before `begin`."""
-        self.asked = asked
+        self.request = request
         self.fit: FittingPlan | None = None
-        self.tell = tell
-        self._first = asked
+        self.more_sentences = more_sentences
+        self._first = request
         self._trainings = 0
         self._recording: InlineRecording | None = None
         self._process = os.getpid()
@@ -75,15 +77,15 @@ class Session:
         return self._recording is not None
 
     @_safely
-    def begin(self, *, tells_steps: bool = True) -> None:
+    def begin(self, *, ends_steps: bool = True) -> None:
         """Starts recording a training; first ends one still in progress, which happens after a failed training.
 
         Args:
-            tells_steps: Steps end with calls of `end_step` rather than with the optimizers' updates.
+            ends_steps: Steps end with calls of `end_step` rather than with the optimizers' updates.
         """
         self.end()
         if child.is_recording():
-            self.say("memprof record records this job already; the callback records nothing.")
+            self.say("memprof record already records this job; the callback records nothing.")
             return
         self._trainings += 1
         self._process = os.getpid()
@@ -97,10 +99,10 @@ class Session:
             steps=self._first.steps,
             force=self._first.force,
             light=False,
-            is_told_steps=tells_steps,
+            ends_steps=ends_steps,
         )
         recording.__enter__()
-        self.asked = dataclasses.replace(self._first, path=recording.path)
+        self.request = dataclasses.replace(self._first, path=recording.path)
         self._recording = recording
         atexit.register(self._at_exit)
 
@@ -157,7 +159,7 @@ class Session:
         # Each rank writes its own file; only one prints.
         if find_rank(os.environ)[0] == 0:
             self._say_verdict(verdict)
-            if self.asked.budget and error is None:
+            if self.request.budget and error is None:
                 self._plan(trace)
 
     def give_up(self, sentence: str) -> None:
@@ -178,8 +180,8 @@ class Session:
             self.end()
 
     def _plan(self, trace: Trace) -> None:
-        self.fit = fit = find_fit(trace, self.asked)
-        for sentence in (*fit.sentences(), *self.tell(fit)):
+        self.fit = fit = find_fit(trace, self.request)
+        for sentence in (*fit.sentences(), *self.more_sentences(fit)):
             self.say(sentence)
 
     def _say_verdict(self, verdict: Verdict) -> None:

@@ -45,7 +45,7 @@ def apply(
         BadInputError: The file is missing or not valid TOML.
     """
     if not isinstance(model, torch.nn.Module):
-        raise PolicyError(f"A plan is applied to a torch.nn.Module, not to a {type(model).__name__}.")
+        raise PolicyError(f"memprof.apply takes a torch.nn.Module, not a {type(model).__name__}.")
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     check_model(plan.prediction, model)
     inside = unwrapped(model)
@@ -113,7 +113,7 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 
 
 def _remedy() -> str:
-    return "Predict it anew for this one: memprof predict RUN --plan PLAN --write PLAN"
+    return "Predict it again for this model: memprof predict RUN --plan PLAN --write PLAN"
 
 
 def optimizers_in(

@@ -60,7 +60,7 @@ def install(settings: dict[str, Any]) -> None:
     except Exception as error:
         if _plan is not None:
             # Without the recorder, model calls are not seen: the job would train without the plan.
-            _plan.refuse(f"the recorder could not start, and with it the plan: {error}")
+            _plan.refuse(f"the recorder could not start, so the plan was not applied: {error}")
         raise
     atexit.register(_finish, spool)
     if hasattr(os, "register_at_fork"):

@@ -44,12 +44,12 @@ class InlineRecording:
         steps: int,
         force: bool,
         light: bool,
-        is_told_steps: bool = False,
+        ends_steps: bool = False,
         keep_arguments: bool = False,
     ) -> None:
-        """Prepares a recording; see `record`. With `is_told_steps`, the first step ends with `step` as well."""
+        """Prepares a recording; see `record`. With `ends_steps`, the first step ends with `step` as well."""
         self.path = Path(path)
-        self._is_told_steps = is_told_steps
+        self._ends_steps = ends_steps
         self._window = Window(skip, steps)
         self._settings = Settings(
             output=self.path,
@@ -95,7 +95,7 @@ class InlineRecording:
             memprof.launch.parent.target.CannotStartError: The file exists already, or cannot be written.
         """
         if child.is_recording():
-            _logger.info("this job is being recorded already; %s is not written", self.path)
+            _logger.info("this job is already being recorded; %s is not written", self.path)
             return self
         target = Target(arguments=tuple(sys.argv), name=sys.argv[0])
         rank, ranks = find_rank(os.environ)
@@ -110,7 +110,7 @@ class InlineRecording:
         else:
             self._recorder = Recorder(folder, self._window, is_late=True)
         self._recorder.install()
-        if self._is_told_steps:
+        if self._ends_steps:
             self._recorder.step()  # starts the first step; from then on optimizers end no step
         else:
             self._recorder.begin()

@@ -6,15 +6,15 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from memprof.errors import MemprofError, NoOptimizerError, PolicyError
+from memprof.errors import MemprofError, NoOptimizerError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
+from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names, outermost_modules
 from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
 from memprof.launch.outcome.plan_marks import mark_applied, refuse
 from memprof.policies.base import Policy
@@ -72,8 +72,8 @@ class UnderPlan:
         if is_within_constructor():
             return  # seen again when it trains, with all its modules by then
         before = dict(self._known)
-        self._know(module)
-        if _is_trained(module) and _is_outermost():
+        self._register(module)
+        if is_trained(module) and _is_outermost():
             self._try(module, before)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -141,18 +141,18 @@ class UnderPlan:
         refuse(sentence, self._spool, policy)
 
     def _apply(self, module: torch.nn.Module) -> None:
-        models = list(_models(module))
+        models = list(called_models(module))
         self._check_models(models)
         part, chosen = self._part_for(models)
         for inner in module.modules():
-            self._know(inner)
+            self._register(inner)
         if not part.policies:
             return
         apply_to(part, self._plan, Job(unwrapped(module), _optimizers_of(module)))
         self._applied |= chosen
         mark_applied(self._spool, sorted(self._applied))
 
-    def _check_models(self, models: list[_Model]) -> None:
+    def _check_models(self, models: list[CalledModel]) -> None:
         """Rejects a job in which no model matches the one the plan was made for."""
         prediction = self._plan.prediction
         # Checked once: pure-bf16 halves the bytes of a model that is checked again when another one is called.
@@ -164,7 +164,7 @@ class UnderPlan:
             named = [model.top for model in models if type(model.top).__name__ == prediction.model]
             check_model(prediction, named[0] if named else models[0].top)
 
-    def _part_for(self, models: list[_Model]) -> tuple[Plan, set[int]]:
+    def _part_for(self, models: list[CalledModel]) -> tuple[Plan, set[int]]:
         """Returns the plan for the called model, the first of several, and the indices of its policies.
 
         Raises:
@@ -177,7 +177,7 @@ class UnderPlan:
             is_as_written = True
             for pattern in patterns:
                 if not any(model.holds(pattern) for model in models):
-                    match_modules([pattern], _names(models[0].top))  # raises, and suggests near matches
+                    match_modules([pattern], module_names(models[0].top))  # raises, and suggests near matches
                 here = models[0].find(pattern)
                 is_as_written &= here == []
                 names += [pattern] if here == [] else here or []
@@ -190,7 +190,7 @@ class UnderPlan:
             chosen.add(number)
         return Plan(tuple(policies)), chosen
 
-    def _know(self, module: torch.nn.Module) -> None:
+    def _register(self, module: torch.nn.Module) -> None:
         self._known[id(module)] = weakref.ref(module)
 
 
@@ -206,94 +206,6 @@ def under_plan(text: str, spool: Path) -> UnderPlan:
         refuse(f"the plan cannot be read in the job: {error}", spool)
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A model that is called, and its position in the module that contains it.
-
-    Attributes:
-        called: The module that is called.
-        top: The outermost module that contains it, often itself.
-        place: Its qualified name there, "" if it is the outermost one.
-        title: Prefix of the names in ``top`` in a recording of several models: its type, numbered.
-    """
-
-    called: torch.nn.Module
-    top: torch.nn.Module
-    place: str
-    title: str
-
-    def holds(self, pattern: str) -> bool:
-        """Whether a pattern matches anything in the outermost module, called or not."""
-        names = _names(self.top)
-        prefixes = ("", self.title)
-        found = any(_match(pattern, _names_under(prefix, names, pattern)) for prefix in prefixes)
-        return found or self.find(pattern) is not None
-
-    def find(self, pattern: str) -> list[str] | None:
-        """Finds the modules that match a pattern.
-
-        A recording names modules relative to the outermost one, so those names come first: if ``agent.act`` calls
-        ``agent.actor``, ``*`` matches the actor and not each of its layers.
-
-        Returns:
-            None if none matches; an empty list if the pattern matches as written; otherwise the names of modules that
-            match under a recording's names (``Generator.layers.*`` in a job with several models).
-        """
-        names = _names(unwrapped(self.called))
-        wrappers = ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
-        for prefix in dict.fromkeys((self.place, "", self.title, _joined(self.title, self.place), *wrappers)):
-            full = _names_under(prefix, names, pattern, holds_itself=prefix == self.place)
-            found = _match(pattern, full)
-            if found:
-                return [full[name] for name in found] if prefix else []
-        return None
-
-
-def _models(called: torch.nn.Module) -> Iterator[_Model]:
-    """Yields the called model, then every other live model with trained parameters."""
-    tops = _outermost_modules()
-    if all(module is not called for top in tops for module in top.modules()):
-        yield _Model(called, called, "", type(called).__name__)  # modules that contain one another have no outermost
-    numbers: dict[str, int] = {}
-    others = []
-    for top in tops:
-        kind = type(top).__name__
-        numbers[kind] = numbers.get(kind, 0) + 1
-        # As the trace names them: the type, numbered from its second instance on.
-        title = kind if numbers[kind] == 1 else f"{kind}#{numbers[kind]}"
-        place = next((name for name, module in top.named_modules() if module is called), None)
-        if place is not None:
-            yield _Model(called, top, place, title)
-        elif _is_trained(top):
-            others.append(_Model(top, top, "", title))
-    yield from others
-
-
-def _names(module: torch.nn.Module) -> list[str]:
-    return [name for name, _ in module.named_modules()]
-
-
-def _names_under(prefix: str, names: Iterable[str], pattern: str, *, holds_itself: bool = False) -> dict[str, str]:
-    """Returns modules by their names under a prefix, "." for the model itself.
-
-    Under its type as prefix, the model itself has a name that wildcards must not match; inside another module,
-    wildcards may match it (``holds_itself``).
-    """
-    is_named = holds_itself or not prefix or "*" not in pattern
-    return {_joined(prefix, name): name or "." for name in names if name or is_named}
-
-
-def _match(pattern: str, names: Iterable[str]) -> list[str]:
-    try:
-        return match_modules([pattern], names)
-    except PolicyError:
-        return []
-
-
-def _joined(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
-
-
 def _patterns(policy: Policy) -> tuple[str, ...]:
     """Returns a policy's module patterns; none if it has no such setting."""
     patterns = getattr(policy, "modules", ())
@@ -304,11 +216,6 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
     assert any(field.name == "modules" for field in fields(policy))  # type: ignore[arg-type]
     changes: dict[str, Any] = {"modules": tuple(dict.fromkeys(names))}
     return replace(policy, **changes)  # type: ignore[type-var]
-
-
-def _is_trained(module: torch.nn.Module) -> bool:
-    with torch._C.DisableTorchFunction():  # otherwise the job's torch function modes or subclasses would see this read
-        return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_outermost() -> bool:
@@ -322,19 +229,10 @@ def _is_outermost() -> bool:
     return True
 
 
-def _outermost_modules() -> list[torch.nn.Module]:
-    """Lists the live modules that no other module contains."""
-    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    return [module for module in modules if id(module) not in inner]
-
-
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
     """Returns the outermost module with a parameter of an optimizer, preferably the one that the plan was made for."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = [
-        module for module in _outermost_modules() if any(id(parameter) in own for parameter in module.parameters())
-    ]
+    found = [module for module in outermost_modules() if any(id(parameter) in own for parameter in module.parameters())]
     fitting = [module for module in found if not find_mismatch(prediction, module)]
     return next(iter(fitting or found), None)
 

@@ -60,7 +60,7 @@ class Card:
     def note(self) -> str:
         """States that the device is virtual, and by which rules torch was simulated on it."""
         rules = f"torch's rules for {self.architecture.name} (version {data_version()} of memprof's data)"
-        return f"the {self.machine.name} need not be there: the job was shown one, and dispatched by {rules}"
+        return f"the {self.machine.name} is simulated: the job's operators were dispatched by {rules}"
 
     def describe(self, device: str) -> dict[str, Any]:
         """Returns its manifest entry.

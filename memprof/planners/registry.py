@@ -31,7 +31,7 @@ def planner_types() -> tuple[type[Planner], ...]:
 def _imported(place: str) -> type[Planner]:
     module, _, name = place.partition(":")
     kind: type[Planner] = getattr(importlib.import_module(module), name)
-    assert issubclass(kind, Planner), f"{place} is no planner"
+    assert issubclass(kind, Planner), f"{place} is not a planner"
     return kind
 
 

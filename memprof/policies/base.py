@@ -59,6 +59,8 @@ class Policy(ABC):
         flag_is_list: Whether ``--<name>`` takes several of these words, separated by commas.
         frameworks_set_it: Whether training frameworks have settings of their own for it (precision, accumulation, the
             optimizer), so that emitted code must not apply it to the model as well.
+        set_in_framework: Which setting does its work, for each training framework in which a callback cannot apply it
+            ("hf", "lightning"): the reason, and what to set.
     """
 
     name: ClassVar[str]
@@ -78,6 +80,7 @@ class Policy(ABC):
     flag_words: ClassVar[tuple[str, ...]] = ()
     flag_is_list: ClassVar[bool] = False
     frameworks_set_it: ClassVar[bool] = False
+    set_in_framework: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     @abstractmethod
@@ -181,7 +184,7 @@ class Policy(ABC):
     @property
     def why_not_torch(self) -> str:
         """Why torch's own API has no equivalent, so that emitted code calls memprof; "" where it has one."""
-        return "torch has no equivalent of it"
+        return "torch has no equivalent"
 
     def apply(self, job: Job) -> None:
         """Applies the policy to real training, before the job's first step.

@@ -58,11 +58,11 @@ def short_types() -> list[str]:
     Torch has operators that report this, but the job's own profilers and modes would see the calls. oneDNN's
     documentation ("CPU Dispatcher Control") lists the instructions required, and the variable that restricts them.
     """
-    told = _told("flags", "Features")
-    if told is None:
+    given = _field("flags", "Features")
+    if given is None:
         return ["bfloat16"]
     limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
-    flags = set(told.split())
+    flags = set(given.split())
     found = []
     if ("avx512bw" in flags and limit != "AVX" and not limit.startswith(("SSE", "AVX2"))) or "bf16" in flags:
         found.append("bfloat16")
@@ -78,10 +78,10 @@ def _allocator_settings() -> str:
 
 
 def _processor() -> str:
-    return _told("model name") or platform.machine()  # platform.processor() would start a process inside the job
+    return _field("model name") or platform.machine()  # platform.processor() would start a process inside the job
 
 
-def _told(*names: str) -> str | None:
+def _field(*names: str) -> str | None:
     """Returns the system's description of the processor under one of several names; None if there is none."""
     try:
         with _open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -54,7 +54,7 @@ class Observation(ThreadObservation):
         root_call: CodeType | None,
         *,
         is_late: bool,
-        can_hear: bool,
+        has_native_events: bool,
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
         on_thread_end: Callable[[], None],
@@ -70,7 +70,7 @@ class Observation(ThreadObservation):
             module_call: Code of the function around every module call.
             root_call: Code of that function while only calls of root models are observed, if that mode is used.
             is_late: Tensors were allocated before the allocator's table was enabled.
-            can_hear: The allocator's table is available, so native events are complete.
+            has_native_events: The allocator's table is available, so native events are complete.
             on_fault: Called when logging an operator failed.
             on_operator_error: Called when an operator of the job raised.
             on_thread_end: Called in the observed thread when it ends: no session may outlive its thread.
@@ -89,7 +89,7 @@ class Observation(ThreadObservation):
         self.progress = Progress()
         self._is_late = is_late
         self._stacks = StackTable(log, module_call, root_call)
-        self._sources = MemorySources(log, can_hear=can_hear)
+        self._sources = MemorySources(log, has_native_events=has_native_events)
         self._times = OperatorTimes(log)
         self._mode = OperatorMode(
             log,
@@ -350,7 +350,7 @@ class Observation(ThreadObservation):
 
     def _note_out_of_memory(self, error: BaseException) -> None:
         """Flushes everything to disk: the job may end or be killed now."""
-        self._failures.give_back()
+        self._failures.free_reserve()
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()  # including the gradients that exist by now
         self._state_optimizers()

@@ -16,8 +16,8 @@ def find_rank(environment: Mapping[str, str]) -> tuple[int, int]:
 
     The process group takes precedence over the environment: it is all that a script starting its own processes sets.
     """
-    told = _of_process_group()
-    return told if told is not None else rank_in(environment)
+    given = _of_process_group()
+    return given if given is not None else rank_in(environment)
 
 
 def describe_place() -> dict[str, Any]:

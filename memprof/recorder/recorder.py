@@ -124,7 +124,7 @@ class Recorder(ProcessRecorder[Observation]):
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
-            if self._after is not None and self._after.begins_step(observation, module) and not self._tells_steps():
+            if self._after is not None and self._after.begins_step(observation, module) and not self._ends_steps():
                 self._end_step(observation)
             if self._after is not None and self._after.look(observation, module, args, kwargs):
                 self._after.end_part(observation, self._step)
@@ -184,7 +184,7 @@ class Recorder(ProcessRecorder[Observation]):
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def _tells_steps(self) -> bool:
+    def _ends_steps(self) -> bool:
         """Whether the job marks the end of its steps: by optimizer updates, or explicitly."""
         return self._rounds.has_optimizers or self._has_manual_steps
 
@@ -206,7 +206,7 @@ class Recorder(ProcessRecorder[Observation]):
             self._calls.code,
             self._calls.root_code,
             is_late=self._is_late,
-            can_hear=self._table.is_available,
+            has_native_events=self._table.is_available,
             on_fault=self._fail,
             on_operator_error=clean_uncaught,
             on_thread_end=self._end_with_thread,
@@ -220,7 +220,7 @@ class Recorder(ProcessRecorder[Observation]):
         self._has_pending_end = False
         self._aside.has_begun = self._aside.is_lost = False
         watch = self._window.watch(self._step - self._aside.moved)
-        if watch in (Watch.TIMED, Watch.PLAIN) and not self._tells_steps():
+        if watch in (Watch.TIMED, Watch.PLAIN) and not self._ends_steps():
             # Without the dispatch mode, nothing marks the end of such a job's steps.
             watch = Watch.CLOSED if self._after is None else Watch.RESTING
         if watch is Watch.CLOSED:
@@ -262,7 +262,7 @@ class Recorder(ProcessRecorder[Observation]):
 
     def _end_step_without_optimizer(self, observation: Observation) -> None:
         """Ends the step of a job without an optimizer, when a model is called again after backward."""
-        if self._tells_steps() or observation.watch is Watch.RESTING:
+        if self._ends_steps() or observation.watch is Watch.RESTING:
             return
         if observation.progress.backward_rounds:
             self._rounds.meet(live_objects(torch.optim.Optimizer))  # created since recording began

@@ -107,7 +107,7 @@ _MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
-class BrokenPromiseError(Exception):
+class InvariantError(Exception):
     """A row of a table violates an invariant of recordings.
 
     Attributes:
@@ -141,7 +141,7 @@ class Checker:
             columns: The columns that were read, by name: numpy arrays, or ``Coded`` for texts.
 
         Raises:
-            BrokenPromiseError: Names the first row that violates an invariant.
+            InvariantError: Names the first row that violates an invariant.
         """
         for column in kind.columns():
             if column.name in columns:
@@ -199,7 +199,7 @@ def check_tables(tables: Mapping[type[Table], Table]) -> None:
     """Checks the tables of one process that were built in memory, except their texts.
 
     Raises:
-        BrokenPromiseError: Names the first row that violates an invariant.
+        InvariantError: Names the first row that violates an invariant.
     """
     steps = tables.get(Steps)
     checker = Checker(
@@ -225,7 +225,7 @@ def _check_texts(kind: type[Table], column: Column, texts: Coded) -> None:
     allowed = {*column.values, *(() if column.name in _TOLD.get(kind, ()) else ("",))}
     own = {text for text in distinct.tolist() if text and text not in allowed} if column.is_open else set()
     if len(own) > MOST_NAMES and kind not in RANK_TABLES:  # in summaries of many ranks, each has its own
-        raise BrokenPromiseError(f"table {kind.table_name}: {column.name} has {len(own):,} names of the job's own")
+        raise InvariantError(f"table {kind.table_name}: {column.name} has {len(own):,} names of the job's own")
     allowed |= {text for text in own if is_own_name(text)}
     wrong = [
         place
@@ -251,7 +251,7 @@ def _what_is_wrong(name: str, text: str) -> str:
 def _require_sum(kind: type[Table], name: str, values: Any) -> None:
     """Checks that all bytes together fit, since totals are sums."""
     if len(values) and float(np.abs(values, dtype=np.float64).sum()) > _MOST_BYTES:
-        raise BrokenPromiseError(f"table {kind.table_name}: {name} sums to more than 2**60")
+        raise InvariantError(f"table {kind.table_name}: {name} sums to more than 2**60")
 
 
 def _require(kind: type[Table], holds: Any, words: str | Callable[[int], str]) -> None:
@@ -261,4 +261,4 @@ def _require(kind: type[Table], holds: Any, words: str | Callable[[int], str]) -
 
 
 def _fail(kind: type[Table], row: int, words: str) -> None:
-    raise BrokenPromiseError(f"table {kind.table_name}, row {row}: {words}")
+    raise InvariantError(f"table {kind.table_name}, row {row}: {words}")

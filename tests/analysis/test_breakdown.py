@@ -1,4 +1,4 @@
-"""Splits of what is alive at a moment."""
+"""Breakdowns of live bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bar that nvidia-smi shows, taken apart."""
+"""The breakdown of a device's memory as nvidia-smi shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks read side by side through Dask: the same answers, whatever reads them."""
+"""Ranks read in parallel through Dask: the results are the same with any reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of `memprof estimate`, against what their sources and the lectures work out."""
+"""The formulas of `memprof estimate`, compared with examples of their sources."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.estimate.against import Compared, Told, compare, read_told
+from memprof.analysis.estimate.against import Compared, RecordedSetting, compare, read_setting
 from memprof.analysis.estimate.catalogue import read_transformer
 from memprof.analysis.estimate.estimate import Estimate, estimate
 from memprof.analysis.estimate.model import Model, model_of_count
@@ -36,8 +36,8 @@ RESNET = ",".join(
 TOTAL_WEIGHT = 4
 
 
-def beside(model: Model, trace: Trace, **more: object) -> tuple[Estimate, dict[str, Compared], Told]:
-    told = read_told(trace, model)
+def beside(model: Model, trace: Trace, **more: object) -> tuple[Estimate, dict[str, Compared], RecordedSetting]:
+    told = read_setting(trace, model)
     length = told.length or 1
     chosen: dict[str, object] = {
         "tokens": (told.batch or 1) * length,
@@ -61,7 +61,7 @@ def record(folder: Path, *words: str) -> Trace:
 def test_the_gpt_sample() -> None:
     """Weights, gradients, state and all that the layers keep to the byte; the ends but for positions and a number."""
     _, parts, told = beside(read_transformer(GPT), Trace.open(SAMPLES / "gpt" / "run.memprof"))
-    assert told == Told(batch=16, length=128, precision="fp32", optimizer="adamw", is_on_cpu=True, ranks=1)
+    assert told == RecordedSetting(batch=16, length=128, precision="fp32", optimizer="adamw", is_on_cpu=True, ranks=1)
     for name in ("weights", "gradients", "optimizer", "activations"):
         assert parts[name].error_bytes == 0, name
     assert parts["activations"].recorded_bytes > 70 * 2**20
@@ -73,7 +73,9 @@ def test_the_gpt_sample() -> None:
 def test_the_resnet_sample() -> None:
     """A residual network written in a line: everything to the byte but the loss's one number."""
     _, parts, told = beside(Model("resnet", Network.read(RESNET)), Trace.open(SAMPLES / "resnet" / "run.memprof"))
-    assert told == Told(batch=32, length=None, precision="fp32", optimizer="momentum", is_on_cpu=True, ranks=1)
+    assert told == RecordedSetting(
+        batch=32, length=None, precision="fp32", optimizer="momentum", is_on_cpu=True, ranks=1
+    )
     for name in ("weights", "gradients", "optimizer"):
         assert parts[name].error_bytes == 0, name
     assert parts["activations and ends"].error_bytes == -TOTAL_WEIGHT

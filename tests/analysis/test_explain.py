@@ -21,7 +21,7 @@ STACK = "/job/train.py:{line}:main"
 
 @dataclass(frozen=True)
 class Net:
-    """A job of a few layers that trains three steps; every field is one way to be another job.
+    """A job of a few layers that trains three steps; every field is a change that a job can have.
 
     Attributes:
         layers: Number of layers.
@@ -29,16 +29,16 @@ class Net:
         batch: Shape of the input.
         dtype: Element type of what forward makes.
         states: Keys of the optimizer's state.
-        again: Layers that run again in backward, instead of keeping their output.
+        again: Layers recomputed in backward, instead of keeping their output.
         left: Bytes that each step adds to a list.
-        holds_graph: What backward has read stays until the next step.
+        holds_graph: What backward has read stays alive until the next step.
         evaluates: Whether the model is called once more, with "graph" or "none".
-        holds: Outputs of layers that a name holds until the next step.
+        holds: Layers whose outputs a variable references until the next step.
         keeps_gradients: Gradients stay until they are replaced.
-        pieces: Pieces in which the loss is computed.
+        pieces: Chunks in which the loss is computed.
         rounds: Micro-batches.
         activation: Type of the module behind each layer.
-        extra: Bytes more that the first layer makes.
+        extra: Additional bytes that the first layer allocates.
         frozen: Layers that are not trained, the first ones.
         average: An average of the weights is kept.
     """

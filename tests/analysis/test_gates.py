@@ -1,4 +1,4 @@
-"""Gates: how they are read, when they fail, and what they say."""
+"""Gates: parsing, verdicts and messages."""
 
 from __future__ import annotations
 

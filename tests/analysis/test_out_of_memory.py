@@ -1,4 +1,4 @@
-"""The post-mortem of recordings made by hand: devices, fragmentation, several ranks, and what is still to come."""
+"""The post-mortem of recordings made by hand: devices, fragmentation, several ranks, and pending allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks side by side: which is worst, how far they lie apart, what is missing."""
+"""Comparison of ranks: the worst, their spread, and missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for backward, by whom, and what recomputing it would cost."""
+"""What is saved for backward, by which module, and what recomputing it would cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking out of a recording whose machine it was made on."""
+"""Removing people, hosts, paths and arguments from a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memprof.trace.store import Trace, write_trace
 from tests.building import Op, Storage, assert_tables_equal, make_tables, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-SAYS_SO = "Arguments, paths, and names of people and hosts were taken out of this recording."
+SAYS_SO = "Arguments, paths, and names of people and hosts were removed from this recording."
 
 OWN = "/home/alice/secret project/net/model.py:7:forward"
 STACK = "\n".join(

@@ -1,4 +1,4 @@
-"""Who comes last to collectives, and clocks of several machines."""
+"""Stragglers at collectives, and clocks of several machines."""
 
 from __future__ import annotations
 

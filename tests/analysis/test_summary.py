@@ -1,4 +1,4 @@
-"""Summaries: what they hold, what of it survives JSON, and what a damaged one says."""
+"""Summaries: content, JSON round trip, and errors of damaged ones."""
 
 from __future__ import annotations
 

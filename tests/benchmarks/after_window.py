@@ -34,10 +34,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
                     (f"{model}, {window}, {name}", str(len(values)), f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
                 )
     return Section(
-        "Outside the window",
+        "Overhead outside the window",
         "Median step after the window over that of a plain run of the same length; with the default window, the sizes "
         "of later inputs are read. Pairs of processes on one thread, in alternating order, median ratio and quartiles. "
-        "Processor time is that of the training thread: what else the machine does counts less in it.",
+        "Processor time is that of the training thread: other processes affect it less.",
         ("model and clock", "pairs", "ratio", "quartiles"),
         tuple(rows),
         verdict("ratio of processor times at most 1.01", passed=max(ratios) <= 1.01),

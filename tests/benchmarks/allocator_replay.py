@@ -1,4 +1,4 @@
-"""Does the model of the caching allocator do what real ones recorded, and how fast is it?"""
+"""Does the model of the caching allocator reproduce recordings of real ones, and how fast is it?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CUTS = (0.25, 0.5, 0.75)
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
-    """Replays every real snapshot there is, and a million made-up events."""
+    """Replays every real snapshot there is, and a million synthetic events."""
     rows, wrong, with_history = [], 0, 0
     for path in snapshot_paths():
         for device in read_devices(path):
@@ -55,14 +55,15 @@ def measure(folder: Path, *, quick: bool) -> Section:
         title="The caching allocator's model",
         how=(
             "Recorded events of real CUDA jobs (memory snapshots from public repositories), replayed: each segment "
-            "with its size, each allocation with its address, and the blocks at the end, which must all be as "
+            "with its size, each allocation with its address, and the final blocks, which must all be as "
             "recorded. Where the history begins in the middle, the state before it is rebuilt backwards from the end; "
             "the last column is of each recording with a quarter, a half and three quarters of its events cut off. "
-            f"Of {len(rows)} recordings {with_history} have a history; in the others there is nothing to replay. "
-            "Ties: which order of equally large free blocks fits the events; where several do, they cannot tell. "
-            "What no recording here shows, and only tests worked out by hand hold: max_split_size, roundup, garbage "
-            "collection, a full device, segments given back, growth of expandable segments, private pools in use. "
-            f"Speed on one core, of {events:,} made-up events: blocks of up to 64 MiB, some 300 alive, "
+            f"Of {len(rows)} recordings {with_history} have a history; the others contain nothing to replay. "
+            "Ties: the order of equally large free blocks that fits the events; where several do, it is undetermined. "
+            "Not shown by any recording here, and only covered by tests worked out by hand: max_split_size, roundup, "
+            "garbage "
+            "collection, a full device, released segments, growth of expandable segments, private pools in use. "
+            f"Speed on one core, of {events:,} synthetic events: blocks of up to 64 MiB, some 300 alive, "
             f"{seconds[0]:.1f} s ({seconds[1]:.1f} s with expandable_segments); small blocks, some 60,000 alive and "
             f"some 26,000 free between them, {seconds[2]:.1f} s ({seconds[3]:.1f} s). "
             f"{bytes_each:.0f} bytes of memory an event, the columns themselves included."
@@ -72,14 +73,14 @@ def measure(folder: Path, *, quick: bool) -> Section:
             "history",
             "allocations",
             "segment events",
-            "blocks at the end",
+            "final blocks",
             "ties",
             "differ",
             "cut: differ",
         ),
         rows=tuple(rows),
         bar=verdict(
-            f"nothing differs, {EVENTS:,} events within {BAR_SECONDS:.0f} s and {BAR_BYTES:.0f} bytes an event",
+            f"nothing differs, {EVENTS:,} events within {BAR_SECONDS:.0f} s and {BAR_BYTES:.0f} bytes per event",
             passed=passed,
         ),
     )

@@ -49,7 +49,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     columns = tuple(largest)
     return Section(
         "The dashboard",
-        "`memprof dashboard` on recordings of so many births and deaths of storages, in headless Chromium on the same "
+        "`memprof dashboard` on recordings of the given numbers of allocations and frees, in headless Chromium on the "
+        "same "
         "machine. first: from the start of the process to the first timeline drawn, a new browser profile. zoom, "
         "cursor: from the key to the picture or table on the screen, medians; table: the server's part of the latter. "
         "server: resident memory afterwards. sent, answered: the largest request and answer.",

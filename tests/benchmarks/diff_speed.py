@@ -46,7 +46,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         slowest, is_torch_free = max(slowest, imports), is_torch_free and not has_torch
         rows.append((what, f"{took:.2f}", f"{imports:.2f}", "yes" if has_torch else "no"))
     return Section(
-        "Time of a diff",
+        "Diff time",
         "Medians of whole processes, from start to end; imports by Python's own count (`-X importtime`), which slows "
         "them a little.",
         ("diff", "seconds", "of them imports", "torch imported"),

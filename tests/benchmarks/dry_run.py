@@ -1,4 +1,4 @@
-"""How near is a dry run to a real one, and what does a large model's take?"""
+"""How close is a dry run to a real one, and how much time and memory does a large model take?"""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Dry runs",
         "Each script once recorded and once with --dry-run, on one thread: the difference of the steady step's peaks, "
-        "and what the dry run took from start to file. The last rows are a transformer of 24 layers of width "
-        "2,048 and models of GPT-3's sizes: their peaks, and the most memory that a process of any row so far held.",
+        "and the time and memory of the dry run from start to file. The last rows are a transformer of 24 layers of "
+        "width "
+        "2,048 and models of GPT-3's sizes: their peaks, and the most memory of any process up to that row.",
         ("job", "peak recorded", "dry run", "took"),
         tuple(rows),
         verdict(

@@ -41,7 +41,7 @@ JOBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "the same, flash, on a GPU (dry)": (("--precision", "bf16", "--attention", "flash"), (_SHAPE,)),
     "fp32, on the CPU": ((), (_SHAPE, "--no-flash")),
-    "fp32, layers run again, on the CPU": (("--checkpoint-every", "1"), (_SHAPE, "--no-flash", "--checkpoint=layers")),
+    "fp32, layers recomputed, on the CPU": (("--checkpoint-every", "1"), (_SHAPE, "--no-flash", "--checkpoint=layers")),
     "autocast, flash, on the CPU": (
         ("--precision", "bf16-autocast", "--attention", "flash"),
         (_SHAPE, "--precision", "bf16-autocast"),
@@ -75,12 +75,13 @@ def measure(folder: Path, *, quick: bool) -> Section:
         worst = max(worst, _worst(told))
     rows += [_published_row(name, shape) for name, shape in PUBLISHED.items()]
     return Section(
-        title="Formulas against recordings",
+        title="Formulas compared with recordings",
         how=(
             "Error of `memprof estimate --from` by term: recordings of the samples, of "
-            "`tests/benchmarks/jobs/estimated.py` on the CPU, and of its dry runs on a virtual A100; then against "
-            "peaks that others measured on GPUs (`tests/benchmarks/published/peaks.toml`). The fullest moment supposes "
-            "that gradients are freed before forward, all terms that they are not (as in the gpt sample). Workspaces "
+            "`tests/benchmarks/jobs/estimated.py` on the CPU, and of its dry runs on a virtual A100; then compared "
+            "with peaks that others measured on GPUs (`tests/benchmarks/published/peaks.toml`). The fullest moment "
+            "assumes that gradients are freed before forward, all terms that they are not (as in the gpt sample). "
+            "Workspaces "
             "and data, which formulas leave out, make small jobs' peaks larger; a GPU rounds tensors up to 512 bytes."
         ),
         columns=("what", *_PARTS, *(f"{part}, of the peak" for part in _PEAKS)),

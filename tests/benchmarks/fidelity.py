@@ -1,4 +1,4 @@
-"""Do recorded jobs compute the very same numbers?"""
+"""Do recorded jobs compute bit-identical numbers?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     passed = all(first == last for first, _, last in (cell.partition(" of ") for _, cell in rows))
     return Section(
         "Fidelity",
-        "Each script plain and under `memprof record`, on one thread.",
+        "Each script runs plain and under `memprof record`, on one thread.",
         ("compared", "equal"),
         rows,
         verdict("all equal", passed=passed),

@@ -24,7 +24,7 @@ _PROGRAMS = {
         "import pickle\nfrom torch.cuda import _memory_viz\nstart = time.monotonic()\n"
         "with open(path, 'rb') as file:\n    loaded = pickle.load(file)\ntext = _memory_viz.trace(loaded)\n"
     ),
-    "pickle.load and torch.cuda._memory_viz.trace_plot (a page for a browser to work through)": (
+    "pickle.load and torch.cuda._memory_viz.trace_plot (a page that a browser then processes)": (
         "import pickle\nfrom torch.cuda import _memory_viz\nstart = time.monotonic()\n"
         "with open(path, 'rb') as file:\n    loaded = pickle.load(file)\ntext = _memory_viz.trace_plot(loaded)\n"
     ),
@@ -59,8 +59,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     last = list(seconds)[-1]
     return Section(
         title,
-        f"A snapshot of {size / 1e6:,.0f} MB with {entries:,} entries, made by repeating a real one; the better of two "
-        "runs, each in a process of its own. Importing torch and memprof is left out of the times.",
+        f"A snapshot of {size / 1e6:,.0f} MB with {entries:,} entries, made by repeating a real one; the better of "
+        "two runs, each in its own process. Times exclude importing torch and memprof.",
         ("program", "seconds", "peak memory, MB"),
         tuple(rows),
         verdict(f"100 MB are imported in {_MOST_SECONDS} s at most", passed=seconds[last] <= _MOST_SECONDS),
@@ -68,7 +68,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 
 def make_large(path: Path, size: int) -> int:
-    """Writes a snapshot of about ``size`` bytes: a real job's whole history, again and again, each time emptied first.
+    """Writes a snapshot of about ``size`` bytes: a real job's whole history, repeated from empty each time.
 
     Returns:
         The entries in it.

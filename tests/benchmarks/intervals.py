@@ -55,8 +55,8 @@ class Pair:
         policy: The options.
         least_bytes: Lower end of the predicted interval.
         most_bytes: Upper end.
-        measured_bytes: The fullest recorded step of the run under the policy; 0 where the run refused it.
-        time_error: The predicted step time less the measured one, as a share of that; None where it was not measured.
+        measured_bytes: Peak of the fullest recorded step under the policy; 0 where the run refused it.
+        time_error: Predicted minus measured step time, as a share of the latter; None where not measured.
     """
 
     job: str
@@ -102,9 +102,9 @@ def section_of(pairs: list[Pair], failed: list[str], jobs: int) -> Section:
     text += f"; outside: {outside}" if outside else ""
     text += f"; failed: {'; '.join(failed)}" if failed else ""
     how = (
-        f"The {jobs} jobs of the table above, each recorded once and then run under policies that its recording "
-        "allows. `memprof predict` names an interval, without running anything; the run is measured by its fullest "
-        "recorded step. Width is a share of the interval's upper end."
+        f"The {jobs} jobs of the table above, each recorded once and then run under the policies that apply to it. "
+        "`memprof predict` names an interval, without running anything; the run's peak is that of its fullest "
+        "recorded step. Width is given as a share of the interval's upper end."
     )
     passed = len(inside) >= COVERAGE * len(ran) and width <= WIDTH and not failed
     return Section("Coverage of the intervals", how, COLUMNS, tuple(rows), verdict(text, passed=passed))

@@ -1,4 +1,4 @@
-"""What is left of a recording when the job is killed?"""
+"""What remains of a recording when the job is killed?"""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     passed = all(kill.opens and (kill.lost_s <= 1.0 or kill.lost_steps <= 1) for kill in kills)
     return Section(
         "Killed jobs",
-        "The sample GPT, every step recorded, killed at random moments after its first step. Lost is the time between "
-        "the last operator in the trace and the signal; steps are those finished (printed) but not in the trace.",
+        "The sample GPT, every step recorded, killed at random moments after its first step. Lost time is from the "
+        "last operator in the trace to the signal; lost steps were finished (printed) but are not in the trace.",
         ("killed by", "trace opens", "median lost, s", "most lost, s", "most steps lost"),
         tuple(rows),
         verdict("always opens; loses at most one second or one step", passed=passed),

@@ -48,12 +48,12 @@ def measure(folder: Path, *, quick: bool) -> Section:
         steps_us = json.loads(run(tracked.command, folder, OMP_NUM_THREADS="1").stdout)["steps_us"]
         rows.append((f"{model}: MemTracker", f"{statistics.median(steps_us[1:]) / plain_us:.3f}", ""))
     return Section(
-        "Following a whole run with --light",
-        "Mean step over that of a plain run of the same length, the first steps left out; pairs of processes on one "
+        "Overhead of --light",
+        "Mean step over that of a plain run of the same length, without the first steps; pairs of processes on one "
         "thread, in alternating order, median ratio and quartiles. Processor time is that of the training thread, "
-        "reading out and writing included. GPT of 4 layers of width 256, ResNet of 8 blocks on 32 images, LSTM of "
-        "2 layers of 512. A step recorded in full is without its pauses between steps.",
-        ("model and observer", "ratio to plain", "quartiles"),
+        "including reading out and writing. GPT of 4 layers of width 256, ResNet of 8 blocks on 32 images, LSTM of "
+        "2 layers of 512. A step recorded in full excludes the pauses between steps.",
+        ("model and recorder", "ratio to plain", "quartiles"),
         tuple(rows),
         verdict("ratio of processor times at most 1.05", passed=max(ratios) <= 1.05),
     )

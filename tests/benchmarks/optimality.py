@@ -1,4 +1,4 @@
-"""How far is auto from the least time there is, where an exact solver proves that?"""
+"""How far is auto from the optimal time, where an exact solver proves it?"""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
         )
     worst = max(every, default=float("nan"))
     return Section(
-        "How far auto is from the optimum",
+        "Optimality gap of auto",
         "Budgets of 90 to 30 % of the peak. The optimum is that of Checkmate's integer program, solved on the same "
-        f"graph with HiGHS for {_EXACT_S:.0f} s at most; a case counts where it was proved. What is missing to all "
-        "cases was proved infeasible.",
+        f"graph with HiGHS for {_EXACT_S:.0f} s at most; a case counts where it was proved. The remaining cases were "
+        "proved infeasible.",
         ("graphs", "number", "proved", "not proved in time", "mean excess of time", "largest"),
         tuple(rows),
         verdict(f"auto within {BAR:.0f} % of the proved optimum: largest excess {worst:.2f} %", passed=worst <= BAR),

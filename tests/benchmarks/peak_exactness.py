@@ -1,4 +1,4 @@
-"""Is the replayed peak the allocator's own, to the byte, and what does a dispatch-only tracker say?"""
+"""Is the replayed peak the allocator's own, to the byte, and what does a dispatch-only tracker report?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         )
     return Section(
         "Peak against the allocator's own count",
-        "Bytes at the peak of a recorded step: the CPU allocator's own log of another process without any observer "
+        "Bytes at the peak of a recorded step: the CPU allocator's own log in a separate process without a recorder "
         "(tests/truth.py), memprof's replay, and torch's MemTracker around the whole script.",
         ("sample", "allocator", "memprof", "error", "MemTracker", "error of MemTracker"),
         tuple(rows),

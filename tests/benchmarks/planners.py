@@ -1,4 +1,4 @@
-"""What does each planner need at each budget, on schedules of single operators?"""
+"""What overhead does each planner have at each budget, on schedules of single operators?"""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def measure(folder: Path, *, quick: bool) -> Section:
             bound = max(point.bound for point in at.values())
             rows += [] if math.isnan(best) else [_bound_row(model, share, best, bound, shares)]
     rows = [row for row in rows if row is not None]
-    over = f"; auto behind another in {', '.join(worse)}" if worse else ""
+    over = f"; auto is slower in {', '.join(worse)}" if worse else ""
     return Section(
-        "Planners: time on top of the step",
-        "Per cent of the recorded step, by budget as a share of the recorded peak; * proved to be the least, x proved "
+        "Planners: overhead over the step time",
+        "Per cent of the recorded step, by budget as a share of the recorded peak; * proved optimal, x proved "
         "infeasible, - nothing found. Replayed peaks are within the budget in every case. The rows 'best above bound' "
-        "are how far the best is above the proved lower bound, in points. Ten seconds a search at most.",
+        "are the distance of the best from the proved lower bound, in percentage points. At most ten seconds per "
+        "search.",
         ("model and planner", *(f"{share:.0%}" for share in (SHARES[::3] if quick else SHARES)), "longest search, s"),
         tuple(_merged(rows)),
         verdict(f"auto is never worse than a single planner{over}", passed=not worse),

@@ -1,4 +1,4 @@
-"""Does `memprof diff --explain` name the change that was made first, and does it find none where there is none?"""
+"""Does `memprof diff --explain` name the planted change first, and nothing where nothing changed?"""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ PLANTED = (
 
 #: What it was tried on afterwards.
 UNSEEN = (
-    Planted("gpt", "twice the words to tell apart", ("parameters",), ("wider-head",)),
+    Planted("gpt", "twice the vocabulary", ("parameters",), ("wider-head",)),
     Planted("lstm", "amsgrad", ("optimizer",), ("amsgrad",)),
     Planted("gpt", "all but the head frozen", ("gradient", "optimizer_state"), ("frozen",)),
     Planted("resnet", "dropout added", ("modules", *_SOMEWHERE), ("more-dropout",)),
@@ -95,7 +95,7 @@ UNSEEN = (
     Planted("gpt", "deeper, all checkpointed", ("parameters", "modules"), ("deeper", "checkpoint"), ("checkpoint",)),
     Planted("gpt", "an average of the weights", ("held",), ("ema",)),
     Planted("lstm", "model in bf16", ("dtype",), ("bf16",)),
-    Planted("gpt", "attention with whole scores", _SOMEWHERE, ("attention",)),
+    Planted("gpt", "attention with materialized scores", _SOMEWHERE, ("attention",)),
     Planted("gpt", "a large mask", ("buffer",), ("mask",)),
     Planted("gpt", "loss in float64", ("dtype", *_SOMEWHERE), ("double-loss",)),
     Planted("resnet", "all but the head frozen", ("gradient", "optimizer_state"), ("frozen",)),
@@ -124,9 +124,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     rows.append(("recorded twice", "", f"zero in {sum(same)} of {len(same)}", "", _word(all(same))))
     return Section(
         "Planted changes",
-        "Jobs recorded before and after one change each, on CPU with one thread; the cause that `explain` names first "
-        "is compared with the change. Unseen changes are those that explain was not made with: 18 of 20 were right "
-        "when first looked at; frozen layers and copies of weights were not, and have causes of their own since.",
+        "Jobs recorded before and after one change each, on CPU with one thread; the first cause that `explain` names "
+        "is compared with the change. Unseen changes were not used to develop explain: 18 of 20 were right at first; "
+        "frozen layers and copies of weights were not, and have had their own causes since.",
         ("change", "peak", "named first", "expected", "right"),
         tuple(rows),
         verdict(

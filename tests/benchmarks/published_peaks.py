@@ -1,4 +1,4 @@
-"""How near do dry runs on a virtual GPU come to peaks that others have published, and how near do other counts come?"""
+"""How close are dry runs on a virtual GPU, and other tools' counts, to published peaks?"""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def dry_run(folder: Path, job: str, card: str) -> Told:
 
 
 def count(name: str, job: str) -> Counted:
-    """Has one of the other counts look at a published job, in a process of its own.
+    """Runs one of the other tools on a published job, in its own process.
 
     Args:
         name: One of PEERS.
@@ -149,7 +149,7 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
 
     Args:
         peaks: The published ones.
-        counted: By who says so and by the peak's id.
+        counted: Results by tool and by the peak's id.
     """
     rows = []
     for peak in peaks:
@@ -167,12 +167,12 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         rows += _medians("median, all", "both", counter, of_counter, counted)
     return Section(
         "Published peaks",
-        "Jobs whose peak on a GPU others have published (tests/benchmarks/published: sources, configurations, what is "
-        "uncertain), each dry-run for three steps on its card with --device. Which counter was published is in the "
-        "third column: bytes allocated or reserved by torch, or of the whole device, where a rule for the context is "
-        "added. Where a source rounds by a per cent or more, that is said. Beside it: the highest count of live "
-        "storages on fake tensors of the CPU, and torch's MemTracker on the same; neither knows of reserved bytes or "
-        f"of a context, nor of autocasting for CUDA. Each of these ran for {PEER_LIMIT_S} s at most. Medians are of "
+        "Jobs with peaks on GPUs published by others (tests/benchmarks/published: sources, configurations, "
+        "uncertainties), each dry-run for three steps on the same GPU with --device. The third column is the "
+        "published counter: bytes allocated or reserved by torch, or of the whole device, to which a rule for the "
+        "context is added. Sources that round by one per cent or more are marked. For comparison: the highest count "
+        "of live storages on fake CPU tensors, and torch's MemTracker on the same; neither covers reserved bytes, the "
+        f"context, or autocast for CUDA. Each of these ran for {PEER_LIMIT_S} s at most. Medians are of "
         "the errors' sizes.",
         ("job", "set", "bytes", "published", OURS, "error", *(f"error of {name}" for name in PEERS)),
         tuple(rows),

@@ -93,11 +93,11 @@ def measure(folder: Path, *, quick: bool) -> Section:
         shutil.rmtree(job)
     return Section(
         "Many ranks",
-        f"Packing is of a real recording (sample_traces/gpt), copied as so many ranks, in one parent. The others are "
-        f"synthetic, {_OPERATORS:,} operators a rank, in one file for each {_PER_NODE} ranks, each measured in a fresh "
+        "Packing: a real recording (sample_traces/gpt), copied once per rank, in one parent. The others are "
+        f"synthetic: {_OPERATORS:,} operators a rank, in one file for each {_PER_NODE} ranks, each measured in a fresh "
         "process with its imports; memory is the process's highest resident size, with Dask that of the larger worker. "
-        "Worst rank and heatmap are read off the summaries that packing writes; the last two rows read and replay "
-        "every rank's tables.",
+        "Worst rank and heatmap use the summaries that packing writes; the last two rows read and replay every rank's "
+        "tables.",
         ("what", "time", "memory"),
         tuple(rows),
         verdict(

@@ -51,7 +51,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run(command: Sequence[str], folder: Path, **changes: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end and returns what it left.
+    """Runs a command to its end and returns the result.
 
     Raises:
         RuntimeError: It failed; the message holds the end of its stderr.

@@ -1,4 +1,4 @@
-"""Does remat hold its budget, with the numbers of the plain run, and at what price?"""
+"""Does remat keep its budget, with bit-identical numbers, and at what overhead?"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome:
         row: Its cells.
         over: Highest recorded peak over the budget.
         is_equal: Whether every line that the job printed is that of the plain run.
-        share_error: Predicted less measured share of the work that runs again; 0 where it was not predicted.
+        share_error: Predicted minus measured share of recomputed work; 0 where it was not predicted.
     """
 
     row: tuple[str, ...]
@@ -76,20 +76,20 @@ def measure(folder: Path, *, quick: bool) -> Section:
     errors = sorted(abs(outcome.share_error) for outcome in outcomes)
     text = (
         f"peak over budget at most 1.000: highest {over:.4f}; every printed loss equal to the bit: {equal} of "
-        f"{len(outcomes)}; share of what runs again predicted within 2 points: "
-        f"{sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, worst {errors[-1]:.1%}; bookkeeping at most "
-        f"15 us an operator: {all_us - mode_us:.1f} beside {mode_us:.1f} that torch takes to call Python"
+        f"{len(outcomes)}; share of recomputation predicted within 2 points: "
+        f"{sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, worst {errors[-1]:.1%}; overhead at most "
+        f"15 us per operator: {all_us - mode_us:.1f} in addition to {mode_us:.1f} that torch takes to call Python"
     )
     passed = over <= 1 and equal == len(outcomes) and errors[-1] <= SHARE_BAR and all_us - mode_us <= OPERATOR_BAR_US
     return Section(
-        "A budget held by remat",
-        "The jobs of tests/policies/jobs plain and under `memprof record --remat`, one thread; the peak is the highest "
-        "of the recorded steps, times are those of the steps without the recorder. Checkpoint rows: all repeated "
-        "layers under activation checkpointing, then remat at the peak that they reach. Again: time of what ran again, "
-        "as a share of that of the rest, in one timed step; work again: the same operators with the time that each "
-        f"takes in the plain recording, from which the prediction is made too. {planned} Bookkeeping: CPU time of a "
-        f"step of {small['operators']:,} operators on 32 numbers.",
-        ("model", "budget", "peak / budget", "losses", "step time", "again", "work again", "predicted"),
+        "Memory cap enforced by remat",
+        "The jobs of tests/policies/jobs, plain and under `memprof record --remat`, on one thread; the peak is the "
+        "highest of the recorded steps, times are of the steps without the recorder. Checkpoint rows: all repeated "
+        "layers under activation checkpointing, then remat with their peak as its budget. Recomputed: time of "
+        "recomputation as a share of the rest, in one timed step; recomputed work: the same operators with their times "
+        f"in the plain recording, from which the prediction is made too. {planned} Overhead: CPU time of a step of "
+        f"{small['operators']:,} operators on 32 numbers.",
+        ("model", "budget", "peak / budget", "losses", "step time", "recomputed", "recomputed work", "predicted"),
         (*(outcome.row for outcome in outcomes), *refused),
         verdict(text, passed=passed),
     )

@@ -1,4 +1,4 @@
-"""How long until `memprof report` shows something, and does it import torch?"""
+"""How long does `memprof report` take to its first output, and does it import torch?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     )
     return Section(
         "memprof report",
-        "On the trace of the sample GPT, piped, from the start of the process; medians.",
+        "On the trace of the sample GPT, with piped output, from the start of the process; medians.",
         ("figure", "measured"),
         rows,
         verdict("torch is not imported", passed=not has_torch),

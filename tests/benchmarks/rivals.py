@@ -1,4 +1,4 @@
-"""Beside other planners, on one GPT and one budget: who keeps within it, and at what cost in time?"""
+"""Comparison with other planners, on one GPT and one budget: which stay within it, and at what overhead?"""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RefusedError(Exception):
 
 @dataclass
 class Rival:
-    """One row: the job's arguments, made when its turn comes, and what was measured.
+    """One row: the job's arguments, created on demand, and what was measured.
 
     Attributes:
-        name: Who.
+        name: Name of the tool.
         plan: Returns the arguments, or raises; may add to the note.
         note: What it did.
-        peak_bytes: Highest count of the allocator in a later step; 0 where the rival has no answer.
+        peak_bytes: Highest count of the allocator in a later step; 0 where the tool has no result.
         loss: Of the last step.
         ratios: Median step of a process over that of the plain job's process of the same round.
     """
@@ -81,18 +81,18 @@ def measure(folder: Path, *, quick: bool) -> Section:
         plain_us.append(medians[plain.name])
         for rival in measured:
             rival.ratios.append(medians[rival.name] / medians[plain.name])
-    plain.note = f"{statistics.median(plain_us) / 1e3:.0f} ms a step"
+    plain.note = f"{statistics.median(plain_us) / 1e3:.0f} ms per step"
     return Section(
-        "Beside other planners",
+        "Comparison with other planners",
         "A GPT of 4 layers (width 256, 4 heads, 128 tokens, batch 8, 5,000 words, AdamW) on one thread, each row in "
-        "processes of its own. Static state is the parameters and AdamW's moments, "
-        f"{format_bytes(static)} (gradients are freed before each forward, and are none of it); the plain peak is "
+        "its own processes. Static state is the parameters and AdamW's moments, "
+        f"{format_bytes(static)} (without gradients, which are freed before each forward); the plain peak is "
         f"{format_bytes(plain.peak_bytes - static)} above it, the budget {SHARE:.0%} of that: "
-        f"{budget:,} bytes in all. True peak: the CPU allocator's own log of a run without any observer, later steps. "
+        f"{budget:,} bytes in all. True peak: the CPU allocator's own log of a run without a recorder, later steps. "
         "Time: median of a process's later steps over that of the plain process of the same round; median of "
-        f"{rounds} rounds. Torch's planner and ckptplan measure on CUDA alone, so that they are given "
-        "operator times, and bytes of each block, taken here in the way that they take theirs; the optimizer's state, "
-        f"which torch's does not count, is taken off its budget. Packages: {', '.join(PACKAGES)}.",
+        f"{rounds} rounds. Torch's planner and ckptplan measure on CUDA only, so they are given operator times and "
+        "bytes of each block measured here in the same way; the optimizer's state, which torch's does not count, is "
+        f"subtracted from its budget. Packages: {', '.join(PACKAGES)}.",
         ("who", "true peak", "above static, of plain's", "of the budget", "step time", "loss", "note"),
         tuple(_row(rival, plain, static, budget) for rival in rivals),
         _bar(plain, rivals[1:], budget),
@@ -123,7 +123,7 @@ class Bench:
     Attributes:
         folder: Where files go.
         steps: Steps of each process.
-        search_s: Most seconds a search of ours takes.
+        search_s: Time limit of our searches, in seconds.
         static_bytes: Parameters and optimizer state, as the job counts them.
     """
 
@@ -169,7 +169,7 @@ class Bench:
     def suggest(
         self, rival: Rival, budget: int, flags: tuple[str, ...], compiled: tuple[float, ...] = ()
     ) -> tuple[str, ...]:
-        """Records the plain job, asks for the fastest plan that fits, and records the job under it.
+        """Records the plain job, searches the fastest plan that fits, and records the job under it.
 
         Args:
             rival: The row.
@@ -217,10 +217,10 @@ class Bench:
         return ("--how", "memprof", "--plan", str(plan))
 
     def ask(self, rival: Rival, planner: str, budget: int) -> tuple[str, ...]:
-        """Has another planner plan, in a process that alone sees the packages it needs.
+        """Runs another planner in a process that alone can import the packages it needs.
 
         Raises:
-            RefusedError: It cannot be had or finds nothing.
+            RefusedError: It is not available or finds nothing.
         """
         others, plan = self.folder / "others", self.folder / f"{planner}.json"
         if not others.exists():

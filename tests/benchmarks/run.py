@@ -1,8 +1,8 @@
-"""Measures every figure memprof promises, prints them, and rewrites their tables in docs/benchmarks.md.
+"""Measures every published figure of memprof, prints them, and rewrites their tables in docs/benchmarks.md.
 
 python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
 
-With --only, the other tables of the page stay as they are; each table says when it was measured.
+With --only, the other tables of the page are unchanged; each table states when it was measured.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NAMES = (
 
 
 def main() -> None:
-    """Runs the benchmarks asked for."""
+    """Runs the selected benchmarks."""
     parser = argparse.ArgumentParser(description="Measures the figures of docs/benchmarks.md on this machine.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that everything works")
     parser.add_argument("--only", action="append", choices=NAMES, help="run this one (repeatable)")

@@ -49,10 +49,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
         overhead = 100 * (found.schedule_time_us / step.duration_us - 1) if found.runs is not None else float("nan")
         rows.append((f"auto, {blocks} residual blocks", f"{len(step.ops):,}", "", f"{took:.1f}", f"{overhead:+.1f} %"))
     return Section(
-        "Time of a search",
+        "Search time",
         "A budget halfway between what the step begins with and its peak. `suggest` replays whole plans; `auto` plans "
         "single operators, for 60 s at most.",
-        ("search", "operators", "plans replayed", "seconds", "time on top of the step"),
+        ("search", "operators", "plans replayed", "seconds", "overhead over the step time"),
         tuple(rows),
         verdict(f"24-layer GPT within {BAR_S:.0f} s: {of_24:.1f} s", passed=of_24 <= BAR_S),
     )

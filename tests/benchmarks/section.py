@@ -46,5 +46,5 @@ class Section:
 
 
 def verdict(text: str, *, passed: bool) -> str:
-    """Words a bar and whether it was passed."""
+    """Returns the sentence for a bar and whether it was passed."""
     return f"Bar: {text}: {'passed' if passed else 'NOT passed'}."

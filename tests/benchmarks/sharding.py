@@ -1,4 +1,4 @@
-"""Does each rank of a sharded job hold what was predicted from one rank's recording, and does it train the same?"""
+"""Does each rank of a sharded job need the memory predicted from one rank's recording, with equal losses?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Run:
     Attributes:
         step: The steady step of the rank with the highest peak.
         peak: That peak.
-        losses: Of each step, the sum of what the ranks printed.
+        losses: For each step, the sum of the ranks' printed losses.
     """
 
     step: Step
@@ -80,8 +80,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Sharding",
         "One rank's peak, predicted from a recording of one process, against the highest rank's of real gloo processes "
-        "(`memprof record --shard`, scripts that know nothing of ranks), in bytes; losses beside those of ddp on the "
-        "same ranks, the largest difference of the mean; and how long the prediction took. The last row is torch's own "
+        "(`memprof record --shard`, scripts without code for ranks), in bytes; losses compared with those of ddp on "
+        "the same ranks, the largest difference of the mean; and the time of the prediction. The last row is torch's "
+        "own "
         "FSDPMemTracker with a fake process group, on the same GPT and against the same measurement.",
         ("job", "predicted", "measured", "error", "losses", "took"),
         tuple(rows),

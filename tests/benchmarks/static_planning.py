@@ -1,4 +1,4 @@
-"""How close do plans made ahead come to the bound, and what does the caching allocator take instead?"""
+"""How close are static plans to the lower bound, and how much does the caching allocator reserve instead?"""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
         worst = max(worst, report.greedy / report.bound - 1)
         rows.append(_row(path.parent.name, report, seconds))
     return Section(
-        title="Planning a step ahead",
+        title="Static planning",
         how=(
-            "The steady step of each sample recording: what its storages need when every life is known ahead, above "
-            "the lower bound (most bytes still needed at once), beside what the caching allocator would reserve."
+            "The steady step of each sample recording: the memory its storages need if all lifetimes are known ahead, "
+            "relative to the lower bound (most bytes needed at once), and what the caching allocator would reserve."
         ),
         columns=("Step", "lower bound, MiB", "largest first", "best fit", "given out", "reserved", "in place", "time"),
         rows=tuple(rows),

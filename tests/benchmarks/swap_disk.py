@@ -51,12 +51,13 @@ def measure(folder: Path, *, quick: bool) -> Section:
     is_better = peaks["memprof"] <= peaks["files"] and step_us["memprof"] < step_us["files"]
     return Section(
         "Swap to disk",
-        "A GPT on one thread; what its layers save from 64 KiB on is moved. The file for each tensor is what PyTorch's "
-        "tutorial on saved tensor hooks does, parameters left out. save_on_cpu copies to host memory, where this job "
+        "A GPT on one thread; saved tensors of its layers from 64 KiB on are moved. A file per tensor is the method "
+        "of PyTorch's tutorial on saved tensor hooks, without parameters. save_on_cpu copies to host memory, where "
+        "this job "
         "is already: it saves nothing here and shows what copying alone costs. Peaks from recorded runs, times from "
         "runs without the recorder: the median over all steps of all rounds but the first two of each. What is "
-        "written passes through the page cache, which the system takes back when memory is short.",
-        ("saved tensors", "peak", "ratio", "ms a step", "ratio", "same loss to the bit"),
+        "written passes through the page cache, which the system reclaims when memory is short.",
+        ("saved tensors", "peak", "ratio", "ms per step", "ratio", "bit-identical loss"),
         rows,
         verdict("a lower or equal peak and less time than synchronous files", passed=is_better),
     )

@@ -1,7 +1,8 @@
-"""Makes recordings of any size, as a training job's would be: layers that fill forward and empty backward.
+"""Creates recordings of any size that resemble training: layers allocate in forward and free in backward.
 
-Every operator makes one storage. Forward, every third stays until its backward; the others die within three operators.
-Backward makes gradients, one a layer until the end of the update. Sizes are random, and every step is like the first.
+Every operator allocates one storage. In forward, every third lives until its backward; the others are freed within
+three operators. Backward allocates gradients, one per layer until the end of the update. Sizes are random,
+and every step is like the first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def write_synthetic(path: Path, events: int, *, layers: int = 32, seed: int = 0)
 
     Args:
         path: The .memprof file.
-        events: Births and deaths of storages in it, about; two for each operator.
+        events: Approximate number of allocations and frees; two for each operator.
         layers: Layers of the model; more make longer steps.
         seed: Of the sizes.
     """

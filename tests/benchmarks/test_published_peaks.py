@@ -1,4 +1,4 @@
-"""The list of published peaks, and how predictions are judged by it."""
+"""The list of published peaks, and the verdict on predictions."""
 
 from __future__ import annotations
 

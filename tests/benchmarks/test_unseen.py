@@ -1,4 +1,4 @@
-"""The table of unseen jobs: its rows, and how they are read."""
+"""The table of unseen jobs: its rows, and how output is parsed."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
         )
     return Section(
         "Size of a trace",
-        "The sample GPT: the whole .memprof file beside the gzipped Chrome trace of one step by torch.profiler with "
+        "The sample GPT: the whole .memprof file, and the gzipped Chrome trace of one step by torch.profiler with "
         "memory, shapes and stacks.",
-        ("file", "size", "steps in it", "bytes an allocator event", "bytes an operator or use", "ratio for one step"),
+        ("file", "size", "steps in it", "bytes per allocator event", "bytes per operator or use", "ratio for one step"),
         tuple(rows),
         verdict("with the usual window of 3, a step takes at most 1/10 of torch.profiler's", passed=ratio <= 0.1),
     )

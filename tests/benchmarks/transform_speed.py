@@ -144,7 +144,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         how=(
             f"A recorded step of a transformer with {BLOCKS} tiny layers, trained with AdamW in a loop: "
             f"{len(step.ops):,} operators, {len(step.storages):,} storages. For each policy, the processor time of "
-            "rewriting the step and of replaying the result, which both run on one core: median of many runs."
+            "rewriting the step and of replaying the result, both on one core: median of many runs."
         ),
         columns=("Policy", "operators after", "transform, ms", "replay, ms", "bar"),
         rows=tuple(_row(timing) for timing in timings),

@@ -1,4 +1,4 @@
-"""Does a run under a plan do what was predicted from the run without it?"""
+"""Does a run under a plan match the prediction from the run without it?"""
 
 from __future__ import annotations
 

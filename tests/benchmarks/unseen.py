@@ -41,11 +41,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job at a budget; bytes are 0 where there are none.
+    """The result of a job at a budget; bytes are 0 where unknown.
 
     Attributes:
         job: Its name.
-        kind: What sort of job it is.
+        kind: Kind of job.
         share: The budget, per cent of the recorded peak.
         plan: The plan, or why there is none.
         budget_bytes: The budget.
@@ -53,7 +53,7 @@ class Outcome:
         most_bytes: The upper end of its interval.
         dry_bytes: The peak of a dry run under the plan.
         measured_bytes: The fullest recorded step of the run under the plan.
-        printed: How what it printed compares with the plain run.
+        printed: How its output compares with that of the plain run.
         failure: Why the run under the plan, or the recording, failed.
     """
 
@@ -117,14 +117,14 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
         "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
         f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
         "and the upper end of its interval, the peak of a dry run under it, and that of a run. The last column "
-        "compares what the job printed with the plain run: equal, or changed where a policy of the plan rounds or "
+        "compares the job's output with that of the plain run: equal, or changed where a policy of the plan rounds or "
         "splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
         "owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
     )
     if skipped:
         how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
     rows = tuple(outcome.row() for outcome in outcomes)
-    return Section("Jobs nobody tuned for", how, COLUMNS, rows, verdict(text, passed=not over and not failed))
+    return Section("Unseen jobs", how, COLUMNS, rows, verdict(text, passed=not over and not failed))
 
 
 def try_job(job: Job, prepared: Prepared, folder: Path, shares: tuple[int, ...] = SHARES) -> Iterator[Outcome]:

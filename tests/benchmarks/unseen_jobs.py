@@ -39,18 +39,18 @@ class Job:
 
     Attributes:
         name: Short name.
-        kind: What sort of job it is.
+        kind: Kind of job.
         folder: Folder of the checkout in which the command runs; ``own`` for those written for this table.
         command: The script and its arguments.
         repository: ``owner/name`` on GitHub; empty where the script is ours.
-        commit: What was run.
+        commit: The commit that was run.
         licence: The repository's.
         packages: Distributions that must be installed.
         stand_ins: Folders of unseen/stand_ins on its path.
-        data: Arguments of unseen/make_data.py, which makes what the script reads.
+        data: Arguments of unseen/make_data.py, which creates the script's input.
         paths: Folders on its path: of its own checkout, or other repositories as ``owner/name@commit``.
         environment: Further variables.
-        seeded: It prints the same in every run.
+        seeded: Whether it prints the same in every run.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Job:
     seeded: bool = True
 
     def lacks(self, checkouts: Path | None) -> str:
-        """Says what keeps it from running here; empty where nothing does.
+        """Returns why it cannot run here; empty if it can.
 
         Args:
             checkouts: Folder of checkouts, each named ``owner+name``.
@@ -87,7 +87,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job in a folder of its own, with its data.
+    """A job in its own folder, with its data.
 
     Attributes:
         folder: Where it runs.
@@ -120,7 +120,7 @@ def read_jobs() -> list[Job]:
 
 
 def prepare(job: Job, checkouts: Path | None, folder: Path) -> Prepared:
-    """Copies a job's files into a folder, and makes its data there.
+    """Copies a job's files into a folder, and creates its data there.
 
     Args:
         job: The job; it lacks nothing.

@@ -40,8 +40,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     worst = max(taken / click for taken in least.values())
     passed = worst <= _MOST and not any(slow.values())
     return Section(
-        "Start of each verb",
-        "From the start of the process to its end, medians of runs in turns; the last column names the slow libraries "
+        "Startup time of each verb",
+        "From the start of the process to its end, medians of interleaved runs; the last column names the slow "
+        "libraries "
         f"that are imported, of {', '.join(_SLOW)}.",
         ("command", "ms", "times python -c pass", "times import click", "slow imports"),
         rows,

@@ -1,4 +1,4 @@
-"""Shell completion: what memprof offers where, and the scripts that ask it."""
+"""Shell completion: the words offered, and the shells' scripts."""
 
 from __future__ import annotations
 

@@ -258,6 +258,6 @@ def test_check_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert told_json["is_failed"]
     assert "nothing to check" in run(capsys, "check", "base.memprof", status=2)
     message = run(capsys, "check", "base.memprof", "--fail-on", "peak>+2%", status=2)
-    assert "bounds growth, and there is nothing to compare with" in message
+    assert "limits growth, which needs a base: use memprof diff" in message
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['peak>+2%', 'peak>80MiB']\n")
     run(capsys, "check", "base.memprof", status=4)

@@ -1,4 +1,4 @@
-"""`memprof doctor`: in this environment, and in others that are made for it, it says what works and what to mend."""
+"""`memprof doctor`: in this environment, and in others created for the tests, it reports what works and what to fix."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_settings_in_force(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.memprof]\nsteps = 5\noutput = 'runs/x.memprof'\n")
     said = {one.what: one for one in check_settings({"MEMPROF_STEPS": "2", "MEMPROF_STEP": "3"}, tmp_path)}
     assert said["MEMPROF_STEPS"].says == "2"
-    assert said["[tool.memprof] steps"].says == "5 (MEMPROF_STEPS outweighs it)"
+    assert said["[tool.memprof] steps"].says == "5 (MEMPROF_STEPS overrides it)"
     assert (said["MEMPROF_STEP"].level, said["MEMPROF_STEP"].advice) == (FIX, "Did you mean MEMPROF_STEPS?")
     assert output_folder({}, tmp_path) == tmp_path / "runs"
     (tmp_path / "pyproject.toml").write_text("[tool.memprof]\nstps = 5\n")

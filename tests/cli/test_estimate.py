@@ -135,9 +135,9 @@ def test_other_models(capsys: pytest.CaptureFixture[str]) -> None:
         (("gpt2", "--checkpoint", "some"), 2, "none, selective, layers"),
         (("gpt2", "--checkpoint", "none:3"), 2, "none, selective, layers"),
         (("gpt2", "--checkpoint", "layers:0"), 2, "none, selective, layers"),
-        (("gpt2", "--tokens", "1M", "--batch", "2"), 2, "one of them"),
-        (("--mlp", "3,4", "--seq", "8"), 2, "go with transformers"),
-        (("--mlp", "3,4", "--from", __file__), 5, "not a memprof trace"),
+        (("gpt2", "--tokens", "1M", "--batch", "2"), 2, "mutually exclusive"),
+        (("--mlp", "3,4", "--seq", "8"), 2, "apply to transformers only"),
+        (("--mlp", "3,4", "--from", __file__), 5, "not a memprof recording"),
         (("gpt2", "--machine", "abacus"), 2, "abacus"),
     ],
 )

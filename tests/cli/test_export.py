@@ -111,7 +111,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, capsys: py
     """Not even with -f: only tables that were exported before are."""
     (tmp_path / "thesis.tex").write_text("years of work")
     run(SAMPLE, "--to", "csv", "-o", tmp_path, "-f", status=2)
-    assert "holds something else" in capsys.readouterr().err
+    assert "contains files other than exported tables" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -122,8 +122,8 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, capsys: py
         (["--to", "perfetto", "--tables", "ops", "-o", "x"], "--tables is for --to csv and parquet"),
         (["--to", "snapshot", "--lives", "3", "-o", "x"], "--lives is for --to perfetto"),
         (["--to", "snapshot", "-o", "nowhere/x"], "There is no folder nowhere"),
-        (["--to", "snapshot", "-o", "folder"], "is a folder, and this format is a file"),
-        (["--to", "csv", "-o", "file"], "is a file, and this format is a folder"),
+        (["--to", "snapshot", "-o", "folder"], "is a folder, but this format is one file"),
+        (["--to", "csv", "-o", "file"], "is a file, but this format is a folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

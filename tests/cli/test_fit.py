@@ -50,8 +50,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int = 2) ->
 
 
 def test_page_ends_with_what_to_do_next() -> None:
-    """The answer stands alone on stdout: the plan, predicted and measured, code to paste, the full run; two plans
-    verified, the one measured to be the faster kept."""
+    """Stdout contains only the result: the plan, predicted and measured, code to paste, the full run; of two plans
+    verified, the one measured to be faster is kept."""
     options = [
         "--budget",
         "70%",

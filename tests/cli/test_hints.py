@@ -1,4 +1,4 @@
-"""The commands that memprof proposes: every one of them is one that it takes."""
+"""The commands that memprof proposes: it accepts every one of them."""
 
 from __future__ import annotations
 

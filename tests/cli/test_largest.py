@@ -33,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str
 
 
 def test_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """The number it answers with is the last that fits; the plan is written with the prediction at that size.
+    """The number it prints is the last that fits; the plan is written with the prediction at that size.
 
     At a size that was not recorded, the upper bound of the peak is within the budget, not only the peak.
     """

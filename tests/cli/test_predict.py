@@ -177,8 +177,9 @@ def test_what_spoils_the_prediction_is_said(capsys: pytest.CaptureFixture[str]) 
     run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "-o", "p.memprof")
     Path("plan.toml").write_text("")
     told = json.loads(run(capsys, "predict", "p.memprof", "--plan", "plan.toml", "--json"))
-    assert told["warnings"] == ["p.memprof was predicted under a plan already: the prediction comes on top of it."]
-    assert "warning: p.memprof was predicted under a plan" in run(capsys, "predict", "p.memprof", "--plan", "plan.toml")
+    expected = "p.memprof was predicted under a plan already: this prediction is relative to that run."
+    assert told["warnings"] == [expected]
+    assert f"warning: {expected}" in run(capsys, "predict", "p.memprof", "--plan", "plan.toml")
 
 
 def test_plan_of_no_policy_is_a_plan() -> None:

@@ -1,4 +1,4 @@
-"""Nothing that a job was given, and nothing of whose it is, is in what is written with --scrub."""
+"""Files written with --scrub contain no arguments of the job, people or hosts."""
 
 from __future__ import annotations
 

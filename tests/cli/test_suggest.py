@@ -94,10 +94,10 @@ def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str])
 def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the recording tells how fast its machine is, times are scaled, said to be, and kept in the plan."""
     rewrite("run.memprof", "known.memprof", **with_speed(Trace.open("run.memprof").manifest))
-    asked = ("known.memprof", "--budget", "50%", "--allow", "checkpoint")
-    here = json.loads(run(capsys, "suggest", *asked, "--json"))
+    search_flags = ("known.memprof", "--budget", "50%", "--allow", "checkpoint")
+    here = json.loads(run(capsys, "suggest", *search_flags, "--json"))
     there = json.loads(
-        run(capsys, "suggest", *asked, "--machine", "rtx3090", "--write", "plan.toml", "--json"),
+        run(capsys, "suggest", *search_flags, "--machine", "rtx3090", "--write", "plan.toml", "--json"),
     )
     assert (here["machine"], there["machine"]) == (None, "RTX 3090")
     assert there["recorded"]["step_time_us"] < here["recorded"]["step_time_us"]
@@ -125,8 +125,8 @@ def test_machine_of_the_recording_changes_no_time(capsys: pytest.CaptureFixture[
     manifest = Trace.open("run.memprof").manifest
     changes = with_speed(manifest, device_name="NVIDIA GeForce RTX 3090", device_kind="cuda")
     rewrite("run.memprof", "own.memprof", **changes)
-    asked = ("own.memprof", "--budget", "50%", "--allow", "checkpoint", "--json")
-    told = [json.loads(run(capsys, "suggest", *asked, *more)) for more in ((), ("--machine", "rtx3090"))]
+    search_flags = ("own.memprof", "--budget", "50%", "--allow", "checkpoint", "--json")
+    told = [json.loads(run(capsys, "suggest", *search_flags, *more)) for more in ((), ("--machine", "rtx3090"))]
     assert told[0]["plans"] == told[1]["plans"]
     assert told[1]["machine"] is None
 
@@ -138,8 +138,8 @@ def test_compiled_run_is_a_plan_like_any_other(capsys: pytest.CaptureFixture[str
     told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--forbid", "compile", "--json"))
     assert not any("compile" in one["plan"] for one in told["refused"])
     rewrite("run.memprof", "compiled.memprof", shorter=0.5, plan={"compile": {"activation_budget": 0.5}})
-    asked = ("suggest", "run.memprof", "--budget", "95%", "--compiled", "compiled.memprof", "--json")
-    (compiled,) = (plan for plan in json.loads(run(capsys, *asked))["plans"] if "compile" in plan["describe"])
+    search_flags = ("suggest", "run.memprof", "--budget", "95%", "--compiled", "compiled.memprof", "--json")
+    (compiled,) = (plan for plan in json.loads(run(capsys, *search_flags))["plans"] if "compile" in plan["describe"])
     assert compiled["describe"] == "compile the whole model at 0.5"
     assert compiled["how"] == "measured"
     assert compiled["slowdown"] == pytest.approx(-0.5)
@@ -182,10 +182,10 @@ def test_budget_that_nothing_meets_names_the_least(capsys: pytest.CaptureFixture
 
 def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """A plan that is slower than allowed does not count as fitting."""
-    asked = ("suggest", "run.memprof", "--budget", "50%", "--allow", "checkpoint")
-    told = json.loads(run(capsys, *asked, "--json"))
+    search_flags = ("suggest", "run.memprof", "--budget", "50%", "--allow", "checkpoint")
+    told = json.loads(run(capsys, *search_flags, "--json"))
     assert told["plans"][0]["slowdown"] > 0.1
-    page = run(capsys, *asked, "--max-slowdown", "1%", status=4)
+    page = run(capsys, *search_flags, "--max-slowdown", "1%", status=4)
     assert "Allow more with --max-slowdown" in page
 
 
@@ -199,7 +199,7 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
         (("--budget", "50%", "--also", "resnet.memprof"), "--also gives recordings of other sizes"),
         (("--budget", "50%", "--compiled", "resnet.memprof"), "is not a recording of a compiled run"),
-        (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave out one"),
+        (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave one out"),
     ],
 )
 def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs one program plain and under memprof, in any mode, and keeps everything that can be seen of each run."""
+"""Runs one program plain and under memprof, in any mode, and keeps everything observable of each run."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left.
+    """The result of a run.
 
     Attributes:
         returncode: Exit status, negative for a signal.
         stdout: What it printed.
         stderr: What it printed on stderr.
-        files: Content of every file in its folder, by name; of compiled Python files only that they are there.
+        files: Content of every file in its folder, by name; of compiled Python files only their names.
     """
 
     returncode: int
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Running:
-    """A run under way.
+    """A run in progress.
 
     Attributes:
         job: What runs.

@@ -22,7 +22,7 @@ class Case:
     Attributes:
         words: What to type after ``python`` or ``memprof record``.
         returncode: The exit status that Python gives it, negative for a signal.
-        is_recorded: It trains, so there must be a recording: a recorder that is away changes nothing either.
+        is_recorded: It trains, so there must be a recording: a recorder that did not run would change nothing either.
         stdin: What to type into it.
         environment: Variables to set.
         descriptor: What to offer on descriptor 63.

@@ -59,7 +59,7 @@ def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path) -> No
 
     Under remat all but the profiles: the plan runs the job's operators, and those are in a profile, too.
 
-    A session that is never ended may have torch end a plain Python with a segmentation fault, as its C++ objects go.
+    A session that is never ended may make a plain Python end with a segmentation fault in torch's C++ destructors.
     """
     without, under = run_both(tmp_path, Job(("profiles_itself.py", *words.split())), MODES[way])
     if words == "never_ended active":

@@ -27,7 +27,7 @@ from memprof_dashboard.state import View
 from memprof_dashboard.views import placement
 from memprof_dashboard.views.block_texts import drawn_sentence, life_sentence, placed_sentence, waste_table
 from memprof_dashboard.views.placement import addresses_of, compress, first_fit
-from memprof_dashboard.views.storage_lives import MOST_BLOCKS, StorageLives, choose_blocks, cut_stretch, find_wasters
+from memprof_dashboard.views.storage_lives import MOST_BLOCKS, StorageLives, choose_blocks, cut_stretch, find_idle
 from tests.building import Op, Storage, Tables, make_tables
 
 LIGHT = THEMES["light"]
@@ -173,20 +173,20 @@ def test_unused_for_a_whole_step_is_waste() -> None:
 def test_wasters_are_listed_by_bytes_times_operators() -> None:
     """The list contains storages held after their last use within the range, the largest first."""
     lives = _lives(_trace(_tables()))
-    wasters = find_wasters(cut_stretch(lives, 0, 8))
-    assert (wasters.rows.tolist(), wasters.held.tolist(), wasters.waste.tolist()) == ([1, 3], [1, 1], [30, 30])
+    idle = find_idle(cut_stretch(lives, 0, 8))
+    assert (idle.rows.tolist(), idle.held.tolist(), idle.waste.tolist()) == ([1, 3], [1, 1], [30, 30])
     # The weight for 8 operators, twice 30 bytes for 3 and 50 for 3.
-    assert wasters.share == pytest.approx(60 / (100 * 8 + 2 * 30 * 3 + 2 * 50 * 3))
-    assert find_wasters(cut_stretch(lives, 3, 6)).rows.tolist() == []
+    assert idle.share == pytest.approx(60 / (100 * 8 + 2 * 30 * 3 + 2 * 50 * 3))
+    assert find_idle(cut_stretch(lives, 3, 6)).rows.tolist() == []
 
 
 def test_recording_without_uses_cannot_tell() -> None:
     """Without recorded uses the table says so instead of listing everything as idle."""
     rank = _rank({**_tables(), Uses: Uses.empty()})
     lives = StorageLives(rank.trace, rank.history)
-    wasters = find_wasters(cut_stretch(lives, 0, 8))
-    assert not len(wasters.rows)
-    assert "idle tensors cannot be identified" in _text(waste_table(rank, lives, wasters, "row"))
+    idle = find_idle(cut_stretch(lives, 0, 8))
+    assert not len(idle.rows)
+    assert "idle tensors cannot be identified" in _text(waste_table(rank, lives, idle, "row"))
 
 
 def test_largest_blocks_are_chosen() -> None:
@@ -273,17 +273,17 @@ def test_click_chooses_the_storage() -> None:
 def test_search_draws_what_is_found() -> None:
     """While something is searched for, only what has it in its name is drawn."""
     trace = _trace(_tables())
-    page, desk = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
-    remark, _, _ = page._texts(desk, View(tab="blocks", first=0, end=8, find="relu"))
+    page, workspace = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
+    remark, _, _ = page._texts(workspace, View(tab="blocks", first=0, end=8, find="relu"))
     assert "All 2 blocks matching 'relu' are drawn." in _text(remark)
 
 
 def test_empty_recording_says_so() -> None:
     """A recording without operators shows a message instead of a figure."""
     trace = _trace({Steps: Steps.empty()})
-    page, desk = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
-    assert "No operators were recorded" in page._figure(desk, View(), -1, -1, "light").layout.annotations[0].text
-    assert "Nothing recorded" in _text(page._texts(desk, View())[0])
+    page, workspace = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
+    assert "No operators were recorded" in page._figure(workspace, View(), -1, -1, "light").layout.annotations[0].text
+    assert "Nothing recorded" in _text(page._texts(workspace, View())[0])
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The diff page: bars, two steps in one picture, and what stands there when there is nothing to compare."""
+"""The diff page: bars, two steps in one picture, and the text when there is nothing to compare."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _curve(name: str, phases: str, total: list[int]) -> Curve:
     return Curve(name, np.array(total, dtype=np.int64), np.array([names[letter] for letter in phases], dtype=object))
 
 
-def _desk(*names: str) -> Workspace:
+def _workspace(*names: str) -> Workspace:
     return Workspace([Source(Path(name), name, Trace.open(SAMPLES / name / "run.memprof")) for name in names])
 
 
@@ -121,13 +121,15 @@ def test_a_step_without_operators_is_said() -> None:
 
 def test_one_recording_cannot_be_compared() -> None:
     """The page says how to open two, and how to choose the other."""
-    assert "memprof dashboard base.memprof other.memprof" in _text(DiffPage().layout(_desk("gpt"), View(tab="diff")))
-    assert "compare with" in _text(DiffPage().layout(_desk("gpt", "lstm"), View(tab="diff")))
+    assert "memprof dashboard base.memprof other.memprof" in _text(
+        DiffPage().layout(_workspace("gpt"), View(tab="diff"))
+    )
+    assert "compare with" in _text(DiffPage().layout(_workspace("gpt", "lstm"), View(tab="diff")))
 
 
 def test_a_recording_beside_itself_shows_zero() -> None:
     """The page of identical recordings says that nothing changed, and every change in it is 0 B."""
-    page = _text(DiffPage().layout(_desk("gpt", "gpt"), View(tab="diff", other=1)))
+    page = _text(DiffPage().layout(_workspace("gpt", "gpt"), View(tab="diff", other=1)))
     assert "Nothing changed" in page
     assert "grew" not in page
     assert "shrank" not in page
@@ -136,7 +138,7 @@ def test_a_recording_beside_itself_shows_zero() -> None:
 def test_other_models_are_not_compared() -> None:
     """Two models have no common parts: the sentence names both instead of inventing a change."""
     with pytest.raises(InconclusiveError, match="GPT, the head of ResNet"):
-        DiffPage().layout(_desk("gpt", "resnet"), View(tab="diff", other=1))
+        DiffPage().layout(_workspace("gpt", "resnet"), View(tab="diff", other=1))
 
 
 def _job(activation: int, workspace: int, *, module: str = "body") -> Rank:
@@ -216,8 +218,8 @@ def test_what_differs_and_why_is_named() -> None:
     manifest, tables = predicted_trace(forecast(recorded, Plan((Checkpoint(("layers.*",)),))))
     manifest = Manifest.from_json(json.loads(json.dumps(manifest.to_json())))  # as a file holds it
     planned = Source(Path("planned"), "planned", Trace.of([(manifest, tables)], "planned"))
-    desk = Workspace([Source(Path("gpt"), "gpt", recorded), planned])
-    page = _text(DiffPage().layout(desk, View(tab="diff", other=1)))
+    workspace = Workspace([Source(Path("gpt"), "gpt", recorded), planned])
+    page = _text(DiffPage().layout(workspace, View(tab="diff", other=1)))
     assert "The peak shrank by" in page
     assert "The recording conditions differ" in page
     assert "checkpoint layers.*" in page

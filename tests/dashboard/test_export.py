@@ -1,4 +1,4 @@
-"""A report as one HTML file: what stands in it, and that names from a recording stay names."""
+"""A report as one HTML file: its content, and that names from a recording are escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is answered: requests as a stranger, a page of another site, or a broken browser would send them."""
+"""Access control: requests without a token, from other sites, or from broken browsers."""
 
 from __future__ import annotations
 

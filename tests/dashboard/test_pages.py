@@ -29,10 +29,10 @@ class NotesPage:
     def __init__(self) -> None:
         self.is_registered = False
 
-    def layout(self, desk: Workspace, view: View) -> Any:
-        return html.P(f"notes on {desk.source(view.trace).name} at {view.at}")
+    def layout(self, workspace: Workspace, view: View) -> Any:
+        return html.P(f"notes on {workspace.source(view.trace).name} at {view.at}")
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         self.is_registered = True
 
 

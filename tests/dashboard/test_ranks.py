@@ -77,7 +77,7 @@ def _text(component: object) -> str:
     return json.dumps(component, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
-def _desk(trace: Trace) -> Workspace:
+def _workspace(trace: Trace) -> Workspace:
     return Workspace([Source(trace.path, "made by hand", trace)])
 
 
@@ -179,7 +179,7 @@ def test_damaged_rank_is_told_and_the_others_are_shown(trace: Trace, monkeypatch
 
     monkeypatch.setattr(ranks_page, "read_peaks", damaged)
     page, view = RanksPage(), View(tab="ranks", first=0, end=8, at=0)
-    figure, remark, _, is_done = page._filled(_desk(trace), view, "light")
+    figure, remark, _, is_done = page._filled(_workspace(trace), view, "light")
     assert is_done
     assert "Cannot read rank 1: its table 'ops' cannot be read" in _text(remark)
     assert list(figure.data[0].y) == ["rank 0", "rank 2", "rank 3"]
@@ -188,14 +188,14 @@ def test_damaged_rank_is_told_and_the_others_are_shown(trace: Trace, monkeypatch
 def test_unread_ranks_are_announced(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """While ranks are left to read, the page says how many, and asks again."""
     monkeypatch.setattr(RanksPage.read, "__defaults__", (-1.0,))
-    _, remark, _, is_done = RanksPage()._filled(_desk(trace), View(tab="ranks", first=0, end=8), "light")
+    _, remark, _, is_done = RanksPage()._filled(_workspace(trace), View(tab="ranks", first=0, end=8), "light")
     assert not is_done
     assert "3 of 4 left" in _text(remark)
 
 
 def test_table_orders_ranks_by_peak(trace: Trace) -> None:
     """The table tells each rank's peak, its phase and its largest category, the worst first."""
-    _, _, table, _ = RanksPage()._filled(_desk(trace), View(tab="ranks", first=0, end=8), "light")
+    _, _, table, _ = RanksPage()._filled(_workspace(trace), View(tab="ranks", first=0, end=8), "light")
     text = _text(table)
     places = [text.index(f'"rank {number}"') for number in (2, 1, 0, 3)]
     assert places == sorted(places)
@@ -206,15 +206,15 @@ def test_table_orders_ranks_by_peak(trace: Trace) -> None:
 
 def test_click_goes_to_the_rank(trace: Trace) -> None:
     """A click on a rank opens it, with the cursor at the peak operator of the clicked column."""
-    page, desk, view = RanksPage(), _desk(trace), View(tab="ranks", first=0, end=8)
+    page, workspace, view = RanksPage(), _workspace(trace), View(tab="ranks", first=0, end=8)
     page.read(trace)
-    assert page._jump(desk, view, 2, 6.5) == {"rank": 2, "at": 6, "storage": -1}
-    assert page._jump(desk, view, 2, None) == {"rank": 2, "at": 2, "storage": -1}
+    assert page._jump(workspace, view, 2, 6.5) == {"rank": 2, "at": 6, "storage": -1}
+    assert page._jump(workspace, view, 2, None) == {"rank": 2, "at": 2, "storage": -1}
 
 
 def test_one_rank_has_nothing_to_compare() -> None:
     """A recording of one process says why there is nothing to see."""
-    text = _text(RanksPage().layout(_desk(_trace(_job(4))), View(tab="ranks")))
+    text = _text(RanksPage().layout(_workspace(_trace(_job(4))), View(tab="ranks")))
     assert "Only one rank" in text
     assert "single process" in text
 
@@ -231,7 +231,7 @@ def test_rank_without_operators_is_blank() -> None:
 
 def test_summaries_are_shown_below(trace: Trace) -> None:
     """How far ranks lie apart, by phase and category, stands below the picture for any number of ranks."""
-    text = _text(RanksPage().layout(_desk(trace), View(tab="ranks", first=0, end=8)))
+    text = _text(RanksPage().layout(_workspace(trace), View(tab="ranks", first=0, end=8)))
     assert "Spread by phase" in text
     assert "Spread by category" in text
     assert "activation" in text
@@ -241,7 +241,7 @@ def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.Monkey
     """Of more ranks than are read one by one, the heatmap and the table are of what the recording tells in sum."""
     many = _trace(*(_job(4 + number % 7) for number in range(70)))
     monkeypatch.setattr(ranks_page, "read_peaks", lambda one: pytest.fail("a rank's own tables were read"))
-    figure, remark, table, is_done = RanksPage()._filled(_desk(many), View(tab="ranks", first=0, end=8), "light")
+    figure, remark, table, is_done = RanksPage()._filled(_workspace(many), View(tab="ranks", first=0, end=8), "light")
     assert is_done
     assert figure.data[0].z.shape == (70, 4)
     assert float(figure.data[0].z.max()) == 22.0
@@ -253,7 +253,10 @@ def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.Monkey
 def test_a_rank_of_very_many_can_be_gone_to() -> None:
     """A click on a row of the picture, or of the table, goes to that rank."""
     many = _trace(*(_job(4) for _ in range(70)))
-    assert RanksPage()._jump(_desk(many), View(tab="ranks", first=0, end=8), 66, None) == {"rank": 66, "storage": -1}
+    assert RanksPage()._jump(_workspace(many), View(tab="ranks", first=0, end=8), 66, None) == {
+        "rank": 66,
+        "storage": -1,
+    }
 
 
 def test_the_picture_of_a_thousand_ranks_stays_small() -> None:

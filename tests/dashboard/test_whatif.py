@@ -42,10 +42,10 @@ from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
     Asked,
-    ask_planners,
     detail_of,
     find_plans,
     plans_of,
+    run_planners,
     runs_under_plans,
 )
 from memprof_dashboard.whatif.searches import Search, Searches
@@ -261,7 +261,7 @@ def test_a_comparison_is_stopped_with_what_it_has(rank: Rank) -> None:
         if len(answers) == 3:
             raise KeyboardInterrupt
 
-    points = ask_planners(rank, report)
+    points = run_planners(rank, report)
     assert list(points) == answers
     assert len(points) == 3
     assert "overhead by planner and budget" in _text(plan_parts.planner_table(points))

@@ -1,4 +1,4 @@
-"""The documentation's commands: each is run, or it is parsed and the reason why it is not run stands here."""
+"""The documentation's commands: each is run, or parsed with a documented reason why it is not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of commands with their output: what the pages say is what is printed."""
+"""Blocks of commands with their output: the pages show what is printed."""
 
 from __future__ import annotations
 

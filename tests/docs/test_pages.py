@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, Python in them runs or compiles, generated ones say what the code says."""
+"""The pages: links are valid, Python in them runs or compiles, generated ones match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site as it is built: it asks no other machine for anything, and can be read and searched from files."""
+"""The built site: it makes no requests to other hosts, and can be read and searched from files."""
 
 from __future__ import annotations
 

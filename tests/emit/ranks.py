@@ -1,4 +1,4 @@
-"""Trains a GPT on two ranks, as memprof shards it and as emitted FSDP2 code does, and writes what came of it as JSON.
+"""Trains a GPT on two ranks, as memprof shards it and as emitted FSDP2 code does, and writes the results as JSON.
 
 Usage: torchrun --nproc-per-node 2 -m tests.emit.ranks EMITTED PLAN RESULT, each file read or written by every rank.
 """

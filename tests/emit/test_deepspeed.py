@@ -1,4 +1,4 @@
-"""Emitted JSON has DeepSpeed's keys, and says what a plan says."""
+"""Emitted JSON has DeepSpeed's keys, with the plan's settings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_modules_cannot_be_chosen_in_json() -> None:
     """How deepspeed.checkpointing works is set; that the model has to call it is said, and so is what has no key."""
     emitted = emit(PLANS[1])
     assert json.loads(emitted.text)["activation_checkpointing"]["cpu_checkpointing"] is True
-    assert emitted.cannot[0].startswith("checkpoint layers.*: JSON chooses no modules")
+    assert emitted.cannot[0].startswith("checkpoint layers.*: the JSON cannot select modules")
     emitted = emit(
         "[compress]\n[optimizer]\nloop = 'fused'\nin_backward = true\n[allocator]\nexpandable_segments = true"
     )

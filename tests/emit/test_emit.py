@@ -63,13 +63,13 @@ def test_what_is_missing_is_said_and_the_rest_is_written(capsys: pytest.CaptureF
     """Exit status 0, JSON on stdout, and on stderr a note for whatever JSON cannot express."""
     out, err = run(capsys, "emit", "plan.toml", "--to", "deepspeed", "--batch", 8)
     assert '"dtype": "bfloat16"' in out
-    assert "memprof: cannot express checkpoint layers.*: JSON chooses no modules" in err
+    assert "memprof: cannot express checkpoint layers.*: the JSON cannot select modules" in err
 
 
 @pytest.mark.parametrize(
     ("plan", "target", "status", "part"),
     [
-        (PLAN, "fsdp2", 2, "PyTorch FSDP2 can express nothing of plan.toml: The plan divides nothing"),
+        (PLAN, "fsdp2", 2, "PyTorch FSDP2 can express nothing of plan.toml: The plan shards nothing"),
         ("[compress]", "deepspeed", 2, "DeepSpeed can express nothing of plan.toml: compress everything saved"),
         ("# none", "pytorch", 2, "Nothing to write: plan.toml has no policies."),
         ("[checkpoint]\nmodule = 1", "pytorch", 2, "module"),

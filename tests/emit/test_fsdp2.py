@@ -60,7 +60,7 @@ def test_ranks_train_as_under_memprof(ranks: list[dict[str, Any]]) -> None:
 def test_each_rank_holds_its_half(ranks: list[dict[str, Any]]) -> None:
     """The parts of parameters are as large as memprof's, and the peak is the same to the byte.
 
-    But for 8 bytes: the mesh of memprof's run, two ranks' numbers, is still alive in the second run of the process.
+    Except for 8 bytes: the mesh of memprof's run, two ranks' numbers, is still alive in the second run of the process.
     """
     for found in ranks:
         assert found["emitted"]["parameter_bytes"] == found["applied"]["parameter_bytes"]
@@ -71,7 +71,7 @@ def test_each_rank_holds_its_half(ranks: list[dict[str, Any]]) -> None:
     ("text", "part"),
     [
         ("[shard]\nstage = 1\nworld_size = 2", "fully_shard divides parameters too, in stages 2 and 3"),
-        ("[checkpoint]\nmodules = ['layers.*']", "The plan divides nothing that fully_shard could divide"),
+        ("[checkpoint]\nmodules = ['layers.*']", "The plan shards nothing that fully_shard supports"),
     ],
 )
 def test_what_divides_no_parameters_is_not_fsdp2(text: str, part: str) -> None:

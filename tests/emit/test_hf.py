@@ -1,4 +1,4 @@
-"""Emitted TrainingArguments are those of the installed transformers, and train as the plan says."""
+"""Emitted TrainingArguments are those of the installed transformers, and train under the plan."""
 
 from __future__ import annotations
 

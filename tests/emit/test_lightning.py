@@ -1,4 +1,4 @@
-"""Emitted arguments are those of the installed Lightning's Trainer, and train as the plan says."""
+"""Emitted arguments are those of the installed Lightning's Trainer, and train under the plan."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_has_no_argument_is_code_around_the_model() -> None:
 def test_arguments_train_as_the_plan_says() -> None:
     """Two parts of four in bf16: the mean of their losses is the batch's, to the type's rounding, in less memory.
 
-    Lightning runs the loss under autocast too, and updates behind every second part.
+    Lightning runs the loss under autocast too, and updates after every second part.
     """
     text = "[precision]\ndtype = 'bf16'\n[accumulate]\nmicro_batches = 2"
     parts, peak = train(text, is_emitted=True, batch=4)

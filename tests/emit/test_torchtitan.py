@@ -1,4 +1,4 @@
-"""Emitted code sets fields that torchtitan's Trainer.Config has, to what a plan says."""
+"""Emitted code sets existing fields of torchtitan's Trainer.Config to the plan's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits under which cases run, and what may come of one."""
+"""Limits under which cases run, and their allowed outcomes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def outcome(case: str, read: Callable[[], Any]) -> str:
     """Runs one case.
 
     Args:
-        case: What it is, for the failure.
-        read: Reads what was damaged.
+        case: Name of the case, for the failure message.
+        read: Reads the damaged input.
 
     Returns:
         "fine", or the sentence.
 
     Raises:
-        AssertionError: It ends in anything else than a result or one sentence.
+        AssertionError: It ends in anything other than a result or one message.
     """
     try:
         read()

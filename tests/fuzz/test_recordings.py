@@ -48,8 +48,8 @@ def run(bases: list[Base], path: Path, seeds: range, readers: int, *, costly: bo
 
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_a_damaged_recording_gives_a_result_or_a_sentence(part: int, bases: list[Base], tmp_path: Path) -> None:
-    """Wrong types, values, orders, missing tables and columns, damaged bytes: each reader answers or says what is
-    wrong."""
+    """Wrong types, values, orders, missing tables and columns, damaged bytes: each reader returns a result or reports
+    the error."""
     outcomes = run(bases, tmp_path / "run.memprof", range(part * _CASES, (part + 1) * _CASES), readers=1)
     # Neither all refused nor all let through: the cases are of both kinds.
     assert _CASES // 10 < outcomes.count("fine") < _CASES * 9 // 10

@@ -1,9 +1,9 @@
-"""Proves on a machine with one GPU what memprof promises there, in one command.
+"""Validates memprof on a machine with one GPU, in one command.
 
 python -m tests.gpu --out FOLDER [--device cuda|cpu] [--only SECTION]... [--minutes 8]
 
 Each section runs in a process of its own, within its share of the time; results.json and results.md in the folder are
-written anew after each, and sections that are not run this time stay in them. Without a GPU nothing runs and nothing
+rewritten after each, and sections that are not run this time stay in them. Without a GPU nothing runs and nothing
 fails. ``--device cpu`` rehearses every section at tiny sizes; its figures are no measurements. The exit code is 1 where
 a section broke or a bar was missed.
 """

@@ -1,4 +1,4 @@
-"""Tells what the figures were measured on; asked in a process of its own, so that no other holds the device."""
+"""Describes the machine of the figures; runs in its own process, so that no other process uses the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run under a plan do what was predicted from the run without it?"""
+"""Does a run under a plan match the prediction from the run without it?"""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _flags(templates: tuple[str, ...], patterns: dict[str, str]) -> dict[str, tu
 
 @dataclass(frozen=True)
 class Predicted:
-    """A plan as it was written before the run.
+    """A plan, written before the run.
 
     Attributes:
         path: The plan's file, with its prediction.

@@ -1,4 +1,4 @@
-"""Reads figures off recordings and predictions."""
+"""Reads figures from recordings and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Peaks:
         allocated_bytes: Of the recorded counters.
         active_bytes: The same.
         reserved_bytes: The same.
-        replayed_bytes: Of the births and deaths of the device's storages.
+        replayed_bytes: Of the allocations and frees of the device's storages.
     """
 
     allocated_bytes: int | None

@@ -1,4 +1,4 @@
-"""Does the model of the caching allocator do what this device's allocator did, segment by segment?"""
+"""Does the model of the caching allocator match this device's allocator, segment by segment?"""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ def compare_recording(events: AllocatorEvents, segments: Segments, settings: Set
 
     Args:
         events: The events; what was in use before the first comes first, without an index.
-        segments: The segments behind the last.
-        settings: What the allocator was told.
+        segments: The segments after the last.
+        settings: The allocator's options.
 
     Returns:
         The comparison, and how many things differ. The final blocks are made up from the events, so of them only the
         sum of their bytes counts.
 
     Raises:
-        ValueError: There are no events, or nobody told the segments.
+        ValueError: There are no events, or the segments are unknown.
     """
     is_event = events.index != NONE
     if not is_event.any() or not len(segments):
@@ -174,10 +174,10 @@ def _rehearse(place: Place, found: Found) -> int:
 
 
 def written_down(done: Replay, begin: float = 0.0) -> tuple[AllocatorEvents, Segments]:
-    """Writes what the model did as a recording would have it.
+    """Returns the model's actions in the form of a recording.
 
     Args:
-        done: What it did.
+        done: Its actions.
         begin: Share of the events that were over when the recording began.
     """
     requests = done.requests

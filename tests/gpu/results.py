@@ -1,4 +1,4 @@
-"""What was found: one section at a time, and all of them in results.json, written whole after each."""
+"""Results: one section at a time, and all of them in results.json, rewritten after each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OK, BROKEN, TIMED_OUT = "ok", "broken", "timed out"
 
 @dataclass(frozen=True)
 class Bar:
-    """What must hold.
+    """A requirement.
 
     Attributes:
-        text: The bar, and what was found.
-        passed: Whether it was passed; None where this run cannot tell, as in a rehearsal.
+        text: The requirement, and the result.
+        passed: Whether it was passed; None where this run cannot decide, as in a rehearsal.
     """
 
     text: str
@@ -31,20 +31,20 @@ class Bar:
 
 @dataclass
 class Section:
-    """What one section found.
+    """The result of one section.
 
     Attributes:
-        name: As it is chosen on the command line.
+        name: Its name on the command line.
         title: Heading.
         how: What was measured and how, in a few sentences.
         columns: Headings of the rows.
         rows: Cells as text.
         figures: The same as numbers, a dictionary a row.
-        bars: What must hold.
+        bars: A requirement.
         notes: Sentences for the reader.
-        errors: What went wrong with single rows, which the others outlived.
+        errors: Errors of single rows; the others were measured.
         status: ``ok``, ``broken`` (it ended with an error), or ``timed out``.
-        error: The end of what a broken one said.
+        error: The end of a broken one's output.
         seconds: How long it took.
         date: When it ended, UTC.
     """

@@ -32,7 +32,7 @@ _GRACE_S = 5.0
 
 
 def environment(*, has_memprof: bool = False, **changes: str) -> dict[str, str]:
-    """Returns the environment of a process that is started: without a recording around it, with what was carried.
+    """Returns the environment of a process that is started: outside any recording, with the carried variables.
 
     Args:
         has_memprof: It imports memprof itself, which need not be installed.

@@ -1,4 +1,4 @@
-"""The jobs: run as they are or under ``memprof record``, several side by side, one of them computing at a time."""
+"""The jobs: run plain or under ``memprof record``, several in parallel, one of them computing at a time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Trained:
 def run(
     place: Place, command: Sequence[str], *, has_memprof: bool = False, folder: Path = ROOT, **variables: str
 ) -> tuple[str, str]:
-    """Runs a command to its end and returns what it printed, and the end of what it said on stderr.
+    """Runs a command to its end and returns its stdout, and the end of its stderr.
 
     Args:
         place: Where.
@@ -97,7 +97,7 @@ def run(
 
     Raises:
         JobError: It failed.
-        NoTimeError: The section's time is up.
+        NoTimeError: The section's time is used up.
     """
     left = place.end - time.monotonic()
     if left <= 0:
@@ -148,7 +148,7 @@ def record(place: Place, job: Job, output: Path, *, plan: Path | None = None, fl
 def side_by_side(
     place: Place, found: Found, items: Iterable[tuple[str, T]], work: Callable[[T], Any]
 ) -> Iterator[tuple[T, Any]]:
-    """Works on items in several lanes, and yields each with its result in the order given; those that fail are noted.
+    """Processes items in parallel, and yields each with its result in the given order; those that fail are recorded.
 
     A job begins while another computes, and computes when that has ended: the gate (see ``jobs/training.py``).
     """

@@ -1,4 +1,4 @@
-"""Is a job that runs out of memory made to fit by the plan that is suggested for it?"""
+"""Does the suggested plan make a job fit that runs out of memory?"""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _try(place: Place, case: Case, base: Trace, peak_bytes: int, base_us: float)
 
 
 def _runs_out(place: Place, job: Job) -> bool:
-    """Runs a job as it is; tells whether it ended for want of memory.
+    """Runs a job without a plan; returns whether it ran out of memory.
 
     Raises:
         JobError: It ended for another reason.

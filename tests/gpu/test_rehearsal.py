@@ -1,4 +1,4 @@
-"""The harness that meets a GPU later: every section runs on a processor, and what it reports can be read."""
+"""The GPU harness: every section runs on a CPU too, and its results can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings by others' libraries on small random models, in this process."""
+"""Trainings with third-party libraries on small random models, in this process."""
 
 from __future__ import annotations
 

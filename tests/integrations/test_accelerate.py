@@ -1,4 +1,4 @@
-"""A loop that accelerate runs, recorded."""
+"""Recording a loop under accelerate."""
 
 from __future__ import annotations
 

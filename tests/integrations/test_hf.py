@@ -1,4 +1,4 @@
-"""The Trainer of transformers, recorded by its callback."""
+"""Recording the Trainer of transformers through its callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, recorded by its callback."""
+"""Recording Lightning's Trainer through its callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The magic of notebooks, in a shell of IPython."""
+"""The notebook magic, in an IPython shell."""
 
 from __future__ import annotations
 

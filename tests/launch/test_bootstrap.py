@@ -1,4 +1,4 @@
-"""The bootstrap, tried in processes of its own with a torch and a memprof made of a few lines."""
+"""The bootstrap, in separate processes with stand-ins for torch and memprof of a few lines."""
 
 from __future__ import annotations
 

@@ -29,4 +29,4 @@ def test_folder_that_was_deleted(tmp_path: Path) -> None:
     script = f"cd {gone} && rmdir {gone} && exec {' '.join(_MEMPROF)} {tmp_path / 'train.py'}"
     done = subprocess.run(("sh", "-c", script), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (125, "")
-    assert "the current folder is not there any more" in done.stderr
+    assert "the current folder no longer exists" in done.stderr

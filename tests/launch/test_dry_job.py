@@ -1,4 +1,4 @@
-"""Which job a dry run starts for a recording, and what it says where it cannot."""
+"""Which job a dry run starts for a recording, and its messages where it cannot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_recorded_command_is_started_again() -> None:
     [
         (Manifest(), "does not say how its job was started", 125),
         (Manifest(command=("python", "train.py"), plan={"checkpoint": {}}), "recorded under a plan already", 125),
-        (Manifest(command=("python", "gone.py")), "Ask again in the folder where the job was recorded", 127),
+        (Manifest(command=("python", "gone.py")), "Run the command in the folder where the job was recorded", 127),
         (Manifest(command=("no-such-launcher", "train.py")), "Command no-such-launcher not found", 127),
     ],
     ids=["imported", "planned", "script", "command"],

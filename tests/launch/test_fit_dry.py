@@ -1,4 +1,4 @@
-"""`memprof fit` spends dry runs before real ones, and does without where a job cannot be dry-run."""
+"""`memprof fit` makes dry runs before real ones, and skips them where a job cannot be dry-run."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_lost_spool_ends_the_samples(tmp_path: Path) -> None:
 def test_a_costly_look_is_repeated_after_a_hundred_times_what_it_took(
     looked_at: str, took_s: float, rest_s: float, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listing processes and reading private memory take a hundredth of one core, whatever else runs; the rest goes on.
+    """Listing processes and reading private memory take a hundredth of one core, whatever else runs; sampling goes on.
 
     Over two minutes of samples; private memory is read every five seconds at most, however little that takes.
     """

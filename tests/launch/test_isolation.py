@@ -96,7 +96,7 @@ def test_where_it_cannot_be_had_a_sentence_says_why(folder: Path, monkeypatch: p
     odd = folder.parent / "a,b"
     odd.mkdir()
     monkeypatch.chdir(odd)
-    assert why_not_apart() == "the name of this folder has a comma, a colon or a backslash"
+    assert why_not_apart() == "the name of this folder contains a comma, a colon or a backslash"
 
 
 def test_a_check_leaves_the_folder_as_it_was(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``memprof record`` of jobs that really run out of memory, in every place where a job can."""
+"""``memprof record`` of jobs that really run out of memory, at every place where a job can."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_model_that_cannot_be_built(recorded: Recorded) -> None:
     status, said, path = recorded("build")
     assert status == 1
     assert not path.exists()
-    assert said[0].startswith("memprof: out of memory before a training step was recorded: 36.00 MiB asked for on cpu")
+    assert said[0].startswith("memprof: out of memory before a training step was recorded: 36.00 MiB requested on cpu")
     assert "runs_out_of_memory.py:" in said[0]
 
 

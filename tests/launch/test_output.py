@@ -1,4 +1,4 @@
-"""Where a recording goes, and what is in the way."""
+"""Where a recording is written, and existing files there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``memprof record`` from end to end: what it refuses, what it leaves, what it says."""
+"""``memprof record`` from end to end: refusals, files and messages."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def left(folder: Path) -> set[str]:
 
 
 def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
-    """The recording is packed into one file; stderr says what it holds and what to type next, stdout is the job's.
+    """The recording is packed into one file; stderr names its content and the next command, stdout is the job's.
 
-    The manifest tells which job it is of, and when it was made.
+    The manifest contains the job and the time of the recording.
     """
     before = time.time() * 1e6
     ended = record("-o", "run.memprof", "train.py", STATUS="3")

@@ -1,4 +1,4 @@
-"""How a run under a plan ends: within its budget or over it, or dead, and what is to be typed next."""
+"""How a run under a plan ends: within its budget, over it, or killed, and the next command."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_memory_runs_out_under_a_plan(job: Path) -> None:
     assert status == 1
     assert said[0].startswith("out of memory: ")
     (line,) = (line for line in said if line.startswith("it ran under plan.toml: checkpoint "))
-    assert line.endswith("Its prediction is not compared: no step beyond the warm-up was recorded to its end.")
+    assert line.endswith("Its prediction is not compared: no complete step after the warm-up was recorded.")
     assert not any("predicted peak" in line or "the budget," in line for line in said)
     assert re.fullmatch(r"next: memprof suggest run\.memprof --budget \S+iB --write plan-2\.toml", said[-2])
     assert said[-1].startswith("then: memprof record --plan plan-2.toml --budget ")
@@ -282,7 +282,7 @@ def test_host_memory_that_swap_filled(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.toml", Plan((Swap(to="host"),), budget_bytes=1 << 30))
     job = PlannedJob(read_plan(tmp_path / "plan.toml"), tmp_path / "plan.toml", "train.py")
     verdict = add_plan(Verdict("nothing"), job, Ended(has_failed=True, ran_out=True, was_killed=True), None)
-    assert "What swap moves out of the device, it holds in host memory." in verdict.comparison
+    assert "swap keeps in host memory what it moves off the device." in verdict.comparison
     assert verdict.next_command == "memprof fit --budget 1.00GiB --forbid swap train.py"
 
 

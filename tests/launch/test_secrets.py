@@ -1,4 +1,4 @@
-"""What of a job's command line a recording holds, and who may read it."""
+"""Which part of a job's command line a recording contains, and its file permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recording machine's speed, measured when the job is over."""
+"""The recording machine's speed, measured after the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is, and whether it can be started."""
+"""Parsing a job's command line, and checking that it can be started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences of the post-mortem."""
+"""The summary printed after a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_status_in_words() -> None:
 @pytest.mark.parametrize(
     ("marks", "reason"),
     [
-        ((), "ran in no Python that loads the recorder"),
+        ((), "ran no Python that loads the recorder"),
         (("python-started",), "never imported torch"),
         (("python-started", "torch-imported"), "never called a model"),
         (("python-started", "torch-imported", "process-7/"), "ended before the first operator"),
@@ -73,7 +73,7 @@ def test_policies_that_met_no_model_are_named() -> None:
     """A plan that was applied in part says which policies were not; one applied whole, or empty, says nothing."""
     plan = Plan((Checkpoint(modules=("a.*",)), Checkpoint(modules=("b.*",))))
     assert describe_missed(plan, {0, 1}) == []
-    assert describe_missed(plan, {0}) == ["of the plan, no model called in training took: checkpoint b.*."]
+    assert describe_missed(plan, {0}) == ["policies not applied to any model called in training: checkpoint b.*."]
     assert describe_missed(plan, set()) == ["the plan was not applied: no model of the job was called in training."]
     assert describe_missed(Plan(), set()) == []
 

@@ -77,8 +77,8 @@ def score_line(verdicts: list[Verdict]) -> str:
 def selected(mutant: Mutant, lines: LineMap, most_seconds: float) -> list[str]:
     """Returns the tests to run for a mutant: those that run its lines first, whole files together.
 
-    Files of the same part of the tests come first, then the quicker ones, up to ``most_seconds`` as they were measured,
-    and one test at least.
+    Files of the same part of the tests come first, then the quicker ones, up to ``most_seconds`` as measured, and at
+    least one test.
     """
     part = "tests/" + mutant.source.split("/")[1]
     changed = range(mutant.line, mutant.last_line + 1)

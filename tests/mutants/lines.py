@@ -144,8 +144,8 @@ class LineMap:
     def tests_of(self, source: str, lines: Iterable[int]) -> list[list[str]]:
         """Returns the tests of some lines, in the order in which to run them.
 
-        The first list holds those that run a line, the second the others of the same files: what a module-wide
-        fixture or a cache makes, only the first test that needs it is seen to run. The shortest come first.
+        The first list holds those that run a line, the second the others of the same files: lines of a
+        module-wide fixture or a cache are attributed to the first test that needs it. The shortest come first.
         """
         covering: dict[str, float] = {}
         others: dict[str, float] = {}

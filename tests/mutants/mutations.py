@@ -34,7 +34,7 @@ class Mutant:
     """One change of one expression.
 
     Attributes:
-        id: Made of the seed, the function and the change's place in it; a sample holds the mutants with the least.
+        id: Hash of the seed, the function and the change's place in it; a sample holds the mutants with the smallest.
         source: Path of the source file.
         line: The first line that changes, from 1.
         last_line: The last line of the changed expression.

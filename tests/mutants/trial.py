@@ -1,4 +1,4 @@
-"""One mutant tried: a process that has torch imported already runs the tests in a fork, over a copy of the tree."""
+"""Tests one mutant: a process that has torch imported already runs the tests in a fork, over a copy of the tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".hypothesis", ".*
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a mutant.
+    """The result of a mutant.
 
     Attributes:
         outcome: "killed", "timed out", "survived", or "not run" where no test runs the line.

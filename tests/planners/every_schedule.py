@@ -1,4 +1,4 @@
-"""The least time over all schedules of a small graph, by trying them all: the oracle of the exact planners."""
+"""The shortest time over all schedules of a small graph, by brute force: the oracle of the exact planners."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def least_extra_us(graph: Graph, budget_bytes: int, *, is_persistent: bool = Fal
 
     A state is the next operator of the step and the set of values that are alive. From each, a value can be dropped,
     an operator that may repeat and finds what it reads can run again at its cost, or the next operator of the step can
-    run. A move is open only if what is alive while it is made fits. Only for graphs without operators in place, in
-    which every value is freed after its last reader.
+    run. A move is allowed only if the live bytes during it fit. Only for graphs without in-place operators, in which
+    every value is freed after its last reader.
 
     Args:
         graph: The step.
         budget_bytes: Most bytes alive at once.
-        is_persistent: Only schedules that hold what they keep until its backward: a value can be dropped before only
-            if the next operator read it right after it was made. What is loose so, and what was made last, is then
+        is_persistent: Only schedules that hold what they keep until its backward: a value can be dropped earlier only
+            if the next operator read it right after it was computed. Such values, and the last computed one, are then
             part of the state.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What each planner reaches, kept in golden.json; ``.venv/bin/python -m tests.planners.golden`` rewrites that file."""
+"""Results of each planner, stored in golden.json; ``.venv/bin/python -m tests.planners.golden`` rewrites that file."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def cases() -> list[tuple[str, str]]:
 
 
 def reached(step: str, planner: str) -> dict[str, Figures]:
-    """Returns what a planner answers for each budget of a step.
+    """Returns a planner's result for each budget of a step.
 
-    Each answer has the status, and with a schedule its replayed peak and the time that it adds, waits for copies
-    included, as a share of the step's; without one, the least budget that the planner would do with. The deadline is
-    far away: what is found must not depend on the machine's speed.
+    Each result has the status, and with a schedule its replayed peak and its overhead, waits for copies included, as a
+    share of the step time; without one, the smallest budget that the planner can meet. The deadline is far away:
+    results must not depend on the machine's speed.
     """
     return {f"{share:.0%}": _answer(_graph(step), planner, share) for share in _CASES[step][0]}
 
 
 def differences(known: Figures, found: Figures, planner: str) -> list[str]:
-    """Returns what is not as it was, and whether that is better.
+    """Returns the differences from the stored results, and whether each is an improvement.
 
     Equally good solutions of a mixed-integer program may differ in their peak, which is not compared for them.
     """

@@ -39,7 +39,7 @@ def record_lengths(path: Path, lengths: Sequence[int], plan: Plan | None = None,
     """Trains on one batch of each length and records all but the first two.
 
     Args:
-        path: Where the recording goes.
+        path: File of the recording.
         lengths: The lengths; the target is one shorter than the sequence.
         plan: A plan to train under.
         batch: Samples of every batch but the last, which has one less; 4 in all where left out.

@@ -1,4 +1,4 @@
-"""What every planner promises of its answers, whatever it searches for."""
+"""Invariants of every planner's results, whatever it searches for."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def cost_us(graph: Graph, found: ScheduleResult) -> float:
 
 
 def check_answers(planner: Planner, step: Step, shares: tuple[float, ...] = SHARES, *, link: float = 0.0) -> None:
-    """Asks for budgets from the largest to the smallest, and checks that every answer is true.
+    """Plans for budgets from the largest to the smallest, and checks every result.
 
-    A schedule is within the budget when it is replayed, a budget that is met costs nothing, a larger budget is never
-    slower, nothing is called infeasible that is not, and the least budget that an answer names does for it.
+    A schedule is within the budget when replayed, a budget that the step meets costs nothing, a larger budget is never
+    slower, only infeasible budgets are called infeasible, and the smallest budget that a result names is sufficient.
     """
     graph = graph_of(step)
     peak = peak_bytes(graph)

@@ -1,4 +1,4 @@
-"""The product's own search, and what it is made of."""
+"""The auto planner, and its components."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_an_impossible_budget_is_named_with_one_that_does() -> None:
 def test_the_clock_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """A residual network of 350 operators at 40 % of its peak: a schedule that fits, and no search once time is up.
 
-    The clock is the test's own; each part of the search looks at it once or twice more when time is up.
+    The clock is a fake; each part of the search reads it once or twice more when time is up.
     """
     clock = Clock(step_s=0.05, deadline_s=3.0)
     for module in (base, auto_planner):

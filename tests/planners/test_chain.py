@@ -38,7 +38,7 @@ def _input_chain(seed: int, layers: int) -> Graph:
 def test_on_chains_it_equals_trying_all_schedules(seed: int) -> None:
     """Where every layer needs its input in backward, no schedule that holds what it keeps is faster in the budget.
 
-    This is the optimality that rotor has; schedules that let go of something they kept can be faster.
+    This is rotor's optimality; schedules that drop something they kept can be faster.
     """
     graph = _input_chain(seed, 3 + seed % 5)
     peak = peak_bytes(graph)
@@ -94,10 +94,10 @@ def test_below_what_one_operator_needs_it_is_infeasible() -> None:
 
 
 def test_four_layers_by_hand() -> None:
-    """Of four layers of 1000 bytes and 10 us, recorded with 4000 bytes at the peak, only the first is made again.
+    """Of four layers of 1000 bytes and 10 us, recorded with 4000 bytes at the peak, only the first is recomputed.
 
-    Its output is dropped once the second layer has read it. Every backward then holds three times 1000 bytes: what it
-    reads, what it makes, and the gradient that comes in or one more input.
+    Its output is dropped once the second layer has read it. Every backward then needs three times 1000 bytes: its
+    input, its result, and the incoming gradient or another input.
     """
     graph = graph_of(graphs.chain(4))
     assert peak_bytes(graph) == 4000

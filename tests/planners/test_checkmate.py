@@ -71,7 +71,7 @@ def test_the_relaxation_is_below_every_schedule(seed: int) -> None:
 def test_it_is_never_over_budget_and_ends_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every graph, cut short: the replayed peak is within the budget and the bound below the time.
 
-    The clock is the test's own: once time is up, no more than each part's own look at it follows.
+    The clock is a fake: once time is up, each part reads it at most once more.
     """
     clock = Clock(step_s=0.05, deadline_s=1.0)
     for module in (base, checkmate_planner, checkmate_model):

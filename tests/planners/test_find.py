@@ -1,4 +1,4 @@
-"""The entry to all planners: what it answers for recordings and for graphs from arrays."""
+"""The common entry of all planners: its results for recordings and for graphs from arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each planner reaches is what it reached: a change for the better has to be meant, too."""
+"""Planners reach their stored results: improvements must be stored deliberately, too."""
 
 from __future__ import annotations
 

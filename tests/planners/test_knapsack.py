@@ -1,4 +1,4 @@
-"""Tests of the planner that packs what is dear to make again into a knapsack."""
+"""Tests of the knapsack planner, which keeps what is expensive to recompute."""
 
 from __future__ import annotations
 

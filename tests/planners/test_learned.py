@@ -1,11 +1,11 @@
-"""What runs of a job taught about predictions, and what a search makes of it."""
+"""Prediction errors measured in runs of a job, and their use in a search."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from memprof.planners.search.explore import SearchRequest, explore
-from memprof.planners.search.learned import Learned, kinds_of
+from memprof.planners.search.learned import SeenErrors, kinds_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.precision.policy import Precision
@@ -17,7 +17,7 @@ BF16, BLOCKS, STATE = Precision("bf16"), Checkpoint(("layers.0",)), Swap(what="o
 
 def test_an_error_is_expected_of_every_plan_that_has_the_policies() -> None:
     """Of other modules and other numbers too, and of no plan that lacks one of them."""
-    known = Learned().with_error([BF16], 10).with_error([BF16, BLOCKS], 30).with_error([BF16], 8)
+    known = SeenErrors().with_error([BF16], 10).with_error([BF16, BLOCKS], 30).with_error([BF16], 8)
     assert known.expected([BF16]) == 10
     assert known.expected([BF16, STATE]) == 10
     assert known.expected([BF16, Checkpoint(("layers.1",)), STATE]) == 30
@@ -34,7 +34,7 @@ def test_a_search_leaves_room_where_the_error_was_seen_and_nowhere_else() -> Non
     before = explore(step, search_request)
     bf16 = next(one for one in before.fitting if any(isinstance(policy, Precision) for policy in one.policies))
     after = explore(
-        step, dataclasses.replace(search_request, learned=Learned().with_error([BF16], search_request.budget_bytes))
+        step, dataclasses.replace(search_request, learned=SeenErrors().with_error([BF16], search_request.budget_bytes))
     )
     assert bf16.policies in {one.policies for one in before.fitting}
     assert not any(isinstance(policy, Precision) for one in after.fitting for policy in one.policies)

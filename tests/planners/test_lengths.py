@@ -47,9 +47,9 @@ def at(path: Path, length: int, *also: Path) -> Basis:
 
 
 def test_a_length_that_was_not_recorded_is_exact(folder: Path) -> None:
-    """From steps of 16, 24, 32 and 40, a step of 64 holds what is measured there to the byte, at its peak as elsewhere.
+    """From steps of 16, 24, 32 and 40, a step of 64 has the measured bytes exactly, at its peak as elsewhere.
 
-    What flash attention takes for itself is padded to tiles: that is a guess, and not the peak.
+    The workspace of flash attention is padded to tiles: it is a guess, and not at the peak.
     """
     made, measured = at(folder / "mixed.memprof", 64), Trace.open(folder / "64.memprof").steady_step()
     made.step.check()

@@ -1,4 +1,4 @@
-"""Every planner of the registry keeps the promises, and a planner that is added to it is held to them."""
+"""Every planner of the registry satisfies the invariants, as must planners added to it."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_a_planner_that_breaks_a_promise_is_caught(monkeypatch: pytest.MonkeyPat
 def test_an_entry_that_is_no_planner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong line of the registry fails where it is read."""
     monkeypatch.setattr(registry, "PLANNERS", ["memprof.planners.base:ScheduleRequest"])
-    with pytest.raises(AssertionError, match="base:ScheduleRequest is no planner"):
+    with pytest.raises(AssertionError, match="base:ScheduleRequest is not a planner"):
         planner_types()

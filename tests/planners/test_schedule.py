@@ -1,4 +1,4 @@
-"""Schedules: what running operators in some order, some of them twice, comes to."""
+"""Schedules: peak and time of running operators in some order, some of them twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the planner that drops what is large and cheap to make again."""
+"""Tests of the planner that drops what is large and cheap to recompute."""
 
 from __future__ import annotations
 

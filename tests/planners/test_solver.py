@@ -1,4 +1,4 @@
-"""The solver's chatter stays out of standard output."""
+"""The solver prints nothing to standard output."""
 
 from __future__ import annotations
 

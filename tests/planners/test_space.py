@@ -1,4 +1,4 @@
-"""The search of the policy space: what it promises whatever the step."""
+"""The search of the policy space: its invariants for any step."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_plan_that_goes_wrong_takes_no_other_with_it(monkeypatch: pytest.Monke
     """If one policy's prediction is inconsistent, its plans are refused with the reason, and the others are found."""
 
     def fail(self: Precision, step: object) -> object:
-        raise InvariantError("Step 3 contradicts itself: made up.")
+        raise InvariantError("Step 3 is inconsistent: made up.")
 
     monkeypatch.setattr(Precision, "transform", fail)
     step = step_named("gpt")

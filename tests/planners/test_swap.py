@@ -1,4 +1,4 @@
-"""Tests of values that are away in host memory, and of the planner that moves them there."""
+"""Tests of values offloaded to host memory, and of the planner that offloads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.errors import InvariantError
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import Graph, graph_of
-from memprof.planners.graph.idle import Away, Windows
+from memprof.planners.graph.idle import Absence, Windows
 from memprof.planners.graph.moves import Moves, needed_runs, waits_us
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
 from memprof.planners.published.swap import SwapOut
@@ -102,7 +102,7 @@ def test_copies_go_out_at_once_and_come_back_late() -> None:
     """Two values leave in the order in which they are free and come back just in time, the one needed first first."""
     graph = chain_of_six()
     windows = Windows(graph, replay(graph, as_recorded(graph)), 50.0)
-    placed = windows.place([Away(0, 1, gone_op=12), Away(1, 2, gone_op=12)])
+    placed = windows.place([Absence(0, 1, gone_op=12), Absence(1, 2, gone_op=12)])
     # 20 us each. 0 is free at 20 us and out at 40, while 3 runs; 1 is free at 30 and goes from 40 to 60, while 5 runs.
     assert placed.gone_run.tolist() == [3, 5]
     # 1 is needed by 9, at 120 us, and 0 by 10, at 140 us: each takes the 20 us of the operator before.
@@ -176,11 +176,11 @@ def test_hidden_copies_are_never_waited_for(seed: int, link: float, share: float
     done = replay(graph, as_recorded(graph))
     rows = [(value, op_id) for value, op_id in enumerate(graph.last_forward_read().tolist()) if graph.is_saved()[value]]
     windows = Windows(graph, done, link)
-    chosen: list[Away] = []
+    chosen: list[Absence] = []
     for value, op_id in rows[: int(len(rows) * share)]:
-        placed = windows.place([*chosen, Away(value, op_id, gone_op=graph.ops)])
+        placed = windows.place([*chosen, Absence(value, op_id, gone_op=graph.ops)])
         if placed.is_hidden.all():
-            chosen.append(Away(value, op_id, gone_op=graph.ops))
+            chosen.append(Absence(value, op_id, gone_op=graph.ops))
     moves = windows.place(chosen).moves
     assert replay(graph, as_recorded(graph), moves).stall_us == pytest.approx(0, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""For every test of a policy, most of which record jobs in this process."""
+"""Fixtures for tests of policies, most of which record jobs in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accumulation: what it predicts is what happens, and what it makes happen is the training of the whole batch."""
+"""Accumulation: predictions match runs, and runs train as with the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is predicted is what happens, to the byte, and training stays the same to the bit."""
+"""Activation checkpointing: predictions are exact to the byte, and training is bit-identical."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_training_stays_the_same_to_the_bit(job, flag):
 
 
 def test_under_autocast_a_region_casts_its_weights_again():
-    """Autocast's cache is empty when a region runs again: a layer called four times with one weight casts it each time,
+    """Autocast's cache is empty in a recompute: a layer called four times with one weight casts it each time,
     and the two policies together are predicted to the byte."""
     plan = Plan((Checkpoint(modules=("mixer",)), Precision.from_flag("bf16")))
     assert peaks(plan.transform(recorded("shared"))) == peaks(record_step("shared", plan))

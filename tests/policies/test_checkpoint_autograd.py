@@ -1,4 +1,4 @@
-"""Activation checkpointing where autograd keeps more than what operators read, or runs in ways of its own."""
+"""Activation checkpointing where autograd keeps more than what operators read, or runs in unusual ways."""
 
 from __future__ import annotations
 

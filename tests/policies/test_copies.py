@@ -61,7 +61,7 @@ def test_a_copy_computes_with_its_own_weights(loop: Any, steps: int) -> None:
 def test_a_copy_is_the_jobs_own_model(loop: Any, make: Callable[[Any], Any]) -> None:
     """A copy, a pickle and a file of torch.save compute what a model made anew with the weights computes, to the bit.
 
-    They have nothing in their ``__dict__`` that such a model has not.
+    Their ``__dict__`` contains nothing that such a model's does not.
     """
     one = loop()
     one.train(batches=2)

@@ -1,4 +1,4 @@
-"""Models under a plan that the job drops: nothing that a plan puts into torch keeps them."""
+"""Models that the job drops under a plan: nothing that a plan installs in torch keeps them alive."""
 
 from __future__ import annotations
 

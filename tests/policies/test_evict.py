@@ -24,7 +24,7 @@ class Chain:
         facts = Facts(
             own_us=float,
             sources=lambda value: range(max(value - 1, 0), value),
-            heirs=lambda value: range(value + 1, min(value + 2, self.length)),
+            dependants=lambda value: range(value + 1, min(value + 2, self.length)),
             is_gone=self.gone.__contains__,
             may_go=lambda value: value not in self.locked,
             size_bytes=lambda value: 100,

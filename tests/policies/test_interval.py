@@ -1,4 +1,4 @@
-"""Between which bounds a predicted peak lies, and that plans have to fit with the upper one."""
+"""The bounds of a predicted peak, the upper of which must fit the budget."""
 
 from __future__ import annotations
 

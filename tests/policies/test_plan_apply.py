@@ -1,4 +1,4 @@
-"""`memprof.apply` in the user's own code: what it changes, what it refuses, what recordings say of it."""
+"""`memprof.apply` in the user's own code: changes, refusals, and what recordings contain."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_own_model_is_accepted() -> None:
 
 def test_what_is_no_model_or_no_plan_is_refused(tmp_path: Path) -> None:
     """A sentence says what was expected; a missing file is bad input."""
-    with pytest.raises(PolicyError, match=r"applied to a torch\.nn\.Module, not to a int"):
+    with pytest.raises(PolicyError, match=r"takes a torch\.nn\.Module, not a int"):
         memprof.apply(Plan(), 3)  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match="does not exist"):
         memprof.apply(tmp_path / "plan.toml", Net())

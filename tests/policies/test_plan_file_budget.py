@@ -1,4 +1,4 @@
-"""The budget in a plan file: how it is written, what may stand there, and who keeps it."""
+"""The budget in a plan file: format, valid values, and use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The precision policy: what is predicted is what happens, and training goes on as before up to rounding."""
+"""The precision policy: predictions match runs, and training is the same up to rounding."""
 
 from __future__ import annotations
 
@@ -440,7 +440,7 @@ def returning_step(tmp_path, *policies):
 def test_what_is_returned_or_held_in_a_variable_is_counted(policy, tmp_path):
     """Logits without readers are cast and held as well; a variable holds the cast tensor for the next module.
 
-    Either is 9 per cent of the peak and more; other tests of the process may leave some bytes behind.
+    Either is at least 9 per cent of the peak; other tests of the process may leave some bytes allocated.
     """
     predicted = live_bytes(policy.transform(returning_step(tmp_path))).during.max()
     measured = live_bytes(returning_step(tmp_path, policy)).during.max()

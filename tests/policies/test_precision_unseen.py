@@ -1,4 +1,4 @@
-"""What jobs by others showed of the precision policy."""
+"""Cases of the precision policy found on third-party jobs."""
 
 from __future__ import annotations
 

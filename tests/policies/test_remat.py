@@ -435,20 +435,20 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     needs, later = Needs(counter, torch.device("cpu")), Needs(counter, torch.device("cpu"))
     alone, beside, again = needs.of("alone"), later.of("beside"), later.of("again")
     needs.learn(alone, 1, convolution, args, {})
-    assert alone.is_heard
+    assert alone.is_measured
     later.begin()
     session = NativeEvents(RawLog(SpoolWriter(tmp_path)))
     assert session.start()
     later.learn(beside, 1 << 30, convolution, args, {})
-    assert not beside.is_heard
+    assert not beside.is_measured
     assert beside.highest_bytes >= 1 << 30
     session.cut()
-    assert beside.is_heard
+    assert beside.is_measured
     assert beside.highest_bytes == alone.highest_bytes >= 4 * 16 * 32 * 32 * 4
     later.learn(again, 1 << 30, convolution, args, {})
     later.end()
     session.stop()
-    assert not again.is_heard
+    assert not again.is_measured
     counter.close()
 
 

@@ -1,4 +1,4 @@
-"""What is written again with what was made from it: remat leaves it where it is."""
+"""Tensors overwritten with values computed from them: remat keeps them."""
 
 from __future__ import annotations
 

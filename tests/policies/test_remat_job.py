@@ -1,4 +1,4 @@
-"""From the command line: a job that checkpointing does not get into its budget trains within it under --remat."""
+"""From the command line: a job that does not fit its budget with checkpointing trains within it under --remat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What remat is predicted to come to, against runs: in a process of its own, where nothing else holds memory."""
+"""Predictions of remat compared with runs: in a separate process, where nothing else holds memory."""
 
 from __future__ import annotations
 

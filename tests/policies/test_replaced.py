@@ -1,4 +1,4 @@
-"""Functions that several plans have put layers around, taken away in every order."""
+"""Functions wrapped by several plans, unwrapped in every order."""
 
 from __future__ import annotations
 

@@ -144,8 +144,7 @@ def test_a_unit_that_is_no_module_is_refused() -> None:
 def test_model_states_follow_the_formulas_of_zero(ranks: int) -> None:
     """Rajbhandari et al. 2020, figure 1: 16 bytes a parameter; 4 + 12/N with stage 1 and 16/N with stage 3.
 
-    Of stage 2, fully_shard keeps the parameters divided while the optimizer updates, too: 2 + 14/N is what ZeRO keeps,
-    whose parameters are whole then.
+    In stage 2, fully_shard keeps parameters sharded during the update, too; ZeRO, with whole parameters, has 2 + 14/N.
     """
     parameters = 2 * LAYER + HEAD
     step = mixed_step()
@@ -206,8 +205,8 @@ def gathered(step: Step, place: int, phase: str = "forward") -> list[int]:
 def test_fsdp_gathers_a_unit_before_it_is_at_work() -> None:
     """The root's parameters, the head's, are gathered first and stay until the end of backward.
 
-    A layer's are copied out of a buffer that is held until the next unit's are, the last one's until forward ends; in
-    backward a buffer goes when it has been copied, and the next layer's is on its way.
+    A layer's are copied out of a buffer that lives until the next unit's copy, the last one's until forward ends; in
+    backward a buffer is freed once it has been copied, while the next layer's is being gathered.
     """
     step = Shard(stage=3, world_size=4).transform(mixed_step())
     assert gathered(step, 0) == [2 * HEAD, 2 * LAYER, 2 * LAYER]
@@ -246,7 +245,7 @@ def test_a_single_rank_holds_what_was_recorded(recorded: Step) -> None:
 def test_more_ranks_hold_less(recorded: Step) -> None:
     """On a recorded GPT the peak falls with the ranks, and so does what lives between steps; that falls by stage too.
 
-    As long as there are rows to divide: 96 over 1,024 ranks are filled up to 1,024 where they are gathered.
+    As long as there are rows to divide: 96 over 1,024 ranks are padded to 1,024 where they are gathered.
     """
     sizes = (2, 3, 4, 8, 64)
     between, highest = {}, {}

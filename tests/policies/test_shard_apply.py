@@ -143,7 +143,7 @@ def test_an_unmodified_script_holds_what_was_predicted(
 ) -> None:
     """`memprof record --shard ...` starts the ranks itself; the higher rank's peak is as predicted, within 3 %.
 
-    The job knows nothing of ranks. Split leaves room for what only a second recording could tell of the batch.
+    The job has no code for ranks. For split, the tolerance covers what only a second batch size could determine.
     """
     path = tmp_path / "run.memprof"
     done = run(sys.executable, "-m", "memprof", "record", "-o", str(path), *flags, "-m", "tests.policies.jobs.gpt")

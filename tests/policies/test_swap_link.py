@@ -1,4 +1,4 @@
-"""How fast what is swapped travels, what is the processor's own work, and which device's memory is meant."""
+"""Speed of swapped copies, the CPU's own work, and which device's memory is moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of a model's code hold what swap moves away: a recording does not tell, and the interval counts it."""
+"""Variables of a model's code keep tensors that swap moves: recordings do not show it, and the interval counts it."""
 
 from __future__ import annotations
 

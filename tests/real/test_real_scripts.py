@@ -1,4 +1,4 @@
-"""Scripts that use others' libraries, unmodified: recorded, reported, planned for, trained under the plan, compared."""
+"""Unmodified scripts with third-party libraries: recorded, reported, planned for, trained under the plan, compared."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Case:
         name: Its file, without the ending.
         library: What it needs.
         model: Type of the model that the plan is for.
-        share: Budget, as a share of what it needs.
-        is_slow: Left out of the main run, as others hold the same.
+        share: Budget, as a share of its peak.
+        is_slow: Excluded from the main run, as others cover the same.
         has_gpu: Whether it trains on a GPU where ON_GPU is set.
     """
 

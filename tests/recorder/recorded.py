@@ -1,4 +1,4 @@
-"""Jobs under `memprof record` in a process of their own, and what came of them."""
+"""Jobs under `memprof record` in their own processes, and the results."""
 
 from __future__ import annotations
 

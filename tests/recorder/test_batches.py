@@ -1,4 +1,4 @@
-"""Recordings say where a DataLoader's batches cannot be split into micro-batches."""
+"""Recordings state where a DataLoader's batches cannot be split into micro-batches."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ COLLATES: dict[str, Any] = {
         ("tuple", ""),
         ("dataclass", ""),
         ("opaque", ""),
-        ("pairs", "a DataLoader hands out a dict, and no tensor in it has the 4 samples of the loader"),
-        ("packed", "a DataLoader hands out a PackedSequence, and no tensor in it has the 4 samples of the loader"),
+        ("pairs", "a DataLoader yields a dict, and no tensor in it has the 4 samples of the loader"),
+        ("packed", "a DataLoader yields a PackedSequence, and no tensor in it has the 4 samples of the loader"),
     ],
 )
 def test_what_cannot_be_split_is_said_and_not_tried(collate: str, said: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the recorder reads off a device: snapshots recorded by others, NVML's answers, Kineto's device events."""
+"""What the recorder reads from a device: third-party snapshots, NVML's values, Kineto's device events."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_processor_alone_has_no_devices(log: Logged) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("this machine has a device")
     Devices(log).sample()
-    sources = MemorySources(log, can_hear=True)
+    sources = MemorySources(log, has_native_events=True)
     sources.start()
     assert sources.is_native
     assert sources.on_output is None

@@ -170,7 +170,7 @@ for ids, lengths, labels in DataLoader(Lines(), batch_size=8, collate_fn=collate
 def test_a_job_that_asks_for_values_goes_on_and_is_told_of_it(tmp_path: Path, workers: int) -> None:
     """Logging, clipping, scaling, averages, checkpoints and packed sequences work; batches are as long as real ones.
 
-    The notes name the lines that asked, and say that nothing was saved.
+    The notes name the lines that read values, and state that nothing was saved.
     """
     ended = _dry_run(tmp_path, _ASKING.replace("WORKERS", str(workers)))
     assert ended.returncode == 0, ended.stderr

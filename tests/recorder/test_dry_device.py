@@ -324,7 +324,7 @@ for step in range(9):
 def test_kernels_that_only_cuda_has_keep_what_they_keep_there(tmp_path: Path) -> None:
     """The parts that a build without CUDA would run are not: a norm keeps its input and a number a row, SiLU its input.
 
-    A block keeps x, the normed x and up's result, of two bytes a number, SiLU's result, and 4 bytes a row of 64.
+    A block keeps x, the normed x and up's result, two bytes per element, SiLU's result, and 4 bytes per row of 64.
     """
     step = record_script(tmp_path, _NORMED, "--dry-run", "--device", "a100-80g").step
     ran = set(step.ops.name[np.isin(step.ops.phase, ("forward", "backward"))])

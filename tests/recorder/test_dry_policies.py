@@ -1,4 +1,4 @@
-"""Every policy that is applied to tensors without memory leads to the peak that it leads to in a real run."""
+"""Every policy has the same peak on tensors without memory as in a real run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_kept_moved_or_shortened_is_as_in_a_real_run(tmp_path: Path, pla
 def test_a_rank_is_dry_run_alone_as_it_is_among_others(tmp_path: Path, plan: str, job: tuple[str, ...]) -> None:
     """Rank 0 has the peak that it has under torchrun, which is not started; what gloo's threads hold is some bytes.
 
-    Who reads the recording is told that the other ranks were not run.
+    The recording notes that the other ranks were not run.
     """
     real, dry = real_and_dry(tmp_path, plan, job)
     # A thread of gloo's may still hold what it sent last: a number a parameter.
@@ -151,7 +151,7 @@ for step in range(9):
 def test_what_is_in_host_memory_is_not_on_the_device(tmp_path: Path) -> None:
     """The peak, in forward, is lower by the optimizer's state.
 
-    Moved are tensors of 64 KiB and more, and one number, a block of 512 bytes, stands in for all of them.
+    Tensors from 64 KiB on are moved, and a single number, a block of 512 bytes, replaces all of them.
     """
     (tmp_path / "job.py").write_text(_ON_DEVICE)
     words = ("--dry-run", "--device", "a100-80g")

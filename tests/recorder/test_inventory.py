@@ -1,4 +1,4 @@
-"""What memory is for, as stated by the recorder."""
+"""Categories of memory, as stated by the recorder."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_categories_of_a_recorded_step(record_job: RecordJob, skip: int) -> None
 
     The model is made while it is recorded. Parameters 8*3*3*3 + 2*8 + 8*2 + 2 = 250 floats, buffers 2*8 floats and
     one int64, state twice the parameters and a count for each of 5, gradients as the parameters, the batch 4*3*6*6
-    floats and 4 int64 of targets. The parameters that the job left when it ran unrecorded are held, nobody knows why.
+    floats and 4 int64 of targets. The parameters that the job left when it ran unrecorded are uncategorized.
     """
 
     def job() -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ def run(steps: Sequence[int], larger: LargerSteps, *, window: int = 2) -> list[i
     found = []
     for number, elements in enumerate(steps):
         is_recorded = number < window
-        if not is_recorded and larger.wants_step:
+        if not is_recorded and larger.needs_step:
             larger.begin_step()
             is_recorded = True
             found.append(number)
@@ -72,7 +72,7 @@ def test_a_size_known_too_late_has_the_next_steps_recorded() -> None:
     larger = LargerSteps()
     found = []
     for number, calls in enumerate([2, 2, 2, 5, 2, 5, 2, 2]):
-        is_recorded = number < 2 or larger.wants_step
+        is_recorded = number < 2 or larger.needs_step
         if number >= 2 and is_recorded:
             larger.begin_step()
             found.append(number)
@@ -90,7 +90,7 @@ def test_a_loss_with_more_elements_is_known_too_late() -> None:
         assert larger.see(_MODEL, 8, trains=True, is_recording=number < 2) is Move.NONE
         assert larger.see(_LOSS, elements, trains=True, is_recording=number < 2) is Move.NONE
         larger.end_step(number, is_recorded=number < 2, is_over=number >= 2)
-    assert larger.wants_step
+    assert larger.needs_step
     assert "step 2 had larger inputs (28 elements) than any recorded step (16)" in larger.sentence()
 
 
@@ -107,7 +107,7 @@ def test_an_evaluation_is_recorded_for_its_largest_batches() -> None:
     larger.end_evaluation()
     assert larger.see(_MODEL, 100, trains=True, is_recording=False) is Move.NONE
     larger.end_step(2, is_recorded=False, is_over=True)
-    assert larger.wants_step
+    assert larger.needs_step
     assert larger.see(_MODEL, 12, trains=False, is_recording=False) is Move.NONE
     assert larger.see(_MODEL, 13, trains=False, is_recording=False) is Move.BEGIN
 

@@ -1,4 +1,4 @@
-"""Module calls are observed without a trace of it in the job."""
+"""Module calls are observed without any visible change to the job."""
 
 from __future__ import annotations
 

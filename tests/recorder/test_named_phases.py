@@ -1,4 +1,4 @@
-"""What a job runs under names of its own, in each way of recording."""
+"""Phases named by the job, in each mode of recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors say that memory ran out, what is read off them, and what a recording keeps of them."""
+"""Which errors mean out of memory, what is parsed from them, and what a recording keeps."""
 
 from __future__ import annotations
 

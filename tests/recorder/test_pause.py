@@ -1,4 +1,4 @@
-"""Recordings that pause between steps, and what must not begin one."""
+"""Recordings that pause between steps, and what must not start a step."""
 
 from __future__ import annotations
 

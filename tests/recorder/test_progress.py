@@ -1,4 +1,4 @@
-"""Where in its step a job is: phases and micro-batches."""
+"""A job's position in its step: phases and micro-batches."""
 
 from __future__ import annotations
 

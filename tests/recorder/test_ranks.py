@@ -1,4 +1,4 @@
-"""Which rank a process is, whatever started it."""
+"""The rank of a process, under every launcher."""
 
 from __future__ import annotations
 

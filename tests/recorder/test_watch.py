@@ -150,7 +150,7 @@ def held_by_the_model(trace: Trace) -> dict[str, int]:
 
 @pytest.mark.parametrize("skip", [0, 1, 4])
 def test_older_memory_is_counted_once(record_job: RecordJob, skip: int) -> None:
-    """A recording that begins in the middle of a job knows what is there, once, whenever its window opens.
+    """A recording that begins in the middle of a job counts existing memory once, whenever its window opens.
 
     A linear model of 20 x 20 and 20, with momentum: before the step, parameters, gradients and momentum (1680 bytes
     each) and the batch of 5 x 20 (400 bytes).

@@ -1,4 +1,4 @@
-"""Which step is observed how."""
+"""How each step is observed."""
 
 from __future__ import annotations
 

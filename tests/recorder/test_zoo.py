@@ -1,4 +1,4 @@
-"""Training scripts as people write them: recording changes nothing they print, and counts their memory exactly."""
+"""Typical training scripts: recording does not change their output, and counts their memory exactly."""
 
 from __future__ import annotations
 

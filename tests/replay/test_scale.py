@@ -1,4 +1,4 @@
-"""Times of one machine on another, worked out by hand."""
+"""Times converted from one machine to another, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that another one stands for."""
+"""Steps that are represented by another one."""
 
 from __future__ import annotations
 

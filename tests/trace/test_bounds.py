@@ -258,7 +258,7 @@ def test_entries_of_a_zip_do_not_lie_over_one_another(tmp_path: Path) -> None:
         archive.writestr("a", "x" * 100)
         archive.writestr("b", "y" * 100)
         archive.getinfo("b").header_offset = 0
-    with pytest.raises(BadInputError, match="lies over another"):
+    with pytest.raises(BadInputError, match="overlaps another"):
         Trace.open(path)
 
 

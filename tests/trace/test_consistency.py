@@ -1,4 +1,4 @@
-"""What the tables of a recording promise, broken in one value at a time."""
+"""Invariants of a recording's tables, violated in one value at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from memprof.trace.consistency import BrokenPromiseError, check_tables
+from memprof.trace.consistency import InvariantError, check_tables
 from memprof.trace.schema import Memory, Ops, Storages, Table
 from tests.building import Tables
 
@@ -40,7 +40,7 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_column(
     small_tables: Tables, kind: type[Table], column: str, value: float
 ) -> None:
     """A negative size or count, an endless time, a number out of order, an id of nothing."""
-    with pytest.raises(BrokenPromiseError, match=column.removesuffix("_us")):
+    with pytest.raises(InvariantError, match=column.removesuffix("_us")):
         check_tables(broken(small_tables, kind, column, value))
 
 

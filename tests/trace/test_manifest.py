@@ -1,4 +1,4 @@
-"""What a trace says about itself."""
+"""The manifest of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step cut out of a trace, and what it promises."""
+"""A step cut out of a trace, and its invariants."""
 
 from __future__ import annotations
 

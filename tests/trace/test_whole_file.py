@@ -1,4 +1,4 @@
-"""What is written lands where the name leads, whole or not at all; devices, pipes and folders are never replaced."""
+"""Files are written where their name points, fully or not at all; devices, pipes and folders are never replaced."""
 
 from __future__ import annotations
 

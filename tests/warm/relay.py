@@ -1,4 +1,4 @@
-"""A process that stands for another: it hands over its command line and files, waits, and ends as the other did."""
+"""A proxy for another process: it passes on its command line and files, waits, and ends as the other did."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHO
 
 
 def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Says which server may run a command line, given without the interpreter: ``job``, ``cli``, or "" for none.
+    """Returns which server may run a command line, given without the interpreter: ``job``, ``cli``, or "" for none.
 
-    Settings of the interpreter's own take effect at its start alone, so such processes start anew.
+    Options of the interpreter only take effect when it starts, so such processes are started normally.
     """
     if any(name.startswith("PYTHON") and name not in _FOLLOWED for name in environment):
         return ""

@@ -3,8 +3,8 @@
 Importing torch and what its first optimizer needs takes most of a small job's processor time (2.7 of 2.8 s); numpy and
 pyarrow take most of a command line's.
 
-It ends when its standard input does. Its own code is named as what Python is made of (client.py), since its frames are
-below those of every job.
+It ends when its standard input does. Its own code is named like the standard library (client.py), since its
+frames are below those of every job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs first in Python processes that tests start, and hands some to a process that has imported what they need.
+"""Runs first in Python processes that tests start, and passes some to a process that has imported what they need.
 
-It lies first on ``PYTHONPATH`` while tests run (tests/warm/client.py). What it cannot hand over goes on as it is.
+It lies first on ``PYTHONPATH`` while tests run (tests/warm/client.py). Others run normally.
 """
 
 import os

@@ -56,11 +56,11 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
             )
         )
     hole = fragments.hole[rows]
-    told = np.flatnonzero(hole > 0)
+    known = np.flatnonzero(hole > 0)
     figure.add_trace(
         go.Scatter(
-            x=x[told],
-            y=(hole[told] / unit_bytes).astype(np.float32),
+            x=x[known],
+            y=(hole[known] / unit_bytes).astype(np.float32),
             name="largest hole",
             mode="markers",
             marker={"symbol": "line-ew-open", "size": 14, "color": theme.alarm, "line": {"width": 3}},

@@ -28,11 +28,11 @@ from memprof_dashboard.views.reactions import on_zoom, shown
 from memprof_dashboard.views.search import storages_found
 from memprof_dashboard.views.storage_lives import (
     Blocks,
+    IdleStorages,
     StorageLives,
-    Wasters,
     choose_blocks,
     cut_stretch,
-    find_wasters,
+    find_idle,
 )
 
 _GRAPH = "blocks-graph"
@@ -41,7 +41,7 @@ _CHOSEN = "blocks-chosen"
 _WASTERS = "blocks-wasters"
 _AS_TABLE = "blocks-table"
 _ROW = "blocks-row"
-_STORY = "blocks-story"
+_DETAILS = "blocks-story"
 _IS_DRAWN = "blocks-is-drawn"
 #: First operator, the one behind the last, and what is searched for.
 _Key = tuple[int, int, str]
@@ -55,7 +55,9 @@ class BlocksPage:
     def __init__(self) -> None:
         """Starts without a recording."""
         self._lives: weakref.WeakKeyDictionary[Rank, StorageLives] = weakref.WeakKeyDictionary()
-        self._last: weakref.WeakKeyDictionary[Rank, tuple[_Key, tuple[Blocks, Wasters]]] = weakref.WeakKeyDictionary()
+        self._last: weakref.WeakKeyDictionary[Rank, tuple[_Key, tuple[Blocks, IdleStorages]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._lock = threading.Lock()
 
     def lives(self, rank: Rank) -> StorageLives:
@@ -65,7 +67,7 @@ class BlocksPage:
                 self._lives[rank] = StorageLives(rank.trace, rank.history)
             return self._lives[rank]
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the plot, which follows the window, and what stands below it."""
         return html.Div(
             [
@@ -78,7 +80,7 @@ class BlocksPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(
@@ -93,7 +95,7 @@ class BlocksPage:
                 return no_update, no_update
             view = View.from_json(window)
             now = View.from_json(whole)
-            figure = or_message(self._figure)(desk, view, now.at, now.storage, theme)
+            figure = or_message(self._figure)(workspace, view, now.at, now.storage, theme)
             return figure, len(figure.layout.shapes) > 0  # a message figure has no cursor to move
 
         @app.callback(
@@ -106,7 +108,7 @@ class BlocksPage:
             if window is None:
                 return no_update, no_update, no_update
             try:
-                return self._texts(desk, View.from_json(window))
+                return self._texts(workspace, View.from_json(window))
             except MemprofError as error:
                 return parts.error(str(error)), None, None
 
@@ -121,7 +123,7 @@ class BlocksPage:
             if cursor is None or not is_drawn:
                 return no_update
             view = View.from_json(cursor)
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if not rank.history.ops:
                 return no_update
             chosen = self._seen(rank, view)[0]
@@ -133,63 +135,63 @@ class BlocksPage:
 
         @app.callback(Output(_CHOSEN, "children"), Input(ids.CURSOR, "data"))
         @or_sentence
-        def tell_chosen(cursor: Any) -> Any:
+        def show_chosen(cursor: Any) -> Any:
             if cursor is None:
                 return no_update
             view = View.from_json(cursor)
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if not 0 <= view.storage < len(rank.history.size):
                 return parts.note("Click a rectangle to see its owner and its lifetime.")
-            story = html.Button("show details", id={"type": _STORY, "row": view.storage}, type="button")
-            return html.P([*storage_line(rank, self.lives(rank), view.storage), story])
+            details = html.Button("show details", id={"type": _DETAILS, "row": view.storage}, type="button")
+            return html.P([*storage_line(rank, self.lives(rank), view.storage), details])
 
         @app.callback(
             Output(ids.GO, "data", allow_duplicate=True),
             Input(_GRAPH, "clickData"),
             Input(_GRAPH, "relayoutData"),
             Input({"type": _ROW, "row": ALL}, "n_clicks"),
-            Input({"type": _STORY, "row": ALL}, "n_clicks"),
+            Input({"type": _DETAILS, "row": ALL}, "n_clicks"),
             State(ids.VIEW, "data"),
             prevent_initial_call=True,
         )
-        def go(click: Any, relayout: Any, rows: Any, stories: Any, whole: Any) -> Any:
+        def go(click: Any, relayout: Any, rows: Any, details: Any, whole: Any) -> Any:
             if not ctx.triggered or not ctx.triggered[0]["value"]:
                 return no_update
             view, name = View.from_json(whole), ctx.triggered_id
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if name == _GRAPH:
                 if ctx.triggered[0]["prop_id"].endswith("relayoutData"):
                     zoomed = on_zoom(view, rank, relayout) if isinstance(relayout, dict) else view
                     return no_update if zoomed == view else {"first": zoomed.first, "end": zoomed.end}
                 return _jump(rank, view, _clicked(click))
-            if name["type"] == _STORY:
+            if name["type"] == _DETAILS:
                 return {"tab": "live", "storage": name["row"]}
             return _jump(rank, view, name["row"])
 
-    def _figure(self, desk: Workspace, view: View, at: int, storage: int, theme: Any) -> Any:
-        rank = desk.rank(view.trace, view.rank)
+    def _figure(self, workspace: Workspace, view: View, at: int, storage: int, theme: Any) -> Any:
+        rank = workspace.rank(view.trace, view.rank)
         if not rank.history.ops:
             return message("No operators were recorded.", theme_of(theme))
         now, chosen = shown(view, rank), self._seen(rank, view)[0]
         drawn = _rectangles(rank, self.lives(rank), chosen)
         return blocks(drawn, now.first, now.end, at if at >= 0 else now.at, theme_of(theme), storage)
 
-    def _texts(self, desk: Workspace, view: View) -> tuple[Any, Any, Any]:
-        rank = desk.rank(view.trace, view.rank)
+    def _texts(self, workspace: Workspace, view: View) -> tuple[Any, Any, Any]:
+        rank = workspace.rank(view.trace, view.rank)
         if not rank.history.ops:
             return parts.empty("Nothing recorded", "The recording contains no operators, hence no tensors."), None, None
-        lives, (chosen, wasters) = self.lives(rank), self._seen(rank, view)
+        lives, (chosen, idle) = self.lives(rank), self._seen(rank, view)
         remark = html.P([drawn_sentence(chosen, view.find), " ", placed_sentence(chosen)], className="note")
-        return remark, waste_table(rank, lives, wasters, _ROW), blocks_table(rank, lives, chosen)
+        return remark, waste_table(rank, lives, idle, _ROW), blocks_table(rank, lives, chosen)
 
-    def _seen(self, rank: Rank, view: View) -> tuple[Blocks, Wasters]:
+    def _seen(self, rank: Rank, view: View) -> tuple[Blocks, IdleStorages]:
         """Returns the blocks drawn and listed for a view; the last result is cached, as two callbacks use it."""
         now, lives = shown(view, rank), self.lives(rank)
         key = (now.first, now.end, view.find)
         with self._lock:
             if rank not in self._last or self._last[rank][0] != key:
                 stretch = cut_stretch(lives, now.first, now.end, storages_found(rank, view.find))
-                self._last[rank] = key, (choose_blocks(stretch), find_wasters(stretch))
+                self._last[rank] = key, (choose_blocks(stretch), find_idle(stretch))
             return self._last[rank][1]
 
 

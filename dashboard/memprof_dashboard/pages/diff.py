@@ -46,9 +46,9 @@ class DiffPage:
 
     TITLE = "Diff"
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the changes; the breakdown follows the selected moment."""
-        if len(desk.sources) < 2:
+        if len(workspace.sources) < 2:
             return parts.empty(
                 "Only one recording is open",
                 "Open two to compare them: memprof dashboard base.memprof other.memprof",
@@ -59,8 +59,8 @@ class DiffPage:
                 "Select one in the header, under “compare with”: this page shows what changed from the recording on "
                 "the left to that one.",
             )
-        found = changes(*_ranks(desk, view))
-        names = desk.source(view.trace).name, desk.source(view.other).name
+        found = changes(*_ranks(workspace, view))
+        names = workspace.source(view.trace).name, workspace.source(view.other).name
         moments = [
             {
                 "label": "peak of the step" if pair.name == PEAK else f"peak of {pair.name}",
@@ -97,19 +97,19 @@ class DiffPage:
             className="diff",
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(Output(_OVERLAY, "figure"), Input(ids.THEME, "data"), State(ids.PLACE, "data"))
         def lay_over(theme: Any, place: Any) -> Any:
             view = View.from_json(place)
-            return no_update if view.other < 0 else or_message(_overlay)(desk, view, theme)
+            return no_update if view.other < 0 else or_message(_overlay)(workspace, view, theme)
 
         @app.callback(Output(_PARTS, "children"), Input(_MOMENT, "value"), State(ids.PLACE, "data"))
         @or_sentence
         def split(moment: Any, place: Any) -> Any:
             view = View.from_json(place)
-            return no_update if view.other < 0 else _parts(_pair(desk, view, moment))
+            return no_update if view.other < 0 else _parts(_pair(workspace, view, moment))
 
         @app.callback(
             Output(_CATEGORY_BARS, "figure"),
@@ -122,17 +122,17 @@ class DiffPage:
             view = View.from_json(place)
             if view.other < 0:
                 return no_update, no_update
-            pair = _pair(desk, view, moment)
+            pair = _pair(workspace, view, moment)
             return tuple(or_message(_bars)(pair, kind, theme) for kind in ("category", "module"))
 
 
-def _ranks(desk: Workspace, view: View) -> tuple[Rank, Rank]:
-    return desk.rank(view.trace, view.rank), desk.rank(view.other, view.rank)
+def _ranks(workspace: Workspace, view: View) -> tuple[Rank, Rank]:
+    return workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
 
 
-def _pair(desk: Workspace, view: View, moment: Any) -> Pair:
+def _pair(workspace: Workspace, view: View, moment: Any) -> Pair:
     """Returns the selected pair of moments; the peaks where the name is unknown."""
-    found = changes(*_ranks(desk, view))
+    found = changes(*_ranks(workspace, view))
     return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
 
 
@@ -257,8 +257,8 @@ def _bars(pair: Pair, kind: str, theme: Any) -> Any:
     return change_bars(names, np.array([part.bytes for part in shown], dtype=np.int64), theme_of(theme))
 
 
-def _overlay(desk: Workspace, view: View, theme: Any) -> Any:
-    ranks = _ranks(desk, view)
+def _overlay(workspace: Workspace, view: View, theme: Any) -> Any:
+    ranks = _ranks(workspace, view)
     steps = [rank.trace.fullest_step() for rank in ranks]
     if not all(len(step.ops) for step in steps):
         return message("Nothing to draw: a step without operators.", theme_of(theme))

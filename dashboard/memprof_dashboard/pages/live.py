@@ -27,11 +27,11 @@ class Live:
 
     TITLE = "Live at the cursor"
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the two halves, which follow the cursor."""
         return html.Div([html.Div(id=_TABLE), html.Aside(id=_DETAIL)], className="halves")
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
@@ -40,7 +40,7 @@ class Live:
             if cursor is None:
                 return no_update
             view = View.from_json(cursor)
-            return _table(desk.rank(view.trace, view.rank), view)
+            return _table(workspace.rank(view.trace, view.rank), view)
 
         @app.callback(Output(_DETAIL, "children"), Input(ids.CURSOR, "data"))
         @or_sentence
@@ -48,7 +48,7 @@ class Live:
             if cursor is None:
                 return no_update
             view = View.from_json(cursor)
-            return _detail(desk.rank(view.trace, view.rank), view)
+            return _detail(workspace.rank(view.trace, view.rank), view)
 
 
 def _table(rank: Rank, view: View) -> Any:

@@ -57,9 +57,9 @@ class RanksPage:
         self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the page; for a single rank, why there is nothing to compare."""
-        trace = desk.source(view.trace).trace
+        trace = workspace.source(view.trace).trace
         if len(trace.ranks) < 2:
             return parts.empty(
                 "Only one rank",
@@ -81,7 +81,7 @@ class RanksPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(
@@ -98,7 +98,7 @@ class RanksPage:
                 return no_update, no_update, no_update, no_update
             view = View.from_json(window)
             try:
-                return self._filled(desk, view, theme)
+                return self._filled(workspace, view, theme)
             except MemprofError as error:
                 return message("Cannot draw this chart.", theme_of(theme)), parts.error(str(error)), None, True
 
@@ -115,12 +115,12 @@ class RanksPage:
                 return no_update
             view = View.from_json(whole)
             if ctx.triggered_id != _GRAPH:
-                return self._jump(desk, view, ctx.triggered_id["rank"], None)
-            is_of_many = len(desk.source(view.trace).trace.ranks) > _MANY
+                return self._jump(workspace, view, ctx.triggered_id["rank"], None)
+            is_of_many = len(workspace.source(view.trace).trace.ranks) > _MANY
             if ctx.triggered[0]["prop_id"].endswith("relayoutData") and is_of_many:
                 return no_update
             if ctx.triggered[0]["prop_id"].endswith("relayoutData"):
-                rank = desk.rank(view.trace, view.rank)
+                rank = workspace.rank(view.trace, view.rank)
                 zoomed = on_zoom(view, rank, relayout) if isinstance(relayout, dict) else view
                 return no_update if zoomed == view else {"first": zoomed.first, "end": zoomed.end}
             try:
@@ -128,10 +128,10 @@ class RanksPage:
                 number = int(name.removeprefix("rank "))
             except (KeyError, IndexError, TypeError, ValueError):
                 return no_update
-            return self._jump(desk, view, number, x)
+            return self._jump(workspace, view, number, x)
 
-    def _read_of(self, desk: Workspace, view: View) -> _Read:
-        return self._read.setdefault(desk.source(view.trace).trace, _Read())
+    def _read_of(self, workspace: Workspace, view: View) -> _Read:
+        return self._read.setdefault(workspace.source(view.trace).trace, _Read())
 
     def read(self, trace: Trace, patience: float = _PATIENCE) -> _Read:
         """Reads the remaining ranks one at a time until ``patience`` runs out; at least one.
@@ -157,22 +157,22 @@ class RanksPage:
                     break
             return read
 
-    def _compared(self, desk: Workspace, view: View) -> Compared | None:
+    def _compared(self, workspace: Workspace, view: View) -> Compared | None:
         """Returns the ranks read so far, side by side; None where the one looked at is not among them."""
-        rank, read = desk.rank(view.trace, view.rank), self._read_of(desk, view)
+        rank, read = workspace.rank(view.trace, view.rank), self._read_of(workspace, view)
         reference = read.peaks.get(rank.trace.rank)
         if reference is None or not reference.ops:
             return None
         now = shown(view, rank)
         return compare_ranks(tuple(read.peaks[number] for number in sorted(read.peaks)), reference, now.first, now.end)
 
-    def _filled(self, desk: Workspace, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
-        trace = desk.source(view.trace).trace
+    def _filled(self, workspace: Workspace, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
+        trace = workspace.source(view.trace).trace
         if len(trace.ranks) > _MANY:
             return _filled_with_many(trace, theme)
         read = self.read(trace)
         left = len(trace.ranks) - len(read.peaks) - len(read.faults)
-        compared = self._compared(desk, view)
+        compared = self._compared(workspace, view)
         reading = [parts.note(f"Reading ranks: {left:,} of {len(trace.ranks):,} left.")] if left else []
         faults = [parts.note(f"Cannot read rank {number}: {fault}") for number, fault in read.faults.items()]
         if compared is None:
@@ -181,12 +181,12 @@ class RanksPage:
         remark = html.P(verdict(compared), className="ranks-verdict")
         return ranks(compared, theme_of(theme)), [*reading, *faults, remark], _table(compared), not left
 
-    def _jump(self, desk: Workspace, view: View, number: int, x: float | None) -> Any:
+    def _jump(self, workspace: Workspace, view: View, number: int, x: float | None) -> Any:
         """Jumps to a rank: to its peak in the visible range, or to the peak operator of the clicked column."""
-        trace = desk.source(view.trace).trace
+        trace = workspace.source(view.trace).trace
         if len(trace.ranks) > _MANY:
             return {"rank": number, "storage": -1} if number in trace.ranks else no_update
-        compared = self._compared(desk, view)
+        compared = self._compared(workspace, view)
         if compared is None or number not in [rank.rank for rank in compared.ranks]:
             return no_update
         place = [rank.rank for rank in compared.ranks].index(number)

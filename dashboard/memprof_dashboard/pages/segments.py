@@ -31,11 +31,11 @@ class SegmentsPage:
 
     TITLE = "Segments"
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns an empty page; a recording has one snapshot, so it follows neither window nor cursor."""
         return html.Div(id=_BODY)
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callback that fills it."""
 
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
@@ -44,7 +44,7 @@ class SegmentsPage:
             if place is None:
                 return no_update
             view = View.from_json(place)
-            return _page(desk.rank(view.trace, view.rank), theme_of(theme))
+            return _page(workspace.rank(view.trace, view.rank), theme_of(theme))
 
 
 def _page(rank: Rank, theme: Theme) -> Any:
@@ -151,12 +151,12 @@ def _why_empty(rank: Rank) -> Any:
     if rank.trace.manifest.machine.device_kind == "cpu":
         return parts.empty(
             "No segments on CPU",
-            "A device's allocator takes large segments and divides them, which can leave memory reserved but of no "
-            "use. On CPU tensors are allocated one by one by the system, and there is no such thing to show. See "
+            "A device's allocator takes large segments and divides them, which can leave memory reserved but "
+            "unusable. On CPU, the system allocates tensors one by one, so there are no segments to show. See "
             "Lifetimes for the holes between tensors; record the job on its device to see that one's segments.",
         )
     return parts.empty(
         "No segments recorded",
-        "This recording holds no snapshot of the device's allocator, so it cannot tell what is reserved but unused. "
+        "This recording contains no snapshot of the device's allocator, so reserved but unused memory is unknown. "
         "Lifetimes and the timeline show what is allocated.",
     )

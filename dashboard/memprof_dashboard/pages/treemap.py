@@ -39,7 +39,7 @@ class TreemapPage:
         """Starts without a recording."""
         self._trees: weakref.WeakKeyDictionary[Rank, ModuleTree] = weakref.WeakKeyDictionary()
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the selector and the treemap, which follows the cursor."""
         return html.Div(
             [
@@ -66,7 +66,7 @@ class TreemapPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
         @app.callback(
@@ -82,7 +82,7 @@ class TreemapPage:
                 return no_update, no_update, no_update
             view = View.from_json(cursor)
             try:
-                rank = desk.rank(view.trace, view.rank)
+                rank = workspace.rank(view.trace, view.rank)
                 if not rank.history.ops:
                     nothing = parts.empty("Nothing recorded", "The recording contains no operators.")
                     return message("No operators were recorded.", theme_of(theme)), nothing, None
@@ -103,7 +103,7 @@ class TreemapPage:
             if not ctx.triggered or cursor is None:
                 return no_update
             view = View.from_json(cursor)
-            rank = desk.rank(view.trace, view.rank)
+            rank = workspace.rank(view.trace, view.rank)
             if not rank.history.ops:
                 return no_update
             return _search(click, self._boxes(rank, shown(view, rank).at, split), view.find)

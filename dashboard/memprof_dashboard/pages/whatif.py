@@ -18,9 +18,9 @@ from memprof_dashboard.whatif.planner_results import register_planners
 from memprof_dashboard.whatif.planning import (
     TIME_LIMIT_S,
     Asked,
-    ask_planners,
     count_points,
     find_plans,
+    run_planners,
     runs_under_plans,
 )
 from memprof_dashboard.whatif.workspace import (
@@ -28,9 +28,9 @@ from memprof_dashboard.whatif.workspace import (
     FOUND,
     PLANNERS,
     RESULT,
-    PlanDesk,
     PlannerSearch,
     PlanSearch,
+    PlanWorkspace,
     key_of,
 )
 
@@ -54,7 +54,7 @@ class WhatIf:
 
     TITLE = "What if"
 
-    def layout(self, desk: Workspace, view: View) -> Any:
+    def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the form and the containers of the search results."""
         options = [
             {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
@@ -90,21 +90,21 @@ class WhatIf:
                 *(dcc.Store(id=name) for name in (_SEEN, _STARTED, FOUND, COMPARED)),
                 dcc.Download(id=FILE),
                 html.Div(id=RESULT),
-                html.Div(plan_parts.run_table(runs_under_plans(desk, view))),
+                html.Div(plan_parts.run_table(runs_under_plans(workspace, view))),
                 html.Div(id=PLANNERS),
             ],
             className="whatif",
         )
 
-    def register(self, app: Dash, desk: Workspace) -> None:
+    def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
-        searches = PlanDesk(desk)
-        _register_form(app, desk, searches)
-        register_plans(app, desk, searches)
+        searches = PlanWorkspace(workspace)
+        _register_form(app, workspace, searches)
+        register_plans(app, workspace, searches)
         register_planners(app, searches)
 
 
-def _register_form(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
+def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> None:
     @app.callback(
         Output(_BUDGET, "value"),
         Output(_SEEN, "data"),
@@ -134,14 +134,14 @@ def _register_form(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
             return no_update, no_update, no_update
         place = ctx.states[f"{ids.PLACE}.data"]
         view = View.from_json(place)
-        rank = desk.rank(view.trace, view.rank)
+        rank = workspace.rank(view.trace, view.rank)
         if name == _STOP:
             for search in searches.of(place):
                 if search is not None:
                     search.stop()
             return no_update, [], no_update
         if name == _COMPARE:
-            begun = searches.planners.start(key_of(view), rank, "", lambda report: ask_planners(rank, report))
+            begun = searches.planners.start(key_of(view), rank, "", lambda report: run_planners(rank, report))
             return begun.number, [], no_update
         budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
         asked = Asked(str(budget or "")[:40], tuple(map(str, allowed or ())))

@@ -11,7 +11,7 @@ from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.views.storage_lives import Blocks, StorageLives, Wasters
+from memprof_dashboard.views.storage_lives import Blocks, IdleStorages, StorageLives
 
 #: Rows of the table of blocks at most.
 _MOST_ROWS = 100
@@ -97,16 +97,16 @@ def _percent(share: float) -> str:
     return "more than 99.9%" if text == "100.0%" and share < 1 else text
 
 
-def waste_table(rank: Rank, lives: StorageLives, wasters: Wasters, button: str) -> Any:
+def waste_table(rank: Rank, lives: StorageLives, idle: IdleStorages, button: str) -> Any:
     """Returns the table of the largest wasters; sizes are buttons with ids of the given type."""
     head = html.H3("Held after last use")
     if not len(lives.last_use) or lives.last_use.max(initial=NONE) == NONE:
         return [head, parts.note("The recording contains no tensor uses, so idle tensors cannot be identified.")]
-    if not len(wasters.rows):
+    if not len(idle.rows):
         return [head, parts.note("No tensor in this range outlives its last use.")]
     sentence = (
-        f"{_percent(wasters.share)} of the bytes x operators of this range are held by storages after their last use. "
-        f"Largest {len(wasters.rows)}:"
+        f"{_percent(idle.share)} of the bytes x operators of this range are held by storages after their last use. "
+        f"Largest {len(idle.rows)}:"
     )
     heads = [
         ">size",
@@ -122,14 +122,14 @@ def waste_table(rank: Rank, lives: StorageLives, wasters: Wasters, button: str) 
         parts.note(sentence),
         parts.table(
             heads,
-            [_waster(rank, lives, wasters, place, button) for place in range(len(wasters.rows))],
+            [_idle_row(rank, lives, idle, place, button) for place in range(len(idle.rows))],
             label="held after last use",
         ),
     ]
 
 
-def _waster(rank: Rank, lives: StorageLives, wasters: Wasters, place: int, button: str) -> list[Any]:
-    history, row = rank.history, int(wasters.rows[place])
+def _idle_row(rank: Rank, lives: StorageLives, idle: IdleStorages, place: int, button: str) -> list[Any]:
+    history, row = rank.history, int(idle.rows[place])
     freed = int(history.freed[row])
     category = fill_of(history.storage_categories[history.category[row]])
     chooser = html.Button(
@@ -147,8 +147,8 @@ def _waster(rank: Rank, lives: StorageLives, wasters: Wasters, place: int, butto
         parts.name(maker_name(rank, row) or "before recording", 36),
         f"{int(lives.last_use[row]):,}",
         "not freed" if freed == NONE else f"{freed:,}",
-        f"{int(wasters.held[place]):,}",
-        format_bytes(float(wasters.waste[place])),
+        f"{int(idle.held[place]):,}",
+        format_bytes(float(idle.waste[place])),
     ]
 
 

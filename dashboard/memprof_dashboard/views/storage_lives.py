@@ -14,7 +14,7 @@ from memprof_dashboard.views.placement import addresses_of, compress, first_fit
 #: Maximum blocks drawn: more rectangles make a browser slow.
 MOST_BLOCKS = 2_000
 #: Maximum storages listed as wasters.
-MOST_WASTERS = 10
+MOST_IDLE = 10
 
 
 class StorageLives:
@@ -149,7 +149,7 @@ def choose_blocks(stretch: Stretch, most: int = MOST_BLOCKS) -> Blocks:
 
 
 @dataclass(frozen=True, eq=False)
-class Wasters:
+class IdleStorages:
     """The storages of a range that waste most: bytes times the operators they are held for after their last use.
 
     Attributes:
@@ -165,7 +165,7 @@ class Wasters:
     share: float
 
 
-def find_wasters(stretch: Stretch, most: int = MOST_WASTERS) -> Wasters:
+def find_idle(stretch: Stretch, most: int = MOST_IDLE) -> IdleStorages:
     """Returns the storages that waste most after their last use, at most ``most``."""
     lives, rows = stretch.lives, stretch.rows
     held = np.maximum(np.minimum(lives.right[rows], stretch.end) - np.maximum(lives.idle[rows], stretch.first), 0)
@@ -173,7 +173,7 @@ def find_wasters(stretch: Stretch, most: int = MOST_WASTERS) -> Wasters:
     chosen = _largest(waste, most)
     chosen = chosen[waste[chosen] > 0]
     total = float(stretch.weight.sum())
-    return Wasters(rows[chosen], held[chosen], waste[chosen], float(waste.sum()) / total if total else 0.0)
+    return IdleStorages(rows[chosen], held[chosen], waste[chosen], float(waste.sum()) / total if total else 0.0)
 
 
 def _largest(weight: Floats, most: int) -> Ints:

@@ -174,13 +174,13 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
         before = after
     over = found.answer.search_request.needed(one) - budget
     fits = f"{format_bytes(-over)} below budget" if over <= 0 else f"{format_bytes(over)} over budget"
-    promise = (
+    summary = (
         f"peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
         f"Estimate: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
     )
     return [
         html.H3(parts.name(one.plan.describe(), 300)),
-        html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.name(promise, 500)]),
+        html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.name(summary, 500)]),
         parts.table(
             ["policy", ">peak after it", ">change", ">step time", "numerics"], rows, label="plan, policy by policy"
         ),

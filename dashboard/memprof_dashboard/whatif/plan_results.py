@@ -22,7 +22,7 @@ from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_parts import ROW
 from memprof_dashboard.whatif.planning import Detail, Run, plans_of, runs_under_plans
-from memprof_dashboard.whatif.workspace import FOUND, RESULT, PlanDesk, PlanSearch
+from memprof_dashboard.whatif.workspace import FOUND, RESULT, PlanSearch, PlanWorkspace
 
 _PARETO = "whatif-pareto"
 _CHOSEN = "whatif-chosen"
@@ -35,7 +35,7 @@ FILE = "whatif-file"
 _PLOT = {"height": "420px"}
 
 
-def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
+def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> None:
     """Registers the callbacks."""
 
     @app.callback(Output(RESULT, "children"), Input(FOUND, "data"), State(ids.PLACE, "data"))
@@ -47,7 +47,7 @@ def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
             return [] if search is not None else _nothing_yet()
         search, found = over
         view = View.from_json(place)
-        grown = search.rank is not desk.rank(view.trace, view.rank)
+        grown = search.rank is not workspace.rank(view.trace, view.rank)
         return _result(search, found, is_old=grown)
 
     @app.callback(
@@ -76,7 +76,7 @@ def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
         over = searches.found(place)
         if over is None:
             return no_update
-        runs = runs_under_plans(desk, View.from_json(place))
+        runs = runs_under_plans(workspace, View.from_json(place))
         return or_message(_front)(over[1], runs, _place_in(over[1], chosen), theme)
 
     @app.callback(Output(_DETAIL, "children"), Input(_CHOSEN, "data"), State(ids.PLACE, "data"))

@@ -14,12 +14,12 @@ from memprof_dashboard.figures.whatif import PlannerLine, planner_lines
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.planning import count_points
-from memprof_dashboard.whatif.workspace import COMPARED, PLANNERS, PlanDesk
+from memprof_dashboard.whatif.workspace import COMPARED, PLANNERS, PlanWorkspace
 
 _LINES = "whatif-lines"
 
 
-def register_planners(app: Dash, searches: PlanDesk) -> None:
+def register_planners(app: Dash, searches: PlanWorkspace) -> None:
     """Registers the callbacks."""
 
     @app.callback(Output(PLANNERS, "children"), Input(COMPARED, "data"), State(ids.PLACE, "data"))

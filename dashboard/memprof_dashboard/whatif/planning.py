@@ -93,7 +93,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
     return suggest(rank.trace, basis, search_request, report)
 
 
-def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
+def run_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
     """Runs every planner at every budget; results before an interruption are kept.
 
     Args:
@@ -178,11 +178,11 @@ class Run:
     refusal: str = ""
 
 
-def runs_under_plans(desk: Workspace, view: View) -> tuple[Run, ...]:
+def runs_under_plans(workspace: Workspace, view: View) -> tuple[Run, ...]:
     """Finds other recordings of the same model made under a plan, and compares each with its prediction."""
-    rank = desk.rank(view.trace, view.rank)
+    rank = workspace.rank(view.trace, view.rank)
     runs = []
-    for place, source in enumerate(desk.sources):
+    for place, source in enumerate(workspace.sources):
         if place == view.trace:
             continue
         other = source.rank(view.rank)

@@ -25,12 +25,12 @@ PlanSearch = Search[Candidate, Suggestion]
 PlannerSearch = Search[Point, tuple[Point, ...]]
 
 
-class PlanDesk:
+class PlanWorkspace:
     """The searches of a dashboard, and the cached details of plans."""
 
-    def __init__(self, desk: Workspace) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         """Starts without searches."""
-        self.desk = desk
+        self.workspace = workspace
         self.plans: Searches[Candidate, Suggestion] = Searches()
         self.planners: Searches[Point, tuple[Point, ...]] = Searches()
         self._details: dict[tuple[int, int], Detail] = {}

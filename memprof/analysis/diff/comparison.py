@@ -6,7 +6,6 @@ are split only within a phase. The parts of a moment always sum to the whole.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.analysis.diff.gates import Gate, Verdict, require_phases
+from memprof.analysis.diff.measures import measure
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import InconclusiveError
@@ -224,49 +224,12 @@ def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
     )
 
 
-def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
-    """Returns the value a gate checks; NaN where a recording does not contain it.
-
-    Args:
-        gate: The gate.
-        summary: The recording.
-        spot: The moment at which modules are measured; the peak where left out.
-    """
-    if gate.kind == "phase":
-        return float(summary.spots[gate.name].bytes) if gate.name in summary.spots else 0.0
-    if gate.kind == "module":
-        return float(_of_module(gate.name, (spot or summary.peak).parts["module"]))
-    if gate.kind == "category" or gate.name in summary.maxima:
-        return float(summary.maxima.get(gate.name, 0))
-    if gate.name == "peak":
-        return float(summary.peak.bytes)
-    if gate.name == "step_time":
-        return summary.step_time_us
-    if gate.name == "recompute_time":
-        return summary.recompute_time_us
-    if gate.name in ("reserved", "reserved-allocated"):
-        if summary.reserved_bytes < 0:
-            return math.nan
-        return float(summary.reserved_bytes - (summary.peak.bytes if gate.name == "reserved-allocated" else 0))
-    return 0.0  # an empty category
-
-
 def _measured(gate: Gate, side: Sequence[Summary], found: Diff, *, is_head: bool) -> float:
     """Returns the median over the recordings of one side."""
     phase = found.focus.name
     values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]
     known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else math.nan
-
-
-def _of_module(pattern: str, modules: Mapping[str, int]) -> int:
-    """Sums the modules that match a pattern, and their descendants."""
-    return sum(
-        size
-        for name, size in modules.items()
-        if fnmatch.fnmatchcase(name, pattern)
-        or any(fnmatch.fnmatchcase(name[:place], pattern) for place, letter in enumerate(name) if letter == ".")
-    )
 
 
 def _median_of(side: Sequence[Summary]) -> Summary:

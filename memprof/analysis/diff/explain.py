@@ -13,17 +13,15 @@ from memprof.analysis.diff.causes import (
     graphs,
     growth_of,
     held_tensors,
-    largest_parts,
     leak,
     model_parts,
     optimizer_states,
-    pieces,
     recompute,
     tensors_outside,
-    told_in,
     trained_parameters,
 )
 from memprof.analysis.diff.comparison import FRAME, Change, Diff
+from memprof.analysis.diff.part_causes import explained_pair, largest_parts, pieces
 from memprof.analysis.diff.summary import OTHERS
 
 __all__ = ["ENOUGH", "Cause", "explain", "modules_of"]
@@ -82,7 +80,7 @@ def _causes(diff: Diff) -> Iterator[Cause]:
         yield from gradients_in_forward(base, head)  # micro-batches keep them, so an evaluation may too
         if abs(grown) < LEAST_LEAK_BYTES:
             held = [*held_tensors(base.traits, head.traits), *tensors_outside(base, head)]
-    whole = abs(told_in(diff).bytes)
+    whole = abs(explained_pair(diff).bytes)
     yield from (cause for cause in held if abs(cause.bytes) >= _MOST_OF_CHANGE * whole)
     is_growing = 0 < abs(grown) < LEAST_LEAK_BYTES
     if is_growing and abs(grown) >= LEAST_LEAK_SHARE * whole:

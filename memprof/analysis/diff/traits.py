@@ -139,9 +139,9 @@ def _parameters(step: Step) -> dict[str, str]:
 def _listed(shapes: Counter[str]) -> str:
     """Lists the most frequent shapes with their counts, and how many others there are."""
     ordered = sorted(shapes.items(), key=lambda item: (-item[1], item[0]))
-    told = [f"{count} x {shape}" if count > 1 else shape for shape, count in ordered[:_MOST_SHAPES]]
+    parts = [f"{count} x {shape}" if count > 1 else shape for shape, count in ordered[:_MOST_SHAPES]]
     rest = sum(count for _, count in ordered[_MOST_SHAPES:])
-    return ", ".join(told) + (f" and {rest} more" if rest else "")
+    return ", ".join(parts) + (f" and {rest} more" if rest else "")
 
 
 def _operators(step: Step) -> dict[str, dict[str, int]]:

@@ -27,7 +27,7 @@ _PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
-class Told:
+class RecordedSetting:
     """Training settings read from a recording, each None where it cannot be determined.
 
     Attributes:
@@ -74,7 +74,7 @@ class Compared:
         return self.error_bytes / self.recorded_bytes if self.recorded_bytes else None
 
 
-def read_told(trace: Trace, model: Model) -> Told:
+def read_setting(trace: Trace, model: Model) -> RecordedSetting:
     """Reads the training settings of a job from its recording.
 
     Args:
@@ -92,7 +92,7 @@ def read_told(trace: Trace, model: Model) -> Told:
         dtypes[str(dtype)] += int(size)
     states = {str(name).rpartition(".")[2] for name in storages.name[storages.category == "optimizer_state"]}
     batch, length = _batch(step, model)
-    return Told(
+    return RecordedSetting(
         batch=batch,
         length=length,
         precision=_PRECISION.get(dtypes.most_common(1)[0][0]) if dtypes else None,

@@ -99,10 +99,10 @@ def _held(held: Held, device: str) -> list[str]:
 def _sum(split: Breakdown[str] | Breakdown[int], names: dict[int, str]) -> str:
     """Formats a split: the largest parts, and the rest as one."""
     parts, rest, count = split.top(_PARTS)
-    told = [f"{format_bytes(part.bytes)} {_name(part.key, names)}" for part in parts]
+    texts = [f"{format_bytes(part.bytes)} {_name(part.key, names)}" for part in parts]
     if rest is not None:
-        told.append(f"{format_bytes(rest.bytes)} in {count} others")
-    return " + ".join(told)
+        texts.append(f"{format_bytes(rest.bytes)} in {count} others")
+    return " + ".join(texts)
 
 
 def _name(key: str | int | None, names: dict[int, str]) -> str:
@@ -149,16 +149,16 @@ def _room(found: PostMortem) -> Iterable[str]:
 
 def _still_to_come(found: PostMortem) -> Iterable[str]:
     """Describes the memory the rest of the step would have needed."""
-    told = []
+    texts = []
     if found.gradients_missing_bytes:
-        told.append(f"{format_bytes(found.gradients_missing_bytes)} of gradients")
-    told += [
+        texts.append(f"{format_bytes(found.gradients_missing_bytes)} of gradients")
+    texts += [
         f"{format_bytes(optimizer.missing_bytes)} of {optimizer.name}'s state"
         for optimizer in found.optimizers
         if optimizer.missing_bytes
     ]
-    if told:
-        yield f"Still to be allocated: {' and '.join(told)}."
+    if texts:
+        yield f"Still to be allocated: {' and '.join(texts)}."
     unknown = [each.name for each in found.optimizers if each.full_bytes is None and not each.state_bytes]
     if unknown:
         yield f"The state size of {' and '.join(dict.fromkeys(unknown))} is unknown."

@@ -15,7 +15,7 @@ from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 #: Number of different shapes reported.
-_MOST_TOLD = 3
+_MOST_SIZES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,9 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
     same = [step for step in steps if shapes[step.number] == prediction.ran_on]
     if not same:
         others = list(dict.fromkeys(shapes.values()))
-        told = " or ".join(others[:_MOST_TOLD]) + (" or others" if len(others) > _MOST_TOLD else "")
+        sizes_run = " or ".join(others[:_MOST_SIZES]) + (" or others" if len(others) > _MOST_SIZES else "")
         size = f" at {plan.at}" if plan.at else ""
-        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {told}"
+        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {sizes_run}"
         return Alike(fullest, phases, unlike=unlike)
     step = fullest_of(same)
     if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):

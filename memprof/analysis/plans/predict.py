@@ -163,7 +163,7 @@ def step_warnings(trace: Trace, step: Step) -> list[str]:
     warnings = []
     if manifest.plan:
         was = "predicted" if manifest.backend.name == PREDICTED else "recorded"
-        warnings.append(f"{trace.path} was {was} under a plan already: the prediction comes on top of it.")
+        warnings.append(f"{trace.path} was {was} under a plan already: this prediction is relative to that run.")
     if (steps.kind[steps.step == step.number] == "warm_up").any():
         warnings.append(
             f"step {step.number} is a warm-up step: optimizer state may be missing or first allocated in it."

@@ -131,7 +131,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         predicted = _figures(made.predicted)
     elif plan.prediction is not None:
         prediction = plan.prediction
-        predicted = _promised(prediction)
+        predicted = _predicted(prediction)
     else:
         raise UsageError(
             "The plan contains no prediction. Add the recording to predict from, memprof verify PLAN RUN HEAD, or "
@@ -197,7 +197,7 @@ def _figures(side: Side) -> Figures:
     )
 
 
-def _promised(prediction: Prediction) -> Figures:
+def _predicted(prediction: Prediction) -> Figures:
     module = f" of {prediction.peak_module}" if prediction.peak_module else ""
     return Figures(
         peak_allocated_bytes=prediction.peak_allocated_bytes,

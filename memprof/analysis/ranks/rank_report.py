@@ -229,8 +229,8 @@ def _early_ends(ranks: Ranks) -> list[str]:
 
 
 def _ended(ranks: Ranks, row: int) -> str:
-    told = str(ranks.ends_at[row])
-    return f"ends early, in {told}" if told.startswith("step") else f"ends early ({told})" if told else "ends early"
+    place = str(ranks.ends_at[row])
+    return f"ends early, in {place}" if place.startswith("step") else f"ends early ({place})" if place else "ends early"
 
 
 def _peaks(ranks: Ranks, moments: RankMoments) -> tuple[RankPeak, ...]:

@@ -47,7 +47,7 @@ def step_options(command: F) -> F:
 def search_options(command: F) -> F:
     """Adds ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
-    The command takes them as ``**asked`` and passes them to ``read_search_request``.
+    The command takes them as ``**search_flags`` and passes them to ``read_search_request``.
     """
     options = (
         option(

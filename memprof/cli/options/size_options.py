@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memprof.cli.options.grouped import option
+from memprof.cli.options.shared_options import also_option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def size_options(command: F) -> F:
     """Adds ``--at-batch``, ``--at-length``, ``--lengths`` and ``--also`` to a command.
 
-    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``AskedSize`` from them.
+    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``RequestedSize`` from them.
     """
     options = (
         option(
@@ -49,14 +50,7 @@ def size_options(command: F) -> F:
             metavar="FILE",
             help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
-        option(
-            "--also",
-            group="Another size",
-            multiple=True,
-            type=click.Path(),
-            metavar="TRACE",
-            help="A recording of the same job at another size; may be repeated.",
-        ),
+        also_option("Another size"),
     )
     for add in reversed(options):
         command = add(command)
@@ -64,7 +58,7 @@ def size_options(command: F) -> F:
 
 
 @dataclass(frozen=True)
-class AskedSize:
+class RequestedSize:
     """The size to plan for.
 
     Attributes:

@@ -96,7 +96,7 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
     page.add(Text(f"The recording {NO_HISTORY}: other settings cannot be modelled."))
     table = make_table("part", ">bytes", ">share")
     for text, size in (
-        ("asked for", report.requested),
+        ("requested", report.requested),
         ("rounding inside blocks", report.allocated + report.pending - report.requested),
         ("free blocks in partly used segments", report.holes),
         ("fully free segments (released by empty_cache())", report.idle),
@@ -231,7 +231,7 @@ def _split(report: AllocatorReport) -> Table:
     held, reserved = report.at_growth, report.reserved_peak
     table = make_table("part", ">bytes", ">share")
     for text, size in (
-        ("asked for", held.requested),
+        ("requested", held.requested),
         ("rounding inside blocks", held.allocated - held.requested),
         ("free blocks in partly used segments", held.pinned_bytes),
         ("fully free segments (released by empty_cache())", held.idle_bytes),

@@ -27,7 +27,7 @@ def describe_none(checked: tuple[Checked, ...]) -> str:
     if len(checked) == 1:
         plan = checked[0].plan.describe()
         return f"In a dry run, {plan} exceeds {budget}, contrary to the prediction: not kept."
-    return f"Of {len(checked)} plans predicted to be within {budget}, none is in a dry run: none is kept."
+    return f"Of {len(checked)} plans predicted to be within {budget}, none is within it in a dry run: none is kept."
 
 
 def check_table(checked: tuple[Checked, ...]) -> Table:

@@ -80,9 +80,9 @@ def _explain(page: Page, found: Diff) -> None:
         page.add(Text(printable(f"{number}. {cause.sentence}")))
     modules = modules_of(found)
     if modules:
-        told = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
+        parts = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
         more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
-        page.add(Text(printable(f"90 % of the change in {found.focus.name} is in: {told}{more}")))
+        page.add(Text(printable(f"90 % of the change in {found.focus.name} is in: {parts}{more}")))
 
 
 def _moments(found: Diff) -> Table:

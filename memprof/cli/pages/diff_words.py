@@ -100,13 +100,13 @@ def rank_words(found: Diff) -> str:
     """Returns the worst rank and the spread between ranks; "" for a single-rank job."""
     if max(len(found.base.rank_peaks), len(found.head.rank_peaks)) < 2:
         return ""
-    told = []
+    parts = []
     for side, summary in (("base", found.base), ("now", found.head)):
         peaks = summary.rank_peaks
         worst = max(peaks, key=lambda rank: peaks[rank])
         spread = max(peaks.values()) - min(peaks.values())
-        told.append(f"{side} rank {worst} with {format_bytes(peaks[worst])}, {format_bytes(spread)} above the lowest")
-    return f"Worst rank: {'; '.join(told)}."
+        parts.append(f"{side} rank {worst} with {format_bytes(peaks[worst])}, {format_bytes(spread)} above the lowest")
+    return f"Worst rank: {'; '.join(parts)}."
 
 
 def changed(pair: Pair, kind: str, rows: int) -> tuple[list[Change], int]:

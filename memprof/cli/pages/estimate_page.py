@@ -12,7 +12,7 @@ from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, OnMachine, 
 from memprof.cli.page import Page, make_table, printable
 from memprof.units import format_bytes, format_bytes_change, format_percent
 
-_WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "for a while"}
+_WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "temporary"}
 
 
 def fill_estimate(

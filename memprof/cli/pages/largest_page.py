@@ -50,22 +50,22 @@ def show_largest(
     Returns:
         The exit code.
     """
-    asked = search_request(int(live_bytes(bases[0].step).during.max(initial=0)))
+    request = search_request(int(live_bytes(bases[0].step).during.max(initial=0)))
     sized = sized_step([basis.step for basis in bases])
-    with SearchBar(asked) as bar:
-        found = find_largest(sized, asked, bar.add)
+    with SearchBar(request) as bar:
+        found = find_largest(sized, request, bar.add)
     best = None if found.answer is None else found.answer.best
     if written is not None and best is not None and best.policies and found.step is not None:
         plan, _ = best.plan.predict(found.step, trace=trace)
         assert plan.prediction is not None
         # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
-        write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=asked.budget_bytes))
+        write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=request.budget_bytes))
     if is_json:
-        print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
+        print(json.dumps(_json(found, best, request, what), indent=2, allow_nan=False))
     else:
         page = Page.for_stdout()
-        _fill(page, found, best, asked, what, bases[0], trace, written)
+        _fill(page, found, best, request, what, bases[0], trace, written)
         page.write()
     return 0 if best is not None else GateFailedError.exit_code
 
@@ -106,8 +106,8 @@ def _fill(
     if found.size > 4 * max(found.sizes):
         page.add(
             Text(
-                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
-                f"job nearer to it, and add that recording with --also.",
+                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record "
+                "the job closer to it, and add that recording with --also.",
                 style="yellow",
             )
         )

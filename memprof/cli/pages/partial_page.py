@@ -85,7 +85,7 @@ def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
         return [sentence]
     sentences = []
     if found.seen_bytes > budget_bytes:
-        state = " with the optimizer's state there" if found.state_missing_bytes else ""
+        state = ", optimizer state included" if found.state_missing_bytes else ""
         sentences.append(
             f"Without a plan, the job does not fit {budget}: the recorded part of its step needs "
             f"{format_bytes(found.seen_bytes)}{state}."

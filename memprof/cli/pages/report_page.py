@@ -130,9 +130,9 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     _add_saved(page, report, tree_rows)
     _add_recompute(page, report, rows)
     is_dry = report.manifest.backend.name == DRY_RUN
-    teller = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
+    origin = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
     for use in report.devices:
-        page.add_section(f"All of {use.device}", tables.device(use), f"at its peak, {teller}")
+        page.add_section(f"All of {use.device}", tables.device(use), f"at its peak, {origin}")
     page.add_section("Host memory", tables.host(report), "peak over the whole job")
 
 

@@ -42,8 +42,9 @@ def check(
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned
-    from memprof.analysis.diff.comparison import is_summary, measure, open_side
+    from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
+    from memprof.analysis.diff.measures import measure
     from memprof.analysis.diff.summary_model import PEAK
     from memprof.errors import GateFailedError
     from memprof.machines.budget import parse_budget
@@ -53,9 +54,7 @@ def check(
     if fail_on or warn_on:
         grows = next((gate for gate in (*fail, *warn) if gate.needs_base), None)
         if grows is not None:
-            raise UsageError(
-                f"The gate {grows.text!r} bounds growth, and there is nothing to compare with: memprof diff."
-            )
+            raise UsageError(f"The gate {grows.text!r} limits growth, which needs a base: use memprof diff.")
     # The project's gates may be meant for diffs.
     fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
     summary, planned = open_side(trace), None

@@ -73,8 +73,8 @@ def diff(
     )
     apart = [one for one in found.differences if one.what not in ignore and "all" not in ignore]
     if apart and not explains:
-        told = "; ".join(f"{one.what} is {one.base} in the base and {one.head} now" for one in apart)
+        parts = "; ".join(f"{one.what} is {one.base} in the base and {one.head} now" for one in apart)
         flags = " ".join(f"--ignore {one.what!r}" if " " in one.what else f"--ignore {one.what}" for one in apart)
-        raise InconclusiveError(f"The recordings are not comparable: {told}. To compare them anyway: {flags}")
+        raise InconclusiveError(f"The recordings are not comparable: {parts}. To compare them anyway: {flags}")
     write_output(found, form, output, rows, explains=explains, names=(base, head))
     return GateFailedError.exit_code if found.is_failed else 0

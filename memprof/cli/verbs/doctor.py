@@ -78,7 +78,7 @@ def _plain(text: str) -> str:
 def _verdict(found: Examination) -> str:
     count = sum(finding.level in ("fix", "fail") for finding in found.findings)
     more = f"; {count} thing{'s' if count > 1 else ''} to fix, marked above" if count else ""
-    tried = " by what was looked at; nothing was recorded to try it" if found.is_quick and found.works else ""
+    tried = ", judging by its setup (the test recording was skipped)" if found.is_quick and found.works else ""
     if found.works:
         return f"Recording works here{tried}{more}. Next: memprof record train.py"
     return f"Recording does not work here{more}."

@@ -12,7 +12,7 @@ from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.estimate.against import Told
+    from memprof.analysis.estimate.against import RecordedSetting
     from memprof.analysis.estimate.model import Model
     from memprof.analysis.estimate.setting import Setting
 
@@ -43,27 +43,23 @@ Examples:
     metavar="TRACE",
     help="Compare the formulas with this recording.",
 )
-@option(
-    "--batch", group="Training", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1)."
-)
+@option("--batch", group="Training", type=click.IntRange(min=1), metavar="N", help="Samples per rank and update (1).")
 @option(
     "--seq",
     "length",
     group="Training",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Tokens of a sample (the model's context).",
+    help="Tokens per sample (the model's context).",
 )
-@option(
-    "--tokens", group="Training", metavar="N", help="Tokens of a rank for one update, such as 1M, in place of --batch."
-)
+@option("--tokens", group="Training", metavar="N", help="Tokens per rank and update, such as 1M, instead of --batch.")
 @option(
     "--micro-batches",
     group="Training",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Parts of a batch, in turn (1).",
+    help="Micro-batches per update (1).",
 )
 @option(
     "--precision", group="Training", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32)."
@@ -73,15 +69,15 @@ Examples:
     "--checkpoint",
     group="Training",
     metavar="WHAT",
-    help="What is recomputed: none, selective, layers, or layers:K for every K-th.",
+    help="Activations to recompute: none, selective, layers, or layers:K for every K-th.",
 )
 @option(
     "--flash/--no-flash",
     group="Training",
     default=True,
-    help="Attention that does not materialize its scores, or does.",
+    help="Whether attention avoids materializing its scores.",
 )
-@option("--no-dropout", group="Training", is_flag=True, help="Without dropout, where the model has it.")
+@option("--no-dropout", group="Training", is_flag=True, help="Leave out the model's dropout.")
 @option(
     "--zero", group="Parallelism", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0)."
 )
@@ -105,7 +101,7 @@ Examples:
     "--device",
     group="Device",
     type=click.Choice(("cuda", "cpu")),
-    help="Where it runs: how wide dropout's masks are (cuda).",
+    help="Device type; it sets the width of dropout masks (cuda).",
 )
 @option(
     "--machine",
@@ -113,7 +109,7 @@ Examples:
     metavar="NAME",
     help="Print the fraction of this device's memory, and the number of devices needed.",
 )
-@option("--explain", group="Output", is_flag=True, help="Each formula's source and limitations.")
+@option("--explain", group="Output", is_flag=True, help="Print each formula's source and limitations.")
 @option("--json", "is_json", group="Output", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 def estimate(
     model: str | None,
@@ -131,7 +127,7 @@ def estimate(
 
     MODEL is a name such as gpt3-175b, gpt2 or llama3-8b, or the path of a config.json. Figures are of one rank.
     """
-    from memprof.analysis.estimate.against import compare, read_told
+    from memprof.analysis.estimate.against import compare, read_setting
     from memprof.analysis.estimate.estimate import estimate as make_estimate
     from memprof.analysis.estimate.estimate import on_machine
     from memprof.machines.catalogue import find_machine
@@ -140,8 +136,8 @@ def estimate(
     chosen = _model(model, transformer, mlp, conv, parameters)
     device = find_machine(machine) if machine else None
     trace = Trace.open(recorded) if recorded is not None else None
-    told = read_told(trace, chosen) if trace is not None else None
-    found = make_estimate(chosen, _setting(chosen, told, options))
+    setting = read_setting(trace, chosen) if trace is not None else None
+    found = make_estimate(chosen, _setting(chosen, setting, options))
     on = on_machine(found, device) if device is not None else None
     compared = compare(found, trace) if trace is not None else None
     if is_json:
@@ -189,7 +185,7 @@ def _model(
     return read_config(Path(name)) if is_config(name) and not is_known(name) else find_model(name)
 
 
-def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Setting:
+def _setting(model: Model, recorded: RecordedSetting | None, options: dict[str, Any]) -> Setting:
     """Builds the training setting: from the options, else from the recording, else from defaults.
 
     Raises:
@@ -200,28 +196,28 @@ def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Settin
 
     batch, length, tokens = options["batch"], options["length"], options["tokens"]
     if model.context == 1 and (length is not None or tokens is not None):
-        raise UsageError("--seq and --tokens go with transformers: give --batch.")
+        raise UsageError("--seq and --tokens apply to transformers only: give --batch.")
     if tokens is not None and batch is not None:
-        raise UsageError("--tokens stands in the place of --batch: give one of them.")
-    length = length or (told and told.length) or model.context
-    batch = batch or (told and told.batch) or 1
+        raise UsageError("--tokens and --batch are mutually exclusive: give only one.")
+    length = length or (recorded and recorded.length) or model.context
+    batch = batch or (recorded and recorded.batch) or 1
     checkpoint, every = _checkpoint(options["checkpoint"])
     device = options["device"]
     return Setting(
         tokens=batch * length if tokens is None else read_count(tokens, "tokens"),
         length=length,
         micro_batches=options["micro_batches"],
-        precision=PRECISIONS[options["precision"] or (told and told.precision) or "fp32"],
-        optimizer=options["optimizer"] or (told and told.optimizer) or "adamw",
+        precision=PRECISIONS[options["precision"] or (recorded and recorded.precision) or "fp32"],
+        optimizer=options["optimizer"] or (recorded and recorded.optimizer) or "adamw",
         checkpoint=checkpoint,
         every=every,
         zero=options["zero"],
-        ranks=options["ranks"] or (told.ranks if told else 1),
+        ranks=options["ranks"] or (recorded.ranks if recorded else 1),
         tensor_ranks=options["tensor_ranks"],
         is_sequence_parallel=options["sequence_parallel"],
         has_flash=options["flash"],
         has_dropout=not options["no_dropout"],
-        is_on_cpu=device == "cpu" if device else told is not None and told.is_on_cpu,
+        is_on_cpu=device == "cpu" if device else recorded is not None and recorded.is_on_cpu,
     )
 
 

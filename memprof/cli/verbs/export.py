@@ -41,7 +41,7 @@ Examples:
     type=click.Path(path_type=Path),
     required=True,
     metavar="PATH",
-    help="The file; for csv and parquet, the folder.",
+    help="File to write; for csv and parquet, a folder.",
 )
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Export this rank.")
 @click.option(
@@ -51,15 +51,15 @@ Examples:
     metavar="peak|OP|STEP:OP",
     help="speedscope: what is alive while this operator runs.  [default: peak]",
 )
-@click.option("--tables", metavar="NAME,...", help="csv, parquet: these tables alone.")
+@click.option("--tables", metavar="NAME,...", help="csv, parquet: only these tables.")
 @click.option(
     "--lives",
     type=click.IntRange(min=0),
     metavar="N",
-    help=f"perfetto: of what fills the peak, show the N largest from birth to death.  [default: {_LIVES}]",
+    help=f"perfetto: show the lifetimes of the N largest storages of the peak.  [default: {_LIVES}]",
 )
 @click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
-@click.option("-f", "--force", is_flag=True, help="Replace what is there; of folders, those exported before.")
+@click.option("-f", "--force", is_flag=True, help="Replace the file, or a folder of exported tables, if it exists.")
 def export(
     trace: str,
     kind: str,
@@ -111,7 +111,7 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
     """Rejects an unwritable output path before any work is done."""
     if not is_folder:
         if output.is_dir():
-            raise UsageError(f"{output} is a folder, and this format is a file: choose another name.")
+            raise UsageError(f"{output} is a folder, but this format is one file: choose another name.")
         check_output(output, force=force)
         return
     if not output.parent.is_dir():
@@ -119,13 +119,15 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise UsageError(f"{output} is a file, and this format is a folder: choose another name.")
+        raise UsageError(f"{output} is a file, but this format is a folder: choose another name.")
     if not force:
         raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
     from memprof.trace.exporters.tables import is_export
 
     if any(output.iterdir()) and not is_export(output):
-        raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
+        raise UsageError(
+            f"{output} contains files other than exported tables and was not changed: choose another name."
+        )
 
 
 def _tables(names: str | None) -> list[type[Table]]:

@@ -13,6 +13,7 @@ import click
 
 from memprof.cli.options.grouped import option
 from memprof.cli.options.search_options import read_search_request, search_options
+from memprof.cli.options.shared_options import json_option, window_options
 from memprof.cli.verbs.record import RecordCommand
 from memprof.errors import GateFailedError
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
@@ -62,24 +63,7 @@ class FitCommand(RecordCommand):
     help="Folder for the plan and the recordings, or a plan file (.toml).  [default: <script>.<time>.fit]",
 )
 @option("-f", "--force", group="Output", is_flag=True, help="Replace the files of an earlier fit.")
-@option(
-    "--skip",
-    group="Recorded steps",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Steps to skip.",
-)
-@option(
-    "--steps",
-    group="Recorded steps",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Steps to record.",
-)
+@window_options()
 @option(
     "--stop/--no-stop",
     group="Recorded steps",
@@ -119,13 +103,7 @@ class FitCommand(RecordCommand):
     show_default=True,
     help="Dry-run each plan first, and skip those that do not fit as applied.",
 )
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 @option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
 @click.pass_context
@@ -144,7 +122,7 @@ def fit(
     dry_run: bool,
     is_json: bool,
     is_module: bool,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Find a plan under which a training job is measured to fit a budget.
 
@@ -157,7 +135,7 @@ def fit(
     Exit status: 0 a plan was verified, or the job already fits; 3 nothing was recorded to plan from; 4 no plan was
     verified within the budget; 125 to 127 as for memprof record; 130 interrupted; the job's own if it fails by itself.
     """
-    search_request = partial(read_search_request(**asked), is_checked=True)
+    search_request = partial(read_search_request(**search_flags), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
     from memprof.launch.fit.outputs import claim_outputs

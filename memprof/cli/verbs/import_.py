@@ -42,9 +42,9 @@ Examples:
     help="Write the recording here.  [default: the file's name with .memprof, in this folder]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the recording if it exists.")
-@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Import this device alone.")
+@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Import only this device.")
 @click.option(
-    "--rank", type=click.IntRange(min=0), metavar="N", help="Make it this rank.  [default: the device's number]"
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
 @click.option(
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."

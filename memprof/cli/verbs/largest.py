@@ -9,6 +9,7 @@ import click
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
+from memprof.cli.options.shared_options import also_option, force_option, write_option
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
@@ -28,24 +29,10 @@ Examples:
     is_flag=True,
     help="Find the longest sequence instead of the largest batch; needs --also.",
 )
-@option(
-    "--also",
-    group="Size",
-    multiple=True,
-    type=click.Path(),
-    metavar="TRACE",
-    help="A recording of the same job at another size; may be repeated.",
-)
+@also_option("Size")
 @search_options
-@option(
-    "--write",
-    "written",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the fastest plan that fits at that size to this TOML file.",
-)
-@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@write_option("Write the fastest plan that fits at that size to this TOML file.")
+@force_option
 @option("--json", "is_json", group="Output", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 @step_options
 def largest(
@@ -57,7 +44,7 @@ def largest(
     is_json: bool,
     step_number: int | None,
     rank: int | None,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Find the largest batch, or the longest sequence, that fits a budget.
 
@@ -74,8 +61,8 @@ def largest(
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
 
-    machine = find_machine(asked["machine"]) if asked["machine"] else None
-    search_request = read_search_request(**asked)
+    machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
+    search_request = read_search_request(**search_flags)
     opened = [Trace.open(path, rank) for path in (trace, *also)]
     return show_largest(
         [basis_of(one, step_number, machine) for one in opened],

@@ -11,7 +11,8 @@ import click
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
-from memprof.cli.options.size_options import AskedSize, size_options
+from memprof.cli.options.shared_options import json_option, write_option
+from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
@@ -31,14 +32,7 @@ Examples:
     metavar="SIZE",
     help="Maximum peak memory, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
 )
-@option(
-    "--write",
-    "written",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the plan with its prediction and budget to this TOML file.",
-)
+@write_option("Write the plan with its prediction and budget to this TOML file.")
 @option(
     "-o",
     "--output",
@@ -64,13 +58,7 @@ Examples:
 )
 @size_options
 @option("--rank", group="Recorded steps", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 def predict(
     trace: str,
     plan_path: Path | None,
@@ -93,7 +81,7 @@ def predict(
     TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
-    size = AskedSize(batch, length, lengths, also)
+    size = RequestedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
         raise UsageError("--also gives recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
 from memprof.launch.parent.target import CannotStartError, find_target
@@ -44,7 +45,7 @@ class RecordCommand(GroupedCommand):
             folder = Path.cwd()
         except FileNotFoundError:
             raise CannotStartError(
-                "the current folder is not there any more: it was deleted or replaced. Change to one that is, with cd."
+                "the current folder no longer exists: it was deleted or replaced. Change to another with cd."
             ) from None
         given = read_project_settings(folder)
         if "plan" in given:
@@ -82,26 +83,7 @@ class RecordCommand(GroupedCommand):
 @option(
     "-q", "--quiet", group="Output", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends."
 )
-@option(
-    "--skip",
-    group="Recorded steps",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    envvar="MEMPROF_SKIP",
-    metavar="N",
-    help="Steps to skip first.",
-)
-@option(
-    "--steps",
-    group="Recorded steps",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    envvar="MEMPROF_STEPS",
-    metavar="N",
-    help="Steps to record.",
-)
+@window_options(has_variables=True)
 @option(
     "--stop", group="Recorded steps", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps."
 )
@@ -282,7 +264,8 @@ def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
     if not dry_run:
         if _is_typed(ctx, "device"):
             raise CannotStartError(
-                f"--device {name} is what a dry run shows its job: add --dry-run, or leave it out to use the job's own."
+                f"--device {name} is the GPU that a dry run simulates: add --dry-run, or leave it out to use the "
+                "job's own."
             )
         return ""
     try:
@@ -310,4 +293,4 @@ def _refuse_window(ctx: click.Context) -> None:
     """
     for name in ("skip", "steps", "stop"):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise CannotStartError(f"--light follows the whole run, so --{name} means nothing with it: leave one out.")
+            raise CannotStartError(f"--{name} does not apply: --light has no window. Leave one of them out.")

@@ -13,6 +13,7 @@ import click
 from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
 from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.shared_options import force_option, json_option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,19 +70,13 @@ Examples:
     metavar="peak|OP|STEP:OP",
     help="Show what is alive while this operator runs; operators are counted from 0 in the step.  [default: peak]",
 )
-@option("--by", "table", group="Tables", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
+@option("--by", "table", group="Tables", type=click.Choice(_TABLES), help="Show only this table, with more rows.")
 @option("--step", "step_number", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
 @option("--rank", group="Moment", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
 @option(
     "--top", group="Tables", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one."
 )
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 @option(
     "--html",
     "page_path",
@@ -107,7 +102,7 @@ Examples:
 @option(
     "--static", "page_kind", group="Tables", flag_value="static", help="Show what the step needs with a static plan."
 )
-@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@force_option
 def report(
     trace: str,
     moment: tuple[int | None, int | None],

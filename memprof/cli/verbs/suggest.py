@@ -10,7 +10,8 @@ import click
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
-from memprof.cli.options.size_options import AskedSize, size_options
+from memprof.cli.options.shared_options import force_option, json_option, write_option
+from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
 from memprof.trace.files.place import find_place, refuse_existing
@@ -104,15 +105,8 @@ Examples:
     metavar="N",
     help="Show the N-th plan in detail.",
 )
-@option(
-    "--write",
-    "written",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the fastest plan that fits to this TOML file, or the one of --explain.",
-)
-@option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")
+@write_option("Write the fastest plan that fits to this TOML file, or the one of --explain.")
+@force_option
 @option(
     "--emit",
     "target",
@@ -122,13 +116,7 @@ Examples:
 )
 @size_options
 @step_options
-@option(
-    "--json",
-    "is_json",
-    group="Output",
-    is_flag=True,
-    help="Print everything as JSON: bytes, microseconds, stable keys.",
-)
+@json_option
 def suggest(
     trace: str,
     world_size: int,
@@ -146,7 +134,7 @@ def suggest(
     step_number: int | None,
     rank: int | None,
     is_json: bool,
-    **asked: Any,
+    **search_flags: Any,
 ) -> int:
     """Suggest the fastest plans that make a recorded job fit a budget.
 
@@ -159,7 +147,7 @@ def suggest(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
-    size = AskedSize(batch, length, lengths, also)
+    size = RequestedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
         raise UsageError("--also gives recordings of other sizes for --at-batch, --at-length or --lengths: add one.")
@@ -172,9 +160,10 @@ def suggest(
         )
     if target is not None and is_json:
         raise UsageError("--emit prints one plan in another form: leave out --json.")
-    if compiled and asked["machine"]:
+    if compiled and search_flags["machine"]:
         raise UsageError(
-            "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
+            "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
+            "out."
         )
     from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.plans.basis import basis_of, link_of
@@ -187,12 +176,12 @@ def suggest(
 
     named_planner(planner)
     opened = Trace.open(trace, rank)
-    machine = find_machine(asked["machine"]) if asked["machine"] else None
-    search_request = read_search_request(**asked)
+    machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
+    search_request = read_search_request(**search_flags)
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-    asked_for = search_request(
+    request = search_request(
         basis.peak_bytes,
         world_size=world_size,
         planner=planner,
@@ -205,7 +194,7 @@ def suggest(
         with SearchBar(search_request) as bar:
             return search(opened, basis, search_request, bar.add)
 
-    found, checked = searched(asked_for), None
+    found, checked = searched(request), None
     if check is not None:
         found, checked = _check(found, check, searched)
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)

@@ -17,7 +17,7 @@ def allocator_code(policy: Allocator) -> Code:
         imports=("import os",),
         helpers=(
             (
-                "# Torch reads this when the first CUDA tensor is made, under its old name where that is set.\n"
+                "# Torch reads this when the first CUDA tensor is created, under its old name if that is set.\n"
                 f'_NAME = "{OLD_VARIABLE}" if "{OLD_VARIABLE}" in os.environ else "{VARIABLE}"\n'
                 f"_OPTIONS = (os.environ.get(_NAME), {text_of(options_text(policy))})\n"
                 'os.environ[_NAME] = ",".join(each for each in _OPTIONS if each)'
@@ -25,7 +25,8 @@ def allocator_code(policy: Allocator) -> Code:
         ),
         notes=(
             (
-                "allocator: torch reads its options when the first CUDA tensor is made, so import this file before; or "
+                "allocator: torch reads its options when the first CUDA tensor is created, so import this file before "
+                "that; or "
                 f"start the job with {VARIABLE}={options_text(policy)}."
             ),
         ),

@@ -8,7 +8,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 
 _RECOMPUTE = '''
 def _recompute(model, modules, forward{keep}):
-    """Returns a forward of modules that saves what goes into it alone, and runs again in backward."""
+    """Returns a forward of modules that saves only its inputs, and runs again in backward."""
     parts = [part for module in modules for part in module.modules()]
     norms = [part for part in parts if isinstance(part, _NORMS) and part.track_running_stats]
 
@@ -33,7 +33,7 @@ _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _AGAIN = '''
 @contextlib.contextmanager
 def _again(norms, context):
-    """Keeps running statistics as they are while a forward runs again in a context: they move once a step."""
+    """Keeps running statistics unchanged while a forward runs again in a context: they are updated once a step."""
     before = [(norm, norm.momentum, dict(norm.named_buffers(recurse=False))) for norm in norms]
     try:
         for norm, _, buffers in before:
@@ -54,7 +54,7 @@ def _again(norms, context):
 
 _REGIONS = '''
 def _regions(model, patterns{outermost_argument}):
-    """Returns the modules to run again: those that are called, but for in-place activations alone."""
+    """Returns the modules to run again: those that are called, except in-place activations."""
     found = {{
         name: module
         for name, module in _modules(model, patterns).items()
@@ -62,11 +62,11 @@ def _regions(model, patterns{outermost_argument}):
         and not (getattr(module, "inplace", False) and not list(module.children()))
     }}
     if not found:
-        raise ValueError(f"Of what {{patterns}} match, nothing can run again: choose the modules around it.")
+        raise ValueError(f"No module that {{patterns}} match can run again: choose the modules around it.")
 {outermost}    return found.values()
 '''
 
-_OUTERMOST = """    # What the outer region keeps, one inside it would drop and run again.
+_OUTERMOST = """    # An inner region would drop what the outer one keeps, and run it again.
     if is_selective:
         found = {
             name: module
@@ -88,7 +88,7 @@ def _keeping(keep):
 
 _DROPS_OUT = '''
 def _drops_out(operator, args, kwargs):
-    """Tells whether attention applies dropout: it must draw again, or what follows draws other numbers."""
+    """Returns whether attention applies dropout, which must run again for later random numbers to stay the same."""
     for position, argument in enumerate(operator._schema.arguments):
         if argument.name == "dropout_p":
             return bool(args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value))

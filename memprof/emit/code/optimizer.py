@@ -20,7 +20,7 @@ _FORMS = {"loop": (False, False), "foreach": (True, False), "fused": (False, Tru
 
 _IN_BACKWARD = '''
 def _step_in_backward(optimizer):
-    """Updates each parameter as soon as backward has completed its gradient, which then goes."""
+    """Updates each parameter as soon as backward has completed its gradient, and frees the gradient."""
     step = type(optimizer).step.__wrapped__  # without the hooks, which are for a step as a whole
     lock = threading.RLock()  # backward runs a thread for each device
 

@@ -7,7 +7,7 @@ from memprof.policies.precision.policy import Precision
 
 _FLOAT32 = '''
 def _as_float32(value):
-    """Turns what a model returns into float32, wherever it is in tuples, dicts or dataclasses."""
+    """Casts a model's outputs to float32, including those in tuples, dicts and dataclasses."""
 
     def turn(leaf):
         if isinstance(leaf, torch.Tensor):
@@ -36,7 +36,7 @@ def _in_autocast(model, dtype):
 
 _PURE = '''
 def _in_bfloat16(model, optimizer):
-    """Makes weights, buffers and optimizer state bfloat16; returns a forward that takes and returns float32."""
+    """Casts weights, buffers and optimizer state to bfloat16; returns a forward that takes and returns float32."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype == torch.float32:
             tensor.data = tensor.data.to(torch.bfloat16)
@@ -70,7 +70,7 @@ _IMPORTS = (
 
 SCALED = (
     "precision fp16: your loop scales the loss through torch's GradScaler, as the text at the top shows, in place of "
-    "memprof, which scales inside the model. Clip gradients behind scaler.unscale_(optimizer)."
+    "memprof, which scales inside the model. Clip gradients after scaler.unscale_(optimizer)."
 )
 
 

@@ -22,7 +22,7 @@ def runtime_code(policies: tuple[Policy, ...], number: int, *, has_optimizer: bo
     return Code(
         imports=("import memprof",),
         helpers=(
-            (f'# The part of the plan that torch has no equivalent of; memprof applies it.\n{name} = """\n{text}\n"""'),
+            (f'# The part of the plan without an equivalent in torch; memprof applies it.\n{name} = """\n{text}\n"""'),
         ),
         calls=(f"memprof.apply(memprof.parse_plan({name}), model{optimizer})",),
         needs_optimizer=any(each.needs_optimizer for each in policies),

@@ -7,7 +7,7 @@ from memprof.policies.shard.policy import Shard
 
 _LAYERS = '''
 def _layers(model):
-    """Returns the layers: the outermost modules numbered in a list or a sequence, but for single operations."""
+    """Returns the layers: the outermost modules numbered in a list or a sequence, except single operations."""
     modules, found = dict(model.named_modules()), {}
     for name, module in modules.items():
         above, _, last = name.rpartition(".")
@@ -38,7 +38,7 @@ def shard_code(policy: Shard) -> tuple[Code, tuple[str, ...]]:
         f"if dist.get_world_size() != {ranks}:",
         f'    raise ValueError("The plan is for {ranks} ranks: start with torchrun --nproc-per-node {ranks}")',
         "for tensor in (*model.parameters(), *model.buffers()):",
-        "    dist.broadcast(tensor.detach(), 0)  # all ranks begin with what rank 0 has",
+        "    dist.broadcast(tensor.detach(), 0)  # all ranks start with the values of rank 0",
         f"mesh = init_device_mesh(device, ({ranks},))",
         *divide_statements(policy),
     )

@@ -7,7 +7,7 @@ from memprof.policies.swap.policy import Swap
 
 _DISK = '''
 class _Disk:
-    """A file without a name, gone with the process; storages of the processor's memory come and go."""
+    """A file without a name, deleted with the process; storages in host memory are written to it and read back."""
 
     device_type = "cpu"
 
@@ -29,7 +29,7 @@ class _Disk:
         return offset, size
 
     def fetch(self, place):
-        """Reads what lies at a place into a new storage."""
+        """Reads the data of a place into a new storage."""
         storage = torch.UntypedStorage(place[1])
         left = memoryview(_bytes_of(storage).numpy())
         self.file.seek(place[0])
@@ -38,13 +38,13 @@ class _Disk:
         return storage
 
     def forget(self, place):
-        """Gives a place back."""
+        """Frees a place."""
         self.free.setdefault(place[1], []).append(place[0])
 '''
 
 _HOST = '''
 class _Host:
-    """Pinned memory of the host; storages of a CUDA device come and go, on the stream that computes."""
+    """Pinned host memory; storages of a CUDA device are copied to it and back, on the compute stream."""
 
     device_type = "cuda"
 
@@ -55,12 +55,12 @@ class _Host:
         return host, storage.device
 
     def fetch(self, place):
-        """Copies what lies at a place into a new storage."""
+        """Copies the data of a place into a new storage."""
         host, device = place
         return torch.empty(len(host), dtype=torch.uint8, device=device).copy_(host, non_blocking=True).untyped_storage()
 
     def forget(self, place):
-        """Gives a place back: torch's own allocator of pinned memory waits for the copies."""
+        """Frees a place: torch's own allocator of pinned memory waits for the copies."""
 '''
 
 _BYTES_OF = '''
@@ -71,14 +71,14 @@ def _bytes_of(storage):
 
 _SAVED = '''
 class _Moved:
-    """One storage elsewhere; once it was needed, in memory until autograd lets go of it."""
+    """One moved storage; once it was needed, it stays in memory until autograd frees it."""
 
     def __init__(self, storage, carrier):
         self.original, self.storage = weakref.ref(storage), None
         self.carrier, self.place = carrier, carrier.send(storage)
 
     def restored(self):
-        """Returns the storage, brought back where it is gone."""
+        """Returns the storage, copied back if it was freed."""
         storage = self.storage if self.storage is not None else self.original()
         if storage is None:
             storage = self.storage = self.carrier.fetch(self.place)
@@ -90,7 +90,7 @@ class _Moved:
 
 
 class _SavedElsewhere:
-    """Moves what modules save for backward, but for small storages, parameters, buffers and the model's inputs."""
+    """Moves what modules save for backward, except small storages, parameters, buffers and the model's inputs."""
 
     def __init__(self, model, carrier, minimum_bytes):
         self.model, self.carrier, self.minimum_bytes = model, carrier, max(minimum_bytes, 1)
@@ -98,7 +98,7 @@ class _SavedElsewhere:
         model.register_forward_pre_hook(self.note_staying, with_kwargs=True)
 
     def note_staying(self, model, args, kwargs):
-        """Notes what others hold anyway."""
+        """Records which storages stay in memory anyway."""
         device = next(model.parameters()).device.type
         if device != self.carrier.device_type:
             raise ValueError(f"The plan moves tensors from a {self.carrier.device_type} device, not {device}.")
@@ -116,7 +116,7 @@ class _SavedElsewhere:
             or storage.nbytes() < self.minimum_bytes
             or storage.data_ptr() in self.staying
         ):
-            return tensor.detach()  # an output holds its node, which would hold it
+            return tensor.detach()  # an output references its node, which would reference it
         key = storage.data_ptr(), tensor._version
         moved = self.moved.get(key)
         if moved is None or moved.original() is not storage:
@@ -124,7 +124,7 @@ class _SavedElsewhere:
         return moved, tensor.dtype, tensor.device, tensor.storage_offset(), tensor.size(), tensor.stride()
 
     def unpack(self, packed):
-        """Gives autograd back what it saved."""
+        """Returns the tensor that autograd saved."""
         if isinstance(packed, torch.Tensor):
             return packed
         moved, dtype, device, *view = packed
@@ -146,7 +146,7 @@ class _SavedElsewhere:
 _NOTHING = '''
 @functools.cache
 def _nothing(dtype, device):
-    """Returns what stands in for a number that is away: not a number, so that misuse shows."""
+    """Returns the placeholder of a moved tensor: NaN, so that misuse shows."""
     return torch.full((), float("nan") if dtype.is_floating_point else 0, dtype=dtype, device=device)
 '''
 

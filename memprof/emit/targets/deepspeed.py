@@ -21,7 +21,7 @@ from memprof.policies.swap.policy import Swap
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _ZERO = "zero_optimization"
-_IN_CODE = "JSON has no means for it; memprof emit --to pytorch has code."
+_IN_CODE = "JSON cannot express it; memprof emit --to pytorch has code."
 
 
 class DeepSpeed(Target):
@@ -39,7 +39,7 @@ class DeepSpeed(Target):
         if needed > stage:
             found.notes.append(
                 f"zero_optimization: stage {needed} in place of {stage or 'none'}, which the rest of the plan needs; "
-                "on one rank it divides nothing."
+                "on one rank it shards nothing."
             )
         for policy in policies:
             _sort(found, policy, max(stage, needed), policies)
@@ -92,7 +92,7 @@ def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...
             _sort_optimizer(found, policy, stage)
         case Allocator():
             options = ",".join(f"{key}:{value}" for key, value in policy.options().items())
-            found.leave(policy, f"it is no key; start the job with {VARIABLE}={options}.")
+            found.leave(policy, f"it is not a key of the JSON; start the job with {VARIABLE}={options}.")
         case _:
             found.leave(policy, _IN_CODE)
 
@@ -124,9 +124,9 @@ def _sort_checkpoint(found: Sorted, policy: Checkpoint, policies: tuple[Policy, 
         and each.modules in ((".",), policy.modules)
         for each in policies
     )
-    reason = "JSON chooses no modules: have your model call deepspeed.checkpointing.checkpoint for these."
+    reason = "the JSON cannot select modules: call deepspeed.checkpointing.checkpoint on these in your model."
     if policy.keep:
-        reason += f" It keeps no outputs of {', '.join(policy.keep)}."
+        reason += f" It cannot keep outputs of {', '.join(policy.keep)}."
     found.leave(policy, reason)
     # The first of several policies applies to all.
     section = {"partition_activations": False, "cpu_checkpointing": moves, "contiguous_memory_optimization": False}

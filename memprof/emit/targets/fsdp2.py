@@ -18,7 +18,7 @@ _DATA = {
     "split": "shard: give each of the {ranks} ranks its part of every batch.",
 }
 _NO_MEANS = (
-    "The plan divides nothing that fully_shard could divide; memprof emit --to pytorch writes the rest of it, --to "
+    "The plan shards nothing that fully_shard supports; memprof emit --to pytorch writes the rest of it, --to "
     "deepspeed stages 0 and 1."
 )
 
@@ -53,7 +53,7 @@ class Fsdp2(Target):
             "",
             f"    from {request.module} import {names_of(code)}, shard",
             "    shard(model)",
-            "    optimizer = ...  # yours, of model.parameters(): made behind shard(), which exchanges them",
+            "    optimizer = ...  # yours, of model.parameters(): created after shard(), which replaces them",
             f"    {'scaler = ' if code.has_scaler else ''}prepare(model, optimizer)",
             *loop_of(code),
             *listed("Note:", notes),

@@ -124,10 +124,10 @@ def _sort_optimizer(found: Sorted, policy: OptimizerPolicy) -> None:
     named = {"fused": "adamw_torch_fused", "foreach": "adamw_torch", "8bit": "adamw_torch_8bit"}
     wanted = policy.state or policy.loop
     if wanted in named:
-        more = " torch updates so by itself on a GPU, and in a loop on a CPU." if wanted == "foreach" else ""
+        more = " It is torch's default on a GPU; on a CPU torch uses a loop." if wanted == "foreach" else ""
         more = " It needs torchao." if wanted == "8bit" else more
         found.take({"optim": named[wanted]}, f"optimizer {wanted}: of AdamW, Trainer's usual optimizer.{more}")
     elif wanted:
         found.leave(policy, f"Trainer has no argument for {wanted}.")
     if policy.in_backward:
-        found.leave(policy, "Trainer updates when backward is over.")
+        found.leave(policy, "Trainer updates only after backward.")

@@ -39,7 +39,7 @@ class PyTorch(Target):
         lines = [
             *about(request, self.title),
             "",
-            "Once the model is on its device and the optimizer is made, before the first step:",
+            "Once the model is on its device and the optimizer exists, before the first step:",
             "",
             f"    from {request.module} import {names_of(code)}",
             f"    {'scaler = ' if code.has_scaler else ''}prepare(model, optimizer)",
@@ -87,9 +87,9 @@ def prepare_of(code: PlanCode, *, signature: str = "prepare(model, optimizer)") 
     """Returns the function that applies a plan's code."""
     body = (*code.calls, _SCALER) if code.has_scaler else code.calls
     if code.has_scaler:
-        docstring = "Makes a model train under the plan; returns the scaler of its gradients for the loop."
+        docstring = "Applies the plan to a model; returns the gradient scaler for the loop."
     elif "optimizer" in signature:
-        docstring = "Makes a model and its optimizer train under the plan."
+        docstring = "Applies the plan to a model and its optimizer."
     else:
-        docstring = "Makes a model train under what of the plan is no argument."
+        docstring = "Applies the part of the plan that no argument covers to a model."
     return Function(signature, docstring, body or ("return None  # everything is in the loop",))

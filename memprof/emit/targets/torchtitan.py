@@ -84,7 +84,7 @@ class _Statements:
                     if policy.keep
                     else "torchtitan recomputes all layers"
                 )
-                self.sorted.leave(policy, f"{why}, by no choice of names.")
+                self.sorted.leave(policy, f"{why}; modules cannot be selected by name.")
             case Compile() if policy.modules in ((".",), ("",), ("layers.*",)):
                 self._compile(policy)
             case OptimizerPolicy():
@@ -159,8 +159,8 @@ class _Statements:
 
     def _offload(self, policy: Swap, request: Request) -> None:
         """Sets the one option that offloads parameters, gradients and optimizer state together."""
-        asked = {each.what for each in request.plan.policies if isinstance(each, Swap) and each.to == "host"}
-        if not asked >= _OFFLOADED:
+        moved = {each.what for each in request.plan.policies if isinstance(each, Swap) and each.to == "host"}
+        if not moved >= _OFFLOADED:
             self.sorted.leave(policy, "torchtitan moves parameters, gradients and optimizer state together or none.")
             return
         statement = "config.training.enable_cpu_offload = True"

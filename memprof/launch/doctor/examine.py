@@ -25,7 +25,7 @@ def examine(folder: Path, environment: Mapping[str, str], *, is_quick: bool = Fa
         environment: The environment of this process.
         is_quick: Skip the test recording.
     """
-    torch_findings, told = check_torch()
+    torch_findings, probed = check_torch()
     place = output_folder(environment, folder)
     sections = [
         Section("recording", (*_check_python(), *torch_findings)),
@@ -42,7 +42,7 @@ def examine(folder: Path, environment: Mapping[str, str], *, is_quick: bool = Fa
         "python_version": platform.python_version(),
         "python": sys.executable,
         "system": platform.platform(),
-        "torch": told,
+        "torch": probed,
     }
     return Examination(tuple(sections), is_quick, facts)
 
@@ -51,7 +51,7 @@ def _check_python() -> list[Finding]:
     version = f"{platform.python_version()} at {sys.executable}"
     found = [Finding(OK, "Python", version)]
     if sys.platform != "linux":
-        found.append(Finding(NOTE, "system", f"{platform.system()}: memprof is tried on Linux"))
+        found.append(Finding(NOTE, "system", f"{platform.system()}: memprof is tested on Linux only"))
     if sys.flags.no_site:
         # The recorder enters the job through sitecustomize.py, which site imports.
         advice = "Start it without -S; jobs whose Python is started with -S, -I or -E are not recorded."

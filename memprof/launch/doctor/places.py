@@ -56,7 +56,7 @@ def judge_disk(folder: Path, free_bytes: int) -> Finding:
 def check_shared_memory(folder: Path = SHARED) -> Finding:
     """Checks shared memory: ranks and data loader workers need it, memprof does not."""
     if not folder.is_dir():
-        return Finding(NOTE, str(folder), "not there: data loader workers and ranks of one machine may need it")
+        return Finding(NOTE, str(folder), "missing: data loader workers and ranks of one machine may need it")
     if not os.access(folder, os.W_OK):
         return Finding(
             FIX, str(folder), "cannot be written", "Data loader workers and ranks of one machine need it: mount it rw."
@@ -64,7 +64,7 @@ def check_shared_memory(folder: Path = SHARED) -> Finding:
     free = shutil.disk_usage(folder).free
     says = f"{format_bytes(free)} free, for data loader workers and ranks of one machine"
     if free < _LITTLE_SHARED_BYTES:
-        return Finding(FIX, str(folder), says, "Give it more room; in a container: --shm-size=1g, or --ipc=host.")
+        return Finding(FIX, str(folder), says, "Enlarge it; in a container: --shm-size=1g, or --ipc=host.")
     return Finding(OK, str(folder), says)
 
 
@@ -74,4 +74,4 @@ def check_host() -> Finding:
     if limit is None:
         return Finding(NOTE, "host memory", "not reported by the system")
     free, total = format_bytes(limit.free_bytes), format_bytes(limit.total_bytes)
-    return Finding(OK, "host memory", f"{free} free of the {total} that a process here may have")
+    return Finding(OK, "host memory", f"{free} free of the {total} available to a process here")

@@ -17,11 +17,11 @@ MEANINGS = {
     OLD_VARIABLE: "options of the caching allocator, by the name it had before torch 2.9",
     "PYTORCH_HIP_ALLOC_CONF": "options of the caching allocator, by ROCm's name",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "turns the caching allocator off: reserved memory is what is allocated",
-    "CUBLAS_WORKSPACE_CONFIG": "how much cuBLAS keeps for itself, for each stream",
+    "CUBLAS_WORKSPACE_CONFIG": "size of cuBLAS workspaces, per stream",
     "CUDA_VISIBLE_DEVICES": "which devices the job sees",
     "CUDA_MODULE_LOADING": "when kernels are loaded, which takes device memory outside torch's allocator",
     "CUDA_LAUNCH_BLOCKING": "kernels run one by one: recorded times are longer",
-    "NCCL_BUFFSIZE": "how much NCCL keeps for each channel, outside torch's allocator",
+    "NCCL_BUFFSIZE": "size of NCCL's buffers per channel, outside torch's allocator",
     "LD_PRELOAD": "libraries loaded first; another malloc changes resident memory, not torch's counts",
     "GLIBC_TUNABLES": "how malloc works: changes resident memory, not torch's counts",
     "OMP_NUM_THREADS": "threads of kernels on the CPU, each with scratch memory of its own",
@@ -53,7 +53,7 @@ def check_variables(environment: Mapping[str, str]) -> list[Finding]:
     if environment.get(VARIABLE) and environment.get(OLD_VARIABLE, environment[VARIABLE]) != environment[VARIABLE]:
         advice = f"Unset {OLD_VARIABLE}: which of the two counts depends on torch's version."
         found.append(Finding(FIX, "allocator options", f"{VARIABLE} and {OLD_VARIABLE} differ", advice))
-    return found or [Finding(OK, "variables", "none that changes a job's memory is set")]
+    return found or [Finding(OK, "variables", "none set that changes a job's memory")]
 
 
 def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding]:
@@ -77,7 +77,7 @@ def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding
             found.append(Finding(FIX, name, "is not a variable that memprof reads", advice))
     try:
         for key, value in read_project_settings(folder).items():
-            over = f" (MEMPROF_{key.upper()} outweighs it)" if environment.get(f"MEMPROF_{key.upper()}") else ""
+            over = f" (MEMPROF_{key.upper()} overrides it)" if environment.get(f"MEMPROF_{key.upper()}") else ""
             found.append(Finding(NOTE, f"[tool.memprof] {key}", f"{value}{over}"))
     except UsageError as error:
         found.append(Finding(FIX, "[tool.memprof]", "cannot be read", str(error)))

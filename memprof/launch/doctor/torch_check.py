@@ -47,8 +47,8 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
         return [Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")], {
             "version": version
         }
-    told, fault = _ask()
-    if told is None:
+    probed, fault = _probe()
+    if probed is None:
         return [
             Finding(
                 FAIL,
@@ -57,7 +57,7 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
                 "Fix it until python -c 'import torch' works, or reinstall it.",
             )
         ], {}
-    return [_judge_version(told), _judge_cpu(told), *_judge_devices(told)], told
+    return [_judge_version(probed), _judge_cpu(probed), *_judge_devices(probed)], probed
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def _installed_version() -> str | None:
         return None  # not installed, or copied without metadata
 
 
-def _ask() -> tuple[dict[str, Any] | None, str]:
+def _probe() -> tuple[dict[str, Any] | None, str]:
     """Returns the probe's facts, or None and the last line of its error."""
     command = [sys.executable, str(_PROBE), str(_ROOT)]
     try:
@@ -86,46 +86,46 @@ def _ask() -> tuple[dict[str, Any] | None, str]:
         ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
         return None, last or f"its import ended Python with {ended}"
     try:
-        told = json.loads(last)
+        probed = json.loads(last)
     except ValueError:
         return None, "its import ended Python without any output"
-    return (told, "") if isinstance(told, dict) else (None, "the probe returned nothing")
+    return (probed, "") if isinstance(probed, dict) else (None, "the probe returned nothing")
 
 
-def _judge_version(told: dict[str, Any]) -> Finding:
-    version = told["version"]
+def _judge_version(probed: dict[str, Any]) -> Finding:
+    version = probed["version"]
     if as_numbers(version) < as_numbers(OLDEST):
         return Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")
     if as_numbers(version) > as_numbers(NEWEST):
-        return Finding(NOTE, "torch", f"{version}, newer than the {NEWEST} that memprof was tried with")
+        return Finding(NOTE, "torch", f"{version}, newer than {NEWEST}, the newest that memprof is tested with")
     return Finding(OK, "torch", f"{version}, which is supported ({OLDEST} to {NEWEST})")
 
 
-def _judge_cpu(told: dict[str, Any]) -> Finding:
-    if told["hears_events"] and told["keeps_blocks"]:
+def _judge_cpu(probed: dict[str, Any]) -> Finding:
+    if probed["hears_events"] and probed["keeps_blocks"]:
         return Finding(OK, "CPU memory", "every allocation, by torch's own allocator (cpu-native)")
-    lacks = "the profiler's events" if not told["hears_events"] else "the allocator's table of blocks"
+    lacks = "the profiler's events" if not probed["hears_events"] else "the allocator's table of blocks"
     return Finding(
         NOTE,
         "CPU memory",
-        f"storages one by one: this torch was built without {lacks}, and what kernels take for themselves is not seen",
+        f"storages one by one: this torch was built without {lacks}, so kernel workspaces are not recorded",
         "An official build of torch records every allocation.",
     )
 
 
-def _judge_devices(told: dict[str, Any]) -> list[Finding]:
-    platform = "ROCm" if told["hip_build"] else "CUDA"
-    build = told["hip_build"] or told["cuda_build"]
-    if told["has_cuda"]:
-        driver = f", driver {told['driver']}" if told["driver"] else ""
-        seen = "every block, and the allocator's history" if told["keeps_history"] else "blocks without a history"
+def _judge_devices(probed: dict[str, Any]) -> list[Finding]:
+    platform = "ROCm" if probed["hip_build"] else "CUDA"
+    build = probed["hip_build"] or probed["cuda_build"]
+    if probed["has_cuda"]:
+        driver = f", driver {probed['driver']}" if probed["driver"] else ""
+        seen = "every block, and the allocator's history" if probed["keeps_history"] else "blocks without a history"
         return [
             Finding(OK, f"cuda:{number}", f"{one['name']}, {format_bytes(one['total_bytes'])}; {seen}{driver}")
-            for number, one in enumerate(told["devices"])
+            for number, one in enumerate(probed["devices"])
         ]
     others = [
-        Finding(OK, "XPU", "blocks and counts; its allocator keeps no history") if told["has_xpu"] else None,
-        Finding(NOTE, "MPS", "storages one by one; kernels' temporaries are not seen") if told["has_mps"] else None,
+        Finding(OK, "XPU", "blocks and counts; its allocator keeps no history") if probed["has_xpu"] else None,
+        Finding(NOTE, "MPS", "storages one by one; kernels' temporaries are not seen") if probed["has_mps"] else None,
     ]
     found = [finding for finding in others if finding is not None]
     if found:
@@ -134,7 +134,7 @@ def _judge_devices(told: dict[str, Any]) -> list[Finding]:
         advice = "Install a build of torch for CUDA to use it." if _DRIVER.exists() else ""
         says = "no: this torch is built for the CPU" + (", and the machine has an NVIDIA driver" if advice else "")
         return [Finding(FIX if advice else NOTE, "GPU", says, advice)]
-    if not _DRIVER.exists() and not told["hip_build"]:
+    if not _DRIVER.exists() and not probed["hip_build"]:
         return [
             Finding(
                 NOTE, "GPU", f"none: torch is built for {platform} {build}, and the machine has no driver for NVIDIA's"
@@ -145,6 +145,6 @@ def _judge_devices(told: dict[str, Any]) -> list[Finding]:
             FIX,
             "GPU",
             f"torch is built for {platform} {build} and finds no device",
-            "See that the driver is new enough for that version, and that CUDA_VISIBLE_DEVICES hides none.",
+            "Check that the driver is new enough for that version and that CUDA_VISIBLE_DEVICES hides none.",
         )
     ]

@@ -59,7 +59,7 @@ def _check(folder: str, scratch: str) -> None:
     if os.path.join(os.path.realpath(scratch), "").startswith(beside):
         raise OSError("the folder for temporary files is inside this one")
     if any(sign in folder + scratch for sign in ",:\\"):
-        raise OSError("the name of this folder has a comma, a colon or a backslash")
+        raise OSError("the name of this folder contains a comma, a colon or a backslash")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         points = [line.split()[4] for line in mounts]
     if any(point.startswith(beside) for point in points):

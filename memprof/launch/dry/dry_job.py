@@ -22,7 +22,7 @@ from memprof.trace.secrets.masking import MASK, is_masked
 from memprof.trace.store import Trace
 
 #: Appended if an isolated job failed: it may have needed files or network access that isolation denies.
-_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml leaves it that.)"
+_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml allows it.)"
 #: Maximum characters of an error's last line in messages.
 _MOST_SAID = 300
 
@@ -83,7 +83,7 @@ def find_recorded_job(manifest: Manifest) -> Target:
             return find_module(words[1:])
         return find_command(command) if words[0].startswith("-") else find_script(words)
     except NotFoundError as error:
-        raise NotFoundError(f"{error} Ask again in the folder where the job was recorded.") from None
+        raise NotFoundError(f"{error} Run the command in the folder where the job was recorded.") from None
 
 
 def find_recorded_device(manifest: Manifest) -> str:
@@ -99,8 +99,8 @@ def find_recorded_device(manifest: Manifest) -> str:
         return find_card(machine.device_name).machine.name
     except UsageError:
         raise CannotStartError(
-            f"The job was recorded on {machine.device_name or 'a device without a name'}, and a dry run does not know "
-            "what torch does there: verify the plan with a real run, memprof record --plan."
+            f"The job was recorded on {machine.device_name or 'a device without a name'}, which dry runs do not "
+            "model: verify the plan with a real run, memprof record --plan."
         ) from None
 
 

@@ -82,15 +82,15 @@ def why_none(found: FitResult, first: Suggestion) -> str:
     if not count:
         least, plan = min((one.dry_bytes or 0, one.plan.describe()) for one in found.attempts)
         return (
-            f"No plan was run: of {len(found.attempts)} dry-run, none is within {budget}; the least peak is "
+            f"No plan was run: of {len(found.attempts)} dry-run, none is within {budget}; the lowest peak is "
             f"{format_bytes(least)} with {plan}. Give at least that budget, or allow more policies."
         )
     if not measured:
         tries = f"None of {count} plans tried" if count > 1 else "The plan tried"
         could = "could be applied" if count > 1 else "could not be applied"
         return (
-            f"{tries} {could} to the job: {found.attempts[-1].reason} The least peak reached is that of the job as it "
-            f"is, {format_bytes(found.least_bytes)}."
+            f"{tries} {could} to the job: {found.attempts[-1].reason} The lowest peak reached is that of the "
+            f"unchanged job, {format_bytes(found.least_bytes)}."
         )
     least, plan = min(measured)
     more = (
@@ -99,6 +99,6 @@ def why_none(found: FitResult, first: Suggestion) -> str:
         else " Give at least that budget, or allow more policies."
     )
     return (
-        f"No plan was verified within {budget}: of {count} tried, the least peak measured is {format_bytes(least)} "
+        f"No plan was verified within {budget}: of {count} tried, the lowest peak measured is {format_bytes(least)} "
         f"with {plan}.{more}"
     )

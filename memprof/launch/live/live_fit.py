@@ -152,7 +152,7 @@ class LiveFit:
         """Plans from the observed steps, and applies the plan."""
         device = _device_of(self._model)
         if device.type != "cpu" and not basis.step.is_on_device():
-            raise InconclusiveError(f"what is allocated on {device.type} is not recorded yet.")
+            raise InconclusiveError(f"recording on {device.type} is not supported.")
         self._recorded_bytes = self.measured_bytes = measured.peak_bytes
         self._budget_bytes = parse_budget(self._budget, measured.peak_bytes)
         if measured.peak_bytes <= self._budget_bytes:

@@ -41,7 +41,7 @@ def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, devi
     """Returns the message that the job fits under the plan in force."""
     within = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
-        f"make_fit: {within} Predicted were {format_bytes(predicted_bytes)}. Nothing is recorded from here on."
+        f"make_fit: {within} Predicted: {format_bytes(predicted_bytes)}. Recording has stopped."
         f"{_what_is_watched(device_type)}"
     )
 
@@ -50,7 +50,7 @@ def plan_did_not_hold(one: Candidate, measured_bytes: int, budget_bytes: int) ->
     """Returns the message that the job exceeds the budget under the plan in force."""
     over = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
-        f"make_fit: {over} That was under {one.plan.describe()}, predicted were {format_bytes(one.peak_bytes)}; trying "
+        f"make_fit: {over} That was under {one.plan.describe()}, predicted: {format_bytes(one.peak_bytes)}; trying "
         "another plan."
     )
 
@@ -67,7 +67,7 @@ def nothing_fits(budget_bytes: int, recorded_bytes: int, least: tuple[int, str],
     least_bytes, plan = least
     return (
         f"make_fit found no plan within {format_bytes(budget_bytes)} and leaves the job as it is, with a peak of "
-        f"{format_bytes(recorded_bytes)}: the least found is {format_bytes(least_bytes)} with {plan} (allowed: "
+        f"{format_bytes(recorded_bytes)}: the lowest found is {format_bytes(least_bytes)} with {plan} (allowed: "
         f"{', '.join(policies)})."
     )
 
@@ -98,4 +98,4 @@ def our_fault(error: Exception) -> str:
 def _what_is_watched(device_type: str) -> str:
     if device_type == "cuda":
         return ""
-    return " Later steps are not watched: on a CPU nothing counts what is allocated but a recorder."
+    return " Later steps are not monitored: on a CPU only a recorder counts allocated bytes."

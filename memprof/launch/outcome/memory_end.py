@@ -104,7 +104,7 @@ def _describe(record: dict[str, Any]) -> str:
     free, total = record.get("free_bytes"), record.get("total_bytes")
     room = f" {format_bytes(free)} of {format_bytes(total)} were left." if free is not None and total else ""
     size = "more memory" if asked is None else format_bytes(asked)
-    what = f"{size} asked for on {record['device']}{place}{where}"
+    what = f"{size} requested on {record['device']}{place}{where}"
     return f"out of memory before a training step was recorded: {what}.{room}"
 
 

@@ -106,21 +106,21 @@ def describe_refused(job: PlannedJob, fault: str) -> Verdict | None:
 def _add_failure(verdict: Verdict, job: PlannedJob, ended: Ended, trace: Trace | None, *, is_measured: bool) -> Verdict:
     """Adds the plan under which the job failed, and the command that finds a plan that may not."""
     fault = ended.fault
-    told = [f"it ran under {_named(job)}."]
+    sentences = [f"it ran under {_named(job)}."]
     if fault:
-        told.append(f"The error was raised in its policy {fault}.")
+        sentences.append(f"The error was raised in its policy {fault}.")
     elif ended.was_killed and _holds_in_host(job.plan) and (trace is None or _is_on_device(trace)):
         fault = Swap.name
-        told.append("What swap moves out of the device, it holds in host memory.")
+        sentences.append("swap keeps in host memory what it moves off the device.")
     if is_measured and job.plan.prediction is not None and trace is not None:
-        told.append(f"In the steps recorded: {_comparison(job.plan, trace)}")
+        sentences.append(f"In the steps recorded: {_comparison(job.plan, trace)}")
     elif job.plan.prediction is not None:
-        told.append("Its prediction is not compared: no step beyond the warm-up was recorded to its end.")
+        sentences.append("Its prediction is not compared: no complete step after the warm-up was recorded.")
     room = _guarded(lambda: _room(trace), lambda _: None)
     commands = _guarded(
         lambda: commands_after_failure(job, ran_out=ended.ran_out, room_bytes=room, forbid=fault), lambda _: []
     )
-    return _with_commands(replace(verdict, comparison=" ".join(told), has_failed=True), commands)
+    return _with_commands(replace(verdict, comparison=" ".join(sentences), has_failed=True), commands)
 
 
 def _with_commands(verdict: Verdict, commands: list[tuple[str, str]]) -> Verdict:

@@ -123,7 +123,7 @@ def _describe_part(path: Path) -> str:
     stem, _, part = path.name.removesuffix(".memprof").rpartition(".")
     if not stem or not re.fullmatch(r"node-?[\w-]+|rank\d+", part):
         return ""
-    return f"It is one part of {stem}.memprof, which opens as a whole where the parts of all others lie beside it."
+    return f"It is one part of {stem}.memprof, which opens as a whole once all other parts are in the same folder."
 
 
 def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
@@ -156,7 +156,7 @@ def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
     if not applied:
         return ["the plan was not applied: no model of the job was called in training."]
     missed = [policy.describe() for number, policy in enumerate(plan.policies) if number not in applied]
-    return [f"of the plan, no model called in training took: {', '.join(missed)}."] if missed else []
+    return [f"policies not applied to any model called in training: {', '.join(missed)}."] if missed else []
 
 
 def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:
@@ -192,13 +192,13 @@ def _why_nothing(spool: Path, target: str) -> str:
         return f"{spool}, to which recorders write, was removed while {target} ran"
     if not (spool / "python-started").exists():
         return (
-            f"{target} ran in no Python that loads the recorder. "
-            "python -I, -E and -S disable it, and so does a cleared environment"
+            f"{target} ran no Python that loads the recorder. python -I, -E and -S disable it, and so does a cleared "
+            "environment"
         )
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"
     if not any(spool.glob("process-*/")):
-        began = "; a dry run begins with the first that is made, and until then all runs for real"
+        began = "; a dry run begins when the first of them is created, and runs normally until then"
         return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
     folders = sorted(spool.glob("process-*/"))
     if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:

@@ -28,13 +28,13 @@ def find_part(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     nodes = _option(arguments, _NODES) or environment.get("PET_NNODES", "")
     most = nodes.rpartition(":")[2]
     if most.isdecimal() and int(most) > 1:
-        for told in (
+        for given in (
             _option(arguments, _NODE),
             environment.get("PET_NODE_RANK", ""),
             environment.get("SLURM_NODEID", ""),
         ):
-            if told.isdecimal():
-                return f"node{int(told)}"
+            if given.isdecimal():
+                return f"node{int(given)}"
         # The nodes agree on their numbers only at the rendezvous.
         return f"node-{re.sub(r'[^A-Za-z0-9-]+', '-', platform.node())}"
     rank, size = rank_in(environment)

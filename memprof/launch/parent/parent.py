@@ -268,7 +268,7 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         is_interrupted = isinstance(error, KeyboardInterrupt)
         if not spool.exists():
-            sentence = f"{output} is written, but could not be summed up ({fault})."
+            sentence = f"{output} was written, but could not be summarized ({fault})."
             return Verdict(sentence, f"memprof report {output}", is_interrupted=is_interrupted)
         sentence = f"the recording could not be packed ({fault}). It is safe in {spool}."
         return Verdict(sentence, f"memprof report {spool}", is_interrupted=is_interrupted)

@@ -164,7 +164,7 @@ def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
         if level not in gates:
             raise UsageError(f"{path}: [tool.memprof.gates] has no key {level}. The keys are fail and warn.")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise UsageError(f"{path}: {level} in [tool.memprof.gates] must be a list of texts such as 'peak>+2%'.")
+            raise UsageError(f"{path}: {level} in [tool.memprof.gates] must be a list of strings such as 'peak>+2%'.")
         gates[level] = texts
     return path, gates
 

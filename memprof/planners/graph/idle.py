@@ -14,7 +14,7 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
-class Away:
+class Absence:
     """A value to be offloaded between two operators that use it.
 
     Attributes:
@@ -82,10 +82,10 @@ class Windows:
         idle: Floats = np.append(self._start_us, -np.inf)[needed] - self._end_us[leave] - 2 * copy_us
         return idle
 
-    def place(self, aways: Sequence[Away]) -> Placed:
+    def place(self, absences: Sequence[Absence]) -> Placed:
         """Places the copies: each queue runs one at a time, in the order in which values leave or are needed."""
-        value = np.array([away.value for away in aways], dtype=np.int64)
-        leave = self._first_run[np.array([away.leave_op for away in aways], dtype=np.int64)]
+        value = np.array([away.value for away in absences], dtype=np.int64)
+        leave = self._first_run[np.array([away.leave_op for away in absences], dtype=np.int64)]
         needed = self._needed(value, leave)
         # Where a repeated operator makes a value anew, the old copy is not read again.
         is_wanted = needed < len(self._done.runs)
@@ -97,8 +97,8 @@ class Windows:
         # A copy complete during a run frees memory after it; one that begins during a run allocates with it.
         gone = np.maximum(np.searchsorted(self._start_us, out_end, side="left") - 1, leave)
         back = np.minimum(np.maximum(np.searchsorted(self._start_us, in_start, side="right") - 1, leave + 1), needed)
-        gone_by = np.append(self._first_run, len(self._done.runs))[[away.gone_op for away in aways]]
-        back_from = np.append(self._first_run, NONE)[[away.back_op for away in aways]]
+        gone_by = np.append(self._first_run, len(self._done.runs))[[away.gone_op for away in absences]]
+        back_from = np.append(self._first_run, NONE)[[away.back_op for away in absences]]
         is_forced = (gone_by < gone) | (back_from > back)
         gone = np.maximum(np.minimum(gone, gone_by), leave)
         back = np.minimum(np.maximum(back, back_from), needed)

@@ -12,7 +12,7 @@ from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.idle import Away, Windows
+from memprof.planners.graph.idle import Absence, Windows
 from memprof.planners.graph.moves import needed_runs, waits_us
 from memprof.planners.graph.recomputation import Recomputation, idle_between
 from memprof.planners.graph.schedule import as_recorded, replay
@@ -102,7 +102,7 @@ class _State:
         self._remake_us: dict[int, float] = {}
         sizes = task.graph.value_bytes[self._saved]
         self._portion = int(sizes.sum()) // (most_tried // 2) if len(sizes) > most_tried // 2 else 0
-        self._aways: dict[tuple[int, int], Away] = {}
+        self._absences: dict[tuple[int, int], Absence] = {}
         # A copy that was not hidden once will not be hidden when more are in flight.
         self._cannot_hide: set[tuple[int, int]] = set()
         for value in dropped:
@@ -125,7 +125,7 @@ class _State:
         exposed, exposed_ratio = self._cheapest_exposed(gaps)
         remade, remade_ratio = self._cheapest_remade(before, after) if self._may_drop else ([], np.inf)
         if exposed is not None and exposed_ratio <= remade_ratio:
-            self._aways[exposed.value, exposed.leave_op] = exposed
+            self._absences[exposed.value, exposed.leave_op] = exposed
             self._rebuild(is_new_schedule=False)
             return True
         if not remade:
@@ -133,7 +133,7 @@ class _State:
         for number in remade:
             for stale in (number, *self._remaking.drop(number)):
                 self._remake_us.pop(stale, None)
-        self._aways = {gap: away for gap, away in self._aways.items() if away.value not in remade}
+        self._absences = {gap: away for gap, away in self._absences.items() if away.value not in remade}
         self._dropped_count += len(remade)
         self._rebuild(is_new_schedule=True)
         return True
@@ -160,35 +160,35 @@ class _State:
             if self._dropped_count:
                 self.runs = self._demand.schedule(self._remaking.dropped)
             self._alone = replay(graph, self.runs)
-        aways = list(self._aways.values())
+        absences = list(self._absences.values())
         self._windows = Windows(graph, self._alone, self._link)
-        placed = self._windows.place(aways)
+        placed = self._windows.place(absences)
         waits = waits_us(
             placed.moves, needed_runs(self._alone, placed.moves), graph.value_bytes, graph.cost_us[self.runs]
         )
         if waits.any():
             # While the step waits for one copy the others proceed, so they need fewer of its runs.
             self._windows = Windows(graph, self._alone, self._link, waits)
-            placed = self._windows.place(aways)
+            placed = self._windows.place(absences)
         self._late = int((~placed.is_hidden).sum())
         self.moves = placed.moves
         self.done = replay(graph, self.runs, self.moves)
         self._peak = int(self.done.during_bytes.argmax())
         is_away = (placed.gone_run < self._peak) & (self._peak < placed.back_run)
-        self._is_away_at_peak = dict(zip(self._aways, is_away.tolist(), strict=True))
+        self._is_away_at_peak = dict(zip(self._absences, is_away.tolist(), strict=True))
 
     def _hide(self, gaps: Sequence[tuple[int, int]]) -> bool:
         """Moves the first idle value whose copies are hidden, or the first few where there are many values."""
         taken = on_the_way = 0
         for gap in gaps:
-            if gap in self._aways or gap in self._cannot_hide:
+            if gap in self._absences or gap in self._cannot_hide:
                 continue
-            away = Away(*gap, gone_op=self._graph.ops)
-            placed = self._windows.place([*self._aways.values(), away])
+            away = Absence(*gap, gone_op=self._graph.ops)
+            placed = self._windows.place([*self._absences.values(), away])
             if (~placed.is_hidden).sum() > self._late:
                 self._cannot_hide.add(gap)
             elif placed.gone_run[-1] < self._peak < placed.back_run[-1]:
-                self._aways[gap] = away
+                self._absences[gap] = away
                 taken += int(self._graph.value_bytes[gap[0]])
                 if taken >= self._portion:
                     break
@@ -206,18 +206,18 @@ class _State:
         last_run = self._peak + int(right[0]) - 1 if len(right) else len(is_low) - 1
         return around(self.done, first_run, last_run)
 
-    def _cheapest_exposed(self, gaps: Sequence[tuple[int, int]]) -> tuple[Away | None, float]:
+    def _cheapest_exposed(self, gaps: Sequence[tuple[int, int]]) -> tuple[Absence | None, float]:
         """Finds the idle value with the least exposed copy time per byte among those gone at the peak."""
         best, best_ratio, in_vain, simulated = None, np.inf, 0, 0
         for gap in gaps:
             if self._is_away_at_peak.get(gap):
                 continue
             before, after = self._around_peak(int(self._graph.value_bytes[gap[0]]))
-            away = self._aways.get(gap, Away(*gap, gone_op=self._graph.ops))
+            away = self._absences.get(gap, Absence(*gap, gone_op=self._graph.ops))
             away = replace(away, gone_op=min(away.gone_op, max(before, gap[1])), back_op=max(away.back_op, after))
-            aways = {**self._aways, gap: away}
-            placed = self._windows.place(list(aways.values()))
-            place = list(aways).index(gap)
+            absences = {**self._absences, gap: away}
+            placed = self._windows.place(list(absences.values()))
+            place = list(absences).index(gap)
             if placed.gone_run[place] < self._peak < placed.back_run[place]:
                 waits = replay(self._graph, self.runs, placed.moves).stall_us - self.done.stall_us
                 ratio = max(waits, 0.0) / float(self._graph.value_bytes[gap[0]])

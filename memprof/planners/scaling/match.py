@@ -133,18 +133,18 @@ def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Int
     count = min(map(len, keys))
     same = keys[0][:count] == keys[1][:count]
     place = count if same.all() else int(np.argmin(same))
-    told = []
+    parts = []
     for step, core, name in zip(steps, cores, names, strict=True):
         if place == len(core):
-            told.append(f"{name} has ended")
+            parts.append(f"{name} has ended")
             continue
         row = int(core[place])
         module = int(step.ops.module_id[row])
         where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
-        told.append(f"{name} runs {step.ops.name[row]} ({step.ops.phase[row]}{where})")
+        parts.append(f"{name} runs {step.ops.name[row]} ({step.ops.phase[row]}{where})")
     return (
         f"The steps do not run the same operators, so other sizes cannot be predicted: after "
-        f"{place} operators, {told[0]} and {told[1]}. Record the same steps of the same job, at different sizes."
+        f"{place} operators, {parts[0]} and {parts[1]}. Record the same steps of the same job, at different sizes."
     )
 
 

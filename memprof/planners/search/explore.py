@@ -16,7 +16,7 @@ from memprof.planners.registry import named_planner
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
-from memprof.planners.search.learned import Learned
+from memprof.planners.search.learned import SeenErrors
 from memprof.planners.search.select import Selection
 from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
@@ -59,7 +59,7 @@ class SearchRequest:
     link_bytes_per_us: float = 0.0
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
-    learned: Learned = field(default_factory=Learned)
+    learned: SeenErrors = field(default_factory=SeenErrors)
 
     def needed(self, one: Candidate) -> int:
         """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked."""

@@ -10,7 +10,7 @@ from memprof.policies.base import Policy
 
 
 @dataclass(frozen=True)
-class Learned:
+class SeenErrors:
     """Prediction errors by kinds of policies.
 
     The error of one policy is expected of every plan that contains it; the error of a combination, of every plan that
@@ -29,7 +29,7 @@ class Learned:
         kinds = frozenset(kinds_of(policies))
         return max((error for tried, error in self.errors if tried <= kinds), default=0)
 
-    def with_error(self, policies: Iterable[Policy], error_bytes: int) -> Learned:
+    def with_error(self, policies: Iterable[Policy], error_bytes: int) -> SeenErrors:
         """Returns the errors with those of another plan added.
 
         Args:
@@ -39,7 +39,7 @@ class Learned:
         kinds = frozenset(kinds_of(policies))
         known = dict(self.errors)
         known[kinds] = max(known.get(kinds, 0), error_bytes)
-        return Learned(tuple(known.items()))
+        return SeenErrors(tuple(known.items()))
 
 
 def kinds_of(policies: Iterable[Policy]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def apply(job: Job, policy: Accumulate) -> None:
     job.on_undo(until_gone(job.model, shared.leave))
     shared.users += 1
     shared.feed.follow(job.model)
-    # Applied in the middle of a batch that was handed out whole: splitting starts with the next one.
+    # Applied in the middle of a batch that was yielded whole: splitting starts with the next one.
     is_first_whole = shared.is_first_whole or bool(shared.feed.round.reason)
     for each in job.optimizers:
         if shared.gates.of(each) is None:
@@ -252,8 +252,8 @@ def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
     notes = [
         (
             f"The loop gets each training batch as up to {parts} micro-batches, one after the other: step(), "
-            "zero_grad(), clipping, GradScaler and LR schedulers take effect at the last of them; what the loop itself "
-            "counts, prints or averages, it does for each micro-batch, and len(loader) still counts whole batches."
+            "zero_grad(), clipping, GradScaler and LR schedulers take effect at the last of them; counts, prints and "
+            "averages of the loop itself are per micro-batch, and len(loader) still counts whole batches."
         ),
         (
             "Gradients are averaged over the micro-batches by their number of samples, which is right for a loss that "
@@ -261,7 +261,7 @@ def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
         ),
     ]
     if is_first_whole:
-        notes.append("The batch in hand when accumulate was applied runs whole; the next one is the first to be split.")
+        notes.append("The batch that was already loaded when accumulate was applied is not split; the next one is.")
     norms = sum(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in job.model.modules())
     if norms:
         notes.append(

@@ -165,6 +165,6 @@ def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bool
     made = Counter(sizes[shape][0] for shape in shape_of[is_forward].tolist() if sizes[shape])
     best = int(max(candidates, key=lambda size: (made[size], candidates[size])))
     if not made[best] and made:
-        # The input is a view of a whole data set, whose first dimension means nothing here.
+        # The input is a view of a whole data set, whose first dimension is not the batch.
         best = made.most_common(1)[0][0]
     return best

@@ -48,7 +48,7 @@ def _why_whole(step: Step) -> str:
 def _compares_samples(step: Step) -> bool:
     try:
         return compares_samples(step)
-    except PolicyError:  # prediction reports that the batch is unknown
+    except PolicyError:  # the prediction reports that the batch is unknown
         return False
 
 

@@ -54,7 +54,7 @@ class BatchFeed:
         setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - mypy rejects assigning to a method
 
     def remove(self) -> None:
-        """Restores the iterators; micro-batches not yet handed out are dropped with their batch."""
+        """Restores the iterators; micro-batches not yet yielded are dropped with their batch."""
         setattr(_ITERATOR, "__next__", self._before)  # noqa: B010 - as above
         self._waiting.clear()
 
@@ -64,12 +64,12 @@ class BatchFeed:
             batch, note = self._take(iterator, before)
         except StopIteration:
             if looks_ahead:
-                self._ahead.pop(iterator, _nothing)()  # the last one is handed on now
+                self._ahead.pop(iterator, _nothing)()  # the last one is passed on now
             elif iterator in self._waiting:  # not that of an evaluation in between
                 self.round.rest()
             raise
         if looks_ahead:
-            # The batch fetched earlier is handed on now; the new one is not the loop's yet.
+            # The batch fetched earlier is passed on now; the new one is not the loop's yet.
             note, self._ahead[iterator] = self._ahead.pop(iterator, _nothing), note
         note()
         return batch
@@ -99,7 +99,7 @@ def _nothing() -> None:
 
 
 def _looks_ahead(caller: FrameType) -> bool:
-    """Whether the caller is an accelerate loader, which hands a batch on only after fetching the next one."""
+    """Whether the caller is an accelerate loader, which passes a batch on only after fetching the next one."""
     return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
 
 

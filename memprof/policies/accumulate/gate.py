@@ -33,7 +33,7 @@ class OptimizerGate:
             optimizer: The optimizer.
             current: Position of the loop in its batch.
             gradients: The gradients of the job.
-            is_first_whole: The first batch was handed out before the policy was applied.
+            is_first_whole: The first batch was yielded before the policy was applied.
         """
         self.optimizer = optimizer
         self._round = current
@@ -62,7 +62,7 @@ class OptimizerGate:
         gate = self
         self._step, self._zero_grad = self.optimizer.step, self.optimizer.zero_grad
 
-        @functools.wraps(self._step)  # keeps the marks that LR schedulers leave on it and look for
+        @functools.wraps(self._step)  # keeps the attributes that LR schedulers set on it and check for
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             return gate.step(*args, **kwargs)
 
@@ -77,7 +77,7 @@ class OptimizerGate:
         self._is_installed = True
 
     def remove(self) -> None:
-        """Lets every call through again; wrappers added around it since remain."""
+        """Restores every call; wrappers added around it since remain."""
         self._is_installed = False
         for name, mine in zip(("step", "zero_grad"), self._mine, strict=True):
             if self.optimizer.__dict__.get(name) is mine:
@@ -119,8 +119,8 @@ class OptimizerGate:
         if self._is_installed and self.is_open:
             if self._round.backwards > self._backwards_at_call:
                 raise PolicyError(
-                    "accumulate cannot keep this job's gradients: its loop drops some with zero_grad() that no step() "
-                    "has used, as when two networks train in turn; train without accumulate."
+                    "accumulate cannot keep this job's gradients: its loop clears some with zero_grad() before any "
+                    "step() has used them, as when two networks train in turn; train without accumulate."
                 )
             return
         self._zero_grad(*args, **kwargs)
@@ -140,7 +140,7 @@ class OptimizerGate:
         self._calls = 0
 
     def abandon(self) -> None:
-        """Drops the gradients of a batch that the loop left before its last micro-batch."""
+        """Drops the gradients of a batch that the loop abandoned before its last micro-batch."""
         if self.is_open:
             self._zero_grad()
             self.close()
@@ -251,12 +251,12 @@ class Gates:
             self._undo.callback(replace(torch.optim.Optimizer, name, wrap))
 
     def remove(self) -> None:
-        """Lets every call through again."""
+        """Restores every call."""
         for gate in self:
             gate.remove()
 
     def drop(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lets an optimizer's calls through again."""
+        """Restores an optimizer's calls."""
         gate = self.of(optimizer)
         if gate is not None:
             del self._gates[id(optimizer)]

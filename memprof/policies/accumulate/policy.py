@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -29,6 +30,12 @@ class Accumulate(Policy):
     name: ClassVar[str] = "accumulate"
     live_refusal: ClassVar[str] = "batches are split from the first one of a loop on"
     frameworks_set_it: ClassVar[bool] = True
+    set_in_framework: ClassVar[Mapping[str, str]] = {
+        "hf": "the Trainer counts batches itself. Divide per_device_train_batch_size by the number of micro-batches "
+        "and multiply gradient_accumulation_steps by it.",
+        "lightning": "the Trainer counts batches itself. Divide the DataLoader's batch size by the number of "
+        "micro-batches and set accumulate_grad_batches.",
+    }
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."

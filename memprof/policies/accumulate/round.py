@@ -15,17 +15,17 @@ _active: list[Round] = []
 
 
 class Round:
-    """The micro-batches of one update, as handed to the loop.
+    """The micro-batches of one update, as the loop receives them.
 
     Attributes:
         micro_batches: Parts of a full batch.
-        number: Index in its batch of the part handed out last.
+        number: Index in its batch of the last yielded part.
         count: Parts of that batch; 1 where it was left whole.
         weight: Its share of the batch's samples.
-        handed: Parts and whole batches handed out for training so far.
+        handed: Parts and whole batches yielded for training so far.
         split: Batches split so far.
         backwards: Backward calls so far.
-        backwards_here: Those that completed in the part handed out last.
+        backwards_here: Those that completed in the last yielded part.
         left_out: Parts of the batch for which the loop ran no backward.
         is_resting: The loop has left its batches: nothing is split until the next one.
         reason: Why the last batch was left whole, "" where it was split.
@@ -60,7 +60,7 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether the part handed out last is the last of its batch."""
+        """Whether the last yielded part is the last of its batch."""
         return self.number == self.count - 1
 
     @property
@@ -104,7 +104,7 @@ class Round:
         Args:
             still_evaluates: Returns whether the model is in evaluation mode.
         """
-        self.reason = "the model was in evaluation mode when the DataLoader handed them out"
+        self.reason = "the model was in evaluation mode when the DataLoader yielded them"
         self._still_evaluates, self._backwards_before = still_evaluates, self.backwards
 
     def trains_in_evaluation(self) -> bool:
@@ -117,6 +117,6 @@ class Round:
         self.reason = reason
 
     def is_handed(self, batch: Any) -> bool:
-        """Whether a batch is the part handed out last."""
+        """Whether a batch is the last yielded part."""
         tensor = first_tensor(batch)
         return tensor is not None and self._tensor() is tensor

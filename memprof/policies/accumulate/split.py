@@ -37,7 +37,7 @@ def micro_batches(batch: Any, count: int) -> Iterator[Any]:
 
     Put ``for part in memprof.micro_batches(batch, 4):`` around forward, backward and the update. Under accumulate, each
     part's gradients are weighted by its share of the samples and the update is deferred to the last part; otherwise
-    this only splits. A part that a DataLoader handed out under accumulate is not split again.
+    this only splits. A part that a DataLoader yielded under accumulate is not split again.
 
     Args:
         batch: Tensors whose first dimension is the batch, also in tuples, lists, mappings and dataclasses, or a batch

@@ -35,11 +35,11 @@ def transform(step: Step, policy: Accumulate) -> Step:
     phase = step.ops.phase
     forward, backward = np.flatnonzero(phase == "forward"), np.flatnonzero(phase == "backward")
     if not len(forward) or not len(backward):
-        raise PolicyError("accumulate finds no forward and backward in the recorded step; record a step that trains.")
+        raise PolicyError("accumulate needs a step with forward and backward; record a step that trains.")
     if not np.any(phase == "optimizer"):
         raise PolicyError(
-            "accumulate finds no optimizer's update in the recorded step, so there is none to hold back; "
-            "use it in a loop that calls an optimizer's step()."
+            "accumulate delays the optimizer's update, and the recorded step has none; use it in a loop that calls an "
+            "optimizer's step()."
         )
     if np.any(phase[forward[0] : backward[-1]] == "optimizer"):
         raise PolicyError(

@@ -40,8 +40,8 @@ class Gradients:
         if any(found.get(key, version) != version for key, version in left.items()):
             raise PolicyError(
                 "accumulate cannot keep this job's gradients: its loop changes them between backward and step(), which "
-                "would happen once for each micro-batch. Clip with torch.nn.utils.clip_grad_norm_, which is held back "
-                "until they are whole, or train without accumulate."
+                "would happen once for each micro-batch. Clip with torch.nn.utils.clip_grad_norm_, which is delayed "
+                "until they are complete, or train without accumulate."
             )
 
     def _versions(self) -> dict[int, tuple[int, int]]:

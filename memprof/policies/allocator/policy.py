@@ -6,13 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    pass
 
 #: The variable torch 2.9 and newer read on every device, and the older one. Torch 2.11 to 2.13 read the old name first
 #: (c10/cuda/CUDAAllocatorConfig.h), so setting only the new one has no effect where the old one is set.
@@ -41,6 +38,9 @@ class Allocator(Policy):
 
     name: ClassVar[str] = "allocator"
     live_refusal: ClassVar[str] = "the allocator reads its options when the process starts"
+    set_in_framework: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("hf", "lightning"), f"{live_refusal}. Set PYTORCH_CUDA_ALLOC_CONF."
+    )
     flag_help: ClassVar[str] = "Set options of the CUDA caching allocator, in the syntax of PYTORCH_ALLOC_CONF."
     flag_example: ClassVar[str] = "expandable_segments"
     numerics: ClassVar[str] = "none"

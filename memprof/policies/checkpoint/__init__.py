@@ -1,1 +1,1 @@
-"""Drops what chosen modules save for backward, and runs their forward again when backward needs it."""
+"""Drops tensors that chosen modules save for backward, and recomputes their forward in backward."""

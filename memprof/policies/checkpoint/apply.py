@@ -170,13 +170,13 @@ def _region(
     def call(*args: Any, **kwargs: Any) -> Any:
         if not (torch.is_grad_enabled() and root.training) or is_in_transform():
             return forward(*args, **kwargs)
-        # Tensors go in one by one, wherever they are in the arguments: torch keeps those as saved tensors, which a
-        # region around this one can drop and make again; what is inside containers or keywords it would hold.
+        # Tensors are passed one by one, wherever they are in the arguments: torch saves these, and an outer region can
+        # drop and recompute them; torch would keep tensors inside containers or keywords alive.
         leaves, structure = _pytree.tree_flatten((args, kwargs))
         is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [None if known else leaf for known, leaf in zip(is_tensor, leaves, strict=True)]
-        # The first run gets the very containers it was given, which it may change; a later one gets new ones.
+        # The first run gets the original containers, which it may change; the recompute gets new ones.
         pending = [(args, kwargs)]
 
         def run(*values: torch.Tensor) -> Any:
@@ -217,8 +217,8 @@ def _frozen(modules: list[_NormBase]) -> Iterator[None]:
     """Keeps running statistics as they are while a forward runs again.
 
     BatchNorm's kernel computes (1 - momentum) x old + momentum x new: with momentum 0 it writes the old value, and
-    without num_batches_tracked there is nothing to count. InstanceNorm averages over copies, which would round: it
-    writes into copies. Either way the forward saves as many tensors as before, as torch checks.
+    without num_batches_tracked it counts nothing. InstanceNorm averages over copies, which would round: it writes
+    into copies. Either way the forward saves as many tensors as before, as torch checks.
     """
     before = [(module, module.momentum, dict(module._buffers)) for module in modules]
     try:
@@ -249,7 +249,7 @@ def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], Abstr
     """Returns the contexts of the first run and of the recompute."""
 
     def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        # An operator that drew random numbers must draw them again: those after it would get others otherwise.
+        # An operator that drew random numbers must draw them again, or those after it would get different ones.
         if str(operator) in keep and not _drops_out(operator, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE

@@ -13,18 +13,18 @@ from memprof.policies.checkpoint.regions import Regions
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
-#: Bytes of torch.get_rng_state(), the state of torch's Mersenne Twister: a CPU tensor that torch's checkpoint takes
-#: before a region runs, for its second run, and once more around that. Measured with torch 2.13; it is the size of a
-#: C++ structure and has not changed since 2018.
+#: Bytes of torch.get_rng_state(), the state of torch's Mersenne Twister: a CPU tensor that torch's checkpoint
+#: allocates before a region runs, for its recompute, and once more around that. Measured with torch 2.13; it is the
+#: size of a C++ structure and has not changed since 2018.
 RANDOM_STATE_BYTES = 5056
 
 
 @dataclass(frozen=True, eq=False)
 class StorageEnds:
-    """Ids are those of a Draft: the step's own, then copies, then markers.
+    """When storages are freed; ids are those of a Draft: the step's own, then copies, then markers.
 
     Attributes:
-        ends: Last operator of each region's second run, NONE where it does not run; shape ``(regions,)``.
+        ends: Last operator of each region's recompute, NONE where there is none; shape ``(regions,)``.
         freed: ``freed_op_id`` of the step's own storages.
         copies_freed: ``freed_op_id`` of the copied storages.
         states: The random states.
@@ -36,9 +36,9 @@ class StorageEnds:
     states: Storages
 
     def save_op(self, recompute: Recompute, region: Ints, op_id: Ints) -> Ints:
-        """Returns the operator that saves in a second run what an operator saved in the first.
+        """Returns the operator that saves in the recompute what an operator saved in the first run.
 
-        That is its copy, or the last one where it does not run again because the run stops when its inputs are saved.
+        That is its copy, or the last one where the recompute stops before it because its inputs are saved.
         """
         copy = recompute.copy_of(region, np.minimum(op_id, recompute.stops[region] - 1))
         return np.where((copy == NONE) | (op_id >= recompute.stops[region]), self.ends[region], copy)
@@ -55,13 +55,13 @@ def find_lives(
 ) -> StorageEnds:
     """Finds when each storage is freed.
 
-    Moments are compared as ranks: positions in the order of the new step, which hold for copies and markers too.
+    Times are compared as ranks: positions in the order of the new step, copies and markers included.
     """
     count, storages = len(regions), step.storages
     runs = recompute.starts != NEVER
     order = np.argsort(rank)
 
-    # Where the second run of each region begins and ends.
+    # Where the recompute of each region begins and ends.
     begins, ends = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
     region_of = np.append(recompute.op_region, recompute.marked)
     copies = np.arange(len(region_of)) + len(step.ops)
@@ -76,7 +76,7 @@ def find_lives(
         _python_deaths_again(recompute, python, rank, end_rank),
     )
     _hold_saved_again(all_dies, step, regions, nodes, recompute, rank)
-    # A region inside another reads its inputs when it runs again, and holds them while it does.
+    # A region inside another reads its inputs when it is recomputed, and references them until then.
     is_inner = (regions.parent[inputs[0]] != NONE) & runs[inputs[0]]
     inner = inputs[0][is_inner]
     found, read = recompute.storage_read(regions.parent[inner], inputs[1][is_inner])
@@ -89,9 +89,9 @@ def find_lives(
 
 
 def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Ints:
-    """Returns the rank after which torch's frame of each region, and with it the inputs, dies; ``(regions,)``.
+    """Returns the rank after which torch's frame of each region, and with it the inputs, is freed; ``(regions,)``.
 
-    It dies when all that was saved in it is released. A region inside it keeps its inputs as tensors saved in it.
+    It is freed when everything saved in it is released. Inputs of a region inside it are tensors saved in it.
     """
     saved = step.saved
     region = regions.innermost[saved.forward_op_id]
@@ -108,16 +108,16 @@ def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Int
 def _own_deaths(
     step: Step, regions: Regions, nodes: Nodes, inputs: tuple[Ints, Ints], python: Ints, rank: Ints, held: Ints
 ) -> Ints:
-    """Returns the rank after which each of the step's own storages dies: as recorded where no region saved it.
+    """Returns the rank after which each of the step's own storages is freed: as recorded where no region saved it.
 
     Args:
         step: The step.
         regions: The regions.
         nodes: Moments of the backward nodes.
-        inputs: Regions and what is handed into them.
-        python: When Python releases each storage.
+        inputs: Regions and their inputs.
+        python: When Python drops its last reference to each storage.
         rank: Ranks of operators.
-        held: Rank up to which each region holds its inputs, NONE where it does not.
+        held: Rank up to which each region references its inputs, NONE where it does not.
     """
     saved, freed = step.saved, step.storages.freed_op_id
     region = regions.innermost[saved.forward_op_id]
@@ -126,7 +126,7 @@ def _own_deaths(
     is_touched[saved.storage_id[(region != NONE) & runs_back]] = True
     recorded = _rank_or_never(rank, freed)
     dies = np.where(is_touched, _rank_or_never(rank, python), recorded)
-    # Saved outside of all regions as well: by the node, but no longer than recorded, which is exact.
+    # Also saved outside of all regions: the node keeps it, but no longer than recorded, which is exact.
     rows = np.flatnonzero((region == NONE) & runs_back & is_touched[saved.storage_id])
     storage_ids = saved.storage_id[rows]
     released = rank[nodes.released[saved.forward_op_id[rows]]]
@@ -137,7 +137,7 @@ def _own_deaths(
 
 
 def _python_deaths_again(recompute: Recompute, python: Ints, rank: Ints, end_rank: Ints) -> Ints:
-    """Returns the rank after which Python lets go of each copy: as it did the first time, or when the run ends."""
+    """Returns the rank after which Python drops each copy: as in the first run, or when the recompute ends."""
     owner, let_go = recompute.storage_region, python[recompute.storage_source]
     is_within = (let_go != NONE) & (let_go < recompute.stops[owner])
     dies = np.where(is_within, rank[recompute.copy_of(owner, np.maximum(let_go, 0))], end_rank[owner])
@@ -145,7 +145,7 @@ def _python_deaths_again(recompute: Recompute, python: Ints, rank: Ints, end_ran
 
 
 def _hold_saved_again(dies: Ints, step: Step, regions: Regions, nodes: Nodes, recompute: Recompute, rank: Ints) -> None:
-    """Lets what a region saves in its second run live until the function of the node that reads it has returned."""
+    """Keeps what a region saves in its recompute until the function of the node that reads it has returned."""
     saved = step.saved
     region = regions.innermost[saved.forward_op_id]
     rows = np.flatnonzero((region != NONE) & (nodes.first[saved.forward_op_id] != NONE))
@@ -171,10 +171,10 @@ def _hold_kept(
     end_rank: Ints,
     frame: Ints,
 ) -> None:
-    """Lets outputs that are kept live on.
+    """Extends the lifetimes of kept outputs.
 
-    The second run takes them out of torch's cache where their operator stood, and Python lets go of them as it did the
-    first time; those of operators that it does not reach stay in the cache until the region's frame dies.
+    The recompute takes them out of torch's cache in place of their operator, and Python drops them as in the first
+    run; those of operators that it does not reach stay in the cache until the region's frame is freed.
     """
     created = step.storages.created_op_id
     is_output = np.zeros(len(created), dtype=np.bool_)
@@ -199,10 +199,10 @@ def _random_states(
     ends: Ints,
     frame: Ints,
 ) -> Storages:
-    """Makes the random states that torch keeps for each region and takes around each second run.
+    """Creates the random states that torch keeps for each region and takes around each recompute.
 
-    The first lives as long as the region's frame. A region inside another takes one in the other's second run, too,
-    which ends with that run.
+    The first lives as long as the region's frame. A region inside another also takes one in the recompute of the
+    other, until that ends.
     """
     on_cpu = (step.storages.device == "cpu") & (step.storages.created_op_id != NONE)
     if not on_cpu.any():

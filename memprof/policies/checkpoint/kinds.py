@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from memprof.errors import PolicyError
 
-#: Operators of each kind, by the names that torch dispatches and the trace records.
+#: Operators of each kind, by their names in torch's dispatcher and in traces.
 KINDS: dict[str, tuple[str, ...]] = {
     "matmul": (
         "aten.mm.default",
@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 #: Why the output of a random operator is not kept.
 RANDOM_REFUSAL = (
-    "{name} draws random numbers, and if it did not run again, those after it would draw others; leave it out of keep."
+    "{name} draws random numbers and must run again for those after it to stay the same; leave it out of keep."
 )
 
 
@@ -76,5 +76,5 @@ def check_kinds(kinds: Iterable[str]) -> None:
 
 
 def operators_of(kinds: Iterable[str]) -> frozenset[str]:
-    """Returns the names of all operators of the kinds; a name of an operator stands for itself."""
+    """Returns the names of all operators of the kinds; operator names are returned as they are."""
     return frozenset(name for kind in kinds for name in KINDS.get(kind, (kind,)))

@@ -26,12 +26,11 @@ class Checkpoint(Policy):
     """Drops tensors that chosen modules save for backward, and recomputes their forward when backward needs them.
 
     Attributes:
-        modules: Patterns of qualified names; each call of a module that matches is a region of its own. ``""`` is the
-            root.
-        segments: Number of regions into which one nn.Sequential is divided, the one that ``modules`` names or the
-            longest of the model; 0 to make every chosen module a region.
+        modules: Patterns of qualified names; each call of a matching module is one region. ``""`` is the root.
+        segments: Number of regions into which one nn.Sequential is divided: that of ``modules``, or the longest of the
+            model; 0 to make every chosen module a region.
         keep: Kinds of operators (``matmul``, ``conv``, ``attention``) or names (``aten.mm.default``) whose outputs
-            stay, so that they need not run again.
+            are kept instead of recomputed.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -53,7 +52,7 @@ class Checkpoint(Policy):
         """Checks the settings.
 
         Raises:
-            PolicyError: They make no sense.
+            PolicyError: A setting is invalid.
         """
         for setting, value in (("modules", self.modules), ("keep", self.keep)):
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
@@ -81,7 +80,7 @@ class Checkpoint(Policy):
         """Reads ``layers.*``, ``layers.*,head keep=matmul,attention``, ``segments=4`` or ``stages segments=2``.
 
         Raises:
-            PolicyError: A word makes no sense.
+            PolicyError: The text is invalid.
         """
         modules: list[str] = []
         settings = {"keep": "", "segments": ""}
@@ -102,7 +101,7 @@ class Checkpoint(Policy):
 
     @classmethod
     def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
-        """Checkpoints modules whole, or keeps the outputs of their expensive operators."""
+        """Returns checkpoints of whole modules, and those that keep the outputs of expensive operators."""
         kept = tuple(kind for kind in _EXPENSIVE if kind in kinds)
         if not kept or set(kept) == set(kinds):
             return (cls,)

@@ -18,7 +18,7 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Recompute:
-    """Which operators are recomputed and which storages are made again.
+    """Which operators are recomputed, and which storages are allocated again.
 
     Ids of copies follow those of the step, as in a Draft.
 
@@ -45,17 +45,17 @@ class Recompute:
     _storage_base: Ints
     _storage_slots: Ints
     _created: Ints
-    _casts: tuple[Ints, Ints, Ints]  # region and storage of each cast that is made again, and its copy
+    _casts: tuple[Ints, Ints, Ints]  # region and storage of each repeated cast, and its copy
 
     @property
     def marked(self) -> Ints:
-        """The regions that run again without an operator: they stop before their first kernel."""
+        """The regions whose recompute runs no operator: it stops before the first kernel."""
         return np.setdiff1d(np.flatnonzero(self.starts != NEVER), self.op_region)
 
     def copy_of(self, region: Ints, op_id: Ints) -> Ints:
-        """Returns the copy of an operator in a region's second run: of the last one up to it that has one.
+        """Returns the copy of an operator in a region's recompute, or that of the last operator before it with one.
 
-        One before the region, or NONE, stands for its first.
+        For an operator before the region, or NONE, that is the region's first copy.
         """
         first = self._regions.first[region]
         last = np.maximum(np.minimum(op_id, self._regions.last[region]), first)
@@ -123,7 +123,7 @@ def plan_recompute(
         cast_storages.append(casts[1][mine])
         cast_ops.append(place[len(own) :])
         op_base[region] = slots
-        # An operator without a copy stands for the last copy before it, the first ones for the first.
+        # An operator without a copy maps to the last copy before it, the first ones to the first.
         if len(own):
             op_slots.append(place[np.maximum(np.cumsum(is_copied) - 1, 0)])
         else:
@@ -133,7 +133,7 @@ def plan_recompute(
         total += len(source)
         slots += len(span)
 
-    # Storages are in order of birth: those of a region are consecutive.
+    # Storages are in order of allocation: those of a region are consecutive.
     storage_region, storage_source, storage_slots = [], [], []
     storage_base = np.zeros(count, dtype=np.int64)
     total = slots = 0

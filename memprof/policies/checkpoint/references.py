@@ -11,12 +11,12 @@ from memprof.trace.step import Step
 
 
 def python_death(step: Step, nodes: Nodes) -> Ints:
-    """Returns after which operator Python holds each storage no longer, NONE where to the end; shape ``(storages,)``.
+    """Returns the operator after which Python drops each storage, NONE where it never does; shape ``(storages,)``.
 
-    A storage that outlives every node that saved it is held by Python alone in the end: it dies as recorded. One that
-    dies with such a node was let go of by Python earlier, and the recording does not say when. It is then taken to die
-    after the last operator that uses it outside backward, or, where it was handed to a module, when the module's call
-    returns: the frames of the call hold its arguments. (A local variable that keeps it longer is not seen.)
+    A storage that outlives every node that saved it is last referenced by Python: it is freed as recorded. For one
+    freed with such a node, Python dropped its reference earlier, and the recording does not contain when. It is then
+    assumed to drop it after the last operator that uses the storage outside backward or, if it was passed to a module,
+    when the module's call returns: its frames hold the arguments. (A local variable that keeps it longer is not seen.)
     """
     storages, saved = step.storages, step.saved
     freed = storages.freed_op_id
@@ -30,7 +30,7 @@ def python_death(step: Step, nodes: Nodes) -> Ints:
 
 
 def _last_held(step: Step) -> Ints:
-    """Returns the last moment a use outside backward proves a storage held, shape ``(storages,)``."""
+    """Returns the last operator at which a use outside backward proves a storage referenced, shape ``(storages,)``."""
     calls, uses = step.module_calls, step.uses
     call_of_op = np.full(len(step.ops), NONE, dtype=np.int64)
     for call in np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE)):
@@ -41,7 +41,7 @@ def _last_held(step: Step) -> Ints:
     created = step.storages.created_op_id[storage_ids]
     held = op_ids.copy()
     around = call_of_op[op_ids]
-    # Outwards through the calls that the storage came into from outside.
+    # Outwards through the calls that received the storage from outside.
     while True:
         came_in = (
             (around != NONE) & (calls.first_op_id[around] > created) if len(calls) else np.zeros(0, dtype=np.bool_)
@@ -52,7 +52,7 @@ def _last_held(step: Step) -> Ints:
         around = np.where(came_in, calls.parent_call_id[around], NONE)
     last = np.full(len(step.storages), NONE, dtype=np.int64)
     np.maximum.at(last, storage_ids, held)
-    # An operator in place whose backward needs what it overwrites clones that first, and holds the clone while it runs.
+    # An in-place operator whose backward needs what it overwrites clones that first, and holds the clone while it runs.
     clones = np.flatnonzero((step.ops.name[:-1] == "aten.clone.default") & step.ops.mutates[1:])
     is_clone = np.isin(step.storages.created_op_id, clones)
     last[is_clone] = np.maximum(last[is_clone], step.storages.created_op_id[is_clone] + 1)

@@ -16,7 +16,7 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """Regions in order of entry, so that one comes after the one around it; columns of shape ``(regions,)``.
+    """Regions in order of entry, so that each comes after its parent; columns of shape ``(regions,)``.
 
     Attributes:
         first: First operator.
@@ -39,7 +39,7 @@ class Regions:
         return len(self.first)
 
     def made_in(self, region: Ints, created_op_id: Ints) -> Ints:
-        """Returns the innermost region, from ``region`` outwards, in which a storage is made, NONE where in none.
+        """Returns the innermost region, from ``region`` outwards, that allocates a storage; NONE if there is none.
 
         Args:
             region: Where to start, NONE allowed; one for each storage.
@@ -113,7 +113,7 @@ def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
 
 
 def _changes(step: Step) -> tuple[Ints, Ints]:
-    """Finds the operators that change a storage in place, and when it was made; states of the model left out."""
+    """Finds the operators that change a storage in place, and when it was allocated; excludes states of the model."""
     uses = step.uses
     rows = np.flatnonzero(uses.role == "mutate")
     is_state = np.isin(step.storages.category, ("buffer", "parameter"))
@@ -140,7 +140,7 @@ def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
     trained = _forward_calls(step)
     for call in trained[calls.module_id[trained] == module]:
         inner = np.flatnonzero(calls.parent_call_id == call)
-        # A sequence runs nothing but its modules; only the name of a module's class is recorded.
+        # A sequence runs only its modules; of a module's class, only the name is recorded.
         span = slice(calls.first_op_id[call], calls.last_op_id[call] + 1)
         if len(inner) != children[module] or np.any(step.ops.module_id[span] == module):
             raise PolicyError(f"segments requires modules that run one after the other; those of {name} do not.")

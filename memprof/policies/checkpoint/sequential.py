@@ -9,7 +9,7 @@ from memprof.errors import PolicyError
 
 
 def split(count: int, segments: int) -> list[tuple[int, int]]:
-    """Divides modules into consecutive segments as even as can be, the longer ones first.
+    """Divides modules into consecutive segments of equal length, or with the first ones one module longer.
 
     Args:
         count: Number of modules.

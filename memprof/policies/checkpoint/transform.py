@@ -18,7 +18,7 @@ from memprof.policies.rewrite.new_ops import new_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 
-#: What torch's checkpoint costs the CPU, in microseconds: for each run of a region, for each tensor saved in one, and,
+#: CPU time of torch's checkpoint, in microseconds: for each run of a region, for each tensor saved in one, and,
 #: where outputs are kept, for each operator in one. Measured as the CPU time by which forward and backward of 30
 #: nn.Sequential of 1, 4 and 8 nn.Tanh on 2 x 2 numbers grow when each is a region (131, 204, 281 a region, of which the
 #: second forward takes 3 an operator), and again with keep (67, 142, 270 more); torch 2.13, one thread, Linux.
@@ -56,9 +56,9 @@ def transform(step: Step, policy: Checkpoint) -> Step:
 
 
 def _inputs(step: Step, regions: Regions) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints, Ints]]:
-    """Finds what is handed into each region: the older storages that its operators touch.
+    """Finds the inputs of each region: the older storages that its operators touch.
 
-    Parameters and buffers are among them; they live on anyway. Parameters in another type are not handed in: autocast
+    Parameters and buffers are included; they stay alive anyway. Parameters in another type are not inputs: autocast
     finds them in its cache.
 
     Returns:
@@ -96,7 +96,7 @@ def _kept(step: Step, regions: Regions, policy: Checkpoint) -> Bools:
 
 
 def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_kept: Bools) -> None:
-    """Rejects regions whose recompute would not see what the first run did.
+    """Rejects regions whose recompute would read other values than the first run.
 
     Raises:
         PolicyError: An input of a region, or a kept output, is changed in place.
@@ -161,8 +161,9 @@ def _refuse_run_again(step: Step, regions: Regions) -> None:
     if len(found):
         name = str(step.modules.name[found[0]])
         raise PolicyError(
-            f"{name or 'The model'} runs again in backward already, or holds what does: the job checkpoints it itself, "
-            "or another checkpoint of the plan does; choose modules apart from that, or all of them in one."
+            f"{name or 'The model'} already runs again in backward, or contains a module that does: the job "
+            "checkpoints it itself, or another checkpoint of the plan does; choose modules outside of that, or one "
+            "checkpoint for all of them."
         )
 
 
@@ -174,7 +175,7 @@ def _refuse_repeats(step: Step, regions: Regions) -> None:
     """
     ops = step.ops
     rows = np.flatnonzero((ops.forward_op_id != NONE) & ~ops.is_recompute)
-    # Backward runs all operators of a node in a row; that it came again shows in a second beginning like the first.
+    # Backward runs all operators of a node in a row; a repeated pass shows in a second start like the first.
     rows = rows[np.append(True, np.diff(ops.forward_op_id[rows]) != 0)[: len(rows)]]
     owners, first = np.unique(ops.forward_op_id[rows], return_index=True)
     begins_again = ops.name[rows] == ops.name[rows[first]][np.searchsorted(owners, ops.forward_op_id[rows])]
@@ -213,11 +214,11 @@ def _refuse_own_functions(step: Step, regions: Regions) -> None:
 
 
 def _run_again(draft: Draft, step: Step, regions: Regions, recompute: Recompute) -> None:
-    """Inserts the second runs. They use their own copies of storages; so does the backward of what is in a region."""
+    """Inserts the recomputes. They and the backward of a region use copies of its storages."""
     source, owner, marked = recompute.op_source, recompute.op_region, recompute.marked
     copies = draft.repeat_ops(source, recompute.starts[owner])
     draft.copy_uses(source, copies)
-    # Where no operator runs again, torch still detaches the first tensor that the second run packs, then stops.
+    # Where no operator runs again, torch still detaches the first tensor that the recompute packs, then stops.
     starts = recompute.starts[marked]
     markers = new_ops(
         step,
@@ -235,17 +236,17 @@ def _run_again(draft: Draft, step: Step, regions: Regions, recompute: Recompute)
 
 
 def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds, *, has_kept: bool) -> float:
-    """Returns how much longer the step takes: the operators run again, and what torch's checkpoint does around them.
+    """Returns how much longer the step takes: the repeated operators, and the overhead of torch's checkpoint.
 
-    A recorded duration is an operator's own; the step takes longer than their sum by what Python does in between, which
-    comes again with them. On a device both hide behind its work, and only the operators count.
+    Recorded durations are those of operators alone; the Python time between them is repeated with them. On a device
+    both overlap with its work, and only the operators count.
     """
     total_us = float(np.nansum(step.ops.duration_us))
     again_us = float(np.nansum(step.ops.duration_us[recompute.op_source]))
     if step.is_on_device():
         return again_us
     saved = np.count_nonzero(regions.innermost[step.saved.forward_op_id] != NONE)
-    # Each run of a region takes one random state, and each second run one more.
+    # Each run of a region takes one random state, and each recompute one more.
     runs = len(lives.states) - np.count_nonzero(recompute.starts != NEVER)
     python_us = runs * REGION_US + saved * SAVED_TENSOR_US
     if has_kept:
@@ -263,7 +264,7 @@ def _saved(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnd
     storage_ids, forward_op_ids = saved.storage_id.copy(), saved.forward_op_id.copy()
     storage_ids[rows] = read
     saves = lives.save_op(recompute, region[rows], saved.forward_op_id[rows])
-    # What a kept operator read is saved again without it: no earlier than it is there, as a weight cast anew is.
+    # Inputs of a kept operator are saved again without it: no earlier than they exist, such as a weight's new cast.
     is_own = found == region[rows]
     made = recompute.storage_op[read[is_own] - len(step.storages)]
     saves[is_own] = np.maximum(saves[is_own], made)

@@ -1,4 +1,4 @@
-"""What a node of autograd's graph keeps without an operator reading it, such as a tensor whose sizes alone it wants."""
+"""What a node of autograd's graph keeps without an operator reading it, such as one it needs only the sizes of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from memprof.trace.step import Step
 def with_unread(step: Step, nodes: Nodes) -> Step:
     """Returns the step with rows in ``saved`` for what a node kept that none of its operators reads.
 
-    The trace infers saved tensors from their readers in backward. ``index_add`` keeps what it adds for its sizes: such
-    a storage is freed together with the node, and only the node can have held it, as Python does not run meanwhile.
+    The trace infers saved tensors from their readers in backward. ``index_add`` keeps its source for the sizes: such a
+    storage is freed with the node, and only the node can have referenced it, since Python does not run meanwhile.
     """
     ops, uses, storages = step.ops, step.uses, step.storages
     freed = storages.freed_op_id
@@ -26,7 +26,7 @@ def with_unread(step: Step, nodes: Nodes) -> Step:
     known = step.saved.forward_op_id * len(storages) + step.saved.storage_id
     kept = kept[~np.isin(dies_with[kept] * len(storages) + kept, known)]
     makers = dies_with[kept]
-    # Where an operator in place cloned what it overwrites, the clone stands for it.
+    # Where an in-place operator cloned what it overwrites, the clone takes its place.
     follower = np.minimum(makers + 1, len(ops) - 1)
     user = np.where((ops.name[makers] == "aten.clone.default") & ops.mutates[follower], follower, makers)
     is_user = np.zeros(len(ops), dtype=np.bool_)

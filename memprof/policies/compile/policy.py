@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,10 @@ class Compile(Policy):
         "operators run one by one, and what the compiler saves is known only after it has compiled the model. Leave "
         "the policy out of the dry run, or record a real run under the plan."
     )
+    set_in_framework: ClassVar[Mapping[str, str]] = {
+        "hf": "the Trainer compiles the model itself. Set torch_compile=True.",
+        "lightning": "compile the model itself: torch.compile(module).",
+    }
     flag_help: ClassVar[str] = (
         "Compile matching modules, comma separated ('.' is the whole model); append @ and a share from 0 to 1 to set "
         "an activation budget."

@@ -115,5 +115,5 @@ def _bytes_per_us(step: Step) -> float:
     duration = np.nan_to_num(ops.duration_us)
     moved = ops.read_bytes + ops.written_bytes
     packets = np.array([name.split(".")[1] if "." in name else name for name in ops.name.tolist()], dtype=np.object_)
-    tells = np.isin(packets, _ELEMENTWISE) & (ops.written_bytes >= 1 << 14) & (duration > 0)
-    return float(moved[tells].sum() / duration[tells].sum()) if tells.any() else _BYTES_PER_US
+    is_sample = np.isin(packets, _ELEMENTWISE) & (ops.written_bytes >= 1 << 14) & (duration > 0)
+    return float(moved[is_sample].sum() / duration[is_sample].sum()) if is_sample.any() else _BYTES_PER_US

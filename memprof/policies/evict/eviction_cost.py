@@ -20,13 +20,13 @@ class Relations(Generic[Value]):
     Attributes:
         own_us: Returns the time of the operators that compute a value, in microseconds.
         sources: Returns the values that a value is computed from.
-        heirs: Returns the values computed from a value.
+        dependants: Returns the values computed from a value.
         is_gone: Returns whether a value would have to be recomputed for a reader.
     """
 
     own_us: Callable[[Value], float]
     sources: Callable[[Value], Iterable[Value]]
-    heirs: Callable[[Value], Iterable[Value]]
+    dependants: Callable[[Value], Iterable[Value]]
     is_gone: Callable[[Value], bool]
 
 
@@ -62,8 +62,8 @@ class EvictionCost(Generic[Value]):
         self._ways: list[Callable[[Value], Iterable[Value]]] = []
         if self.heuristic.counts_sources:
             self._ways.append(relations.sources)
-        if self.heuristic.counts_heirs:
-            self._ways.append(relations.heirs)
+        if self.heuristic.counts_dependants:
+            self._ways.append(relations.dependants)
 
     def cost_us(self, value: Value) -> float:
         """Returns the eviction cost of a value in memory, in microseconds."""

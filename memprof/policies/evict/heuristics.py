@@ -22,13 +22,13 @@ class Heuristic:
 
     Attributes:
         counts_sources: Whether the cost includes the evicted values it depends on.
-        counts_heirs: Whether it includes the evicted values that depend on it.
+        counts_dependants: Whether it includes the evicted values that depend on it.
         has_classes: Whether evicted neighbours are summed by equivalence class instead of being visited.
         is_stale_cheap: Whether h includes staleness.
     """
 
     counts_sources: bool
-    counts_heirs: bool
+    counts_dependants: bool
     has_classes: bool = False
     is_stale_cheap: bool = True
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

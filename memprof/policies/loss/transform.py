@@ -58,7 +58,7 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     heads = [_head(step, one, policy) if policy.head else None for one in found]
     if policy.head and not any(heads):
         raise PolicyError(
-            f"{policy.head!r} does not make the logits of a cross-entropy, or something else looks at them; name the "
+            f"{policy.head!r} does not make the logits of a cross-entropy, or other operators read them; name the "
             "Linear whose output goes into it, or leave the head out."
         )
     draft = Draft(step)

@@ -1,6 +1,6 @@
 """Prediction errors of the precision policy, observed on jobs its rules were not fitted to.
 
-Measured over the jobs of docs/benchmarks.md ("Jobs nobody tuned for") on a processor with AVX-512 (AMD EPYC), and on
+Measured over the jobs of docs/benchmarks.md ("Unseen jobs") on a processor with AVX-512 (AMD EPYC), and on
 the samples with oneDNN limited to AVX2. The remaining error is workspaces of the processor's kernels. On a GPU the
 libraries' workspaces do not depend on the type; there, the samples' targets are used until unseen jobs are measured.
 """

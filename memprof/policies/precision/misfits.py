@@ -112,7 +112,7 @@ def require_recurrent(policy: Precision, short_types: Sequence[str]) -> None:
         policy: The policy.
         short_types: Short types that oneDNN supports on the processor.
 
-        es:
+    Raises:
         PolicyError: The type is fp16 or unsupported.
     """
     if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -31,6 +32,9 @@ class Precision(Policy):
     name: ClassVar[str] = "precision"
     flag_words: ClassVar[tuple[str, ...]] = tuple(FLAGS)
     frameworks_set_it: ClassVar[bool] = True
+    set_in_framework: ClassVar[Mapping[str, str]] = {
+        "lightning": "the Trainer runs training_step, not the module. Set precision='bf16-mixed', or '16-mixed'.",
+    }
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"

@@ -71,7 +71,7 @@ class LossScaling:
         return _Enter.apply(tensor, self) if tensor.requires_grad and torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
 
     def leave(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Turns an output of the model into float32, so that its gradient enters scaled."""
+        """Casts an output of the model to float32, so that its gradient enters scaled."""
         if tensor.requires_grad and torch.is_grad_enabled() and not is_in_transform():
             scaled: torch.Tensor = _Leave.apply(tensor, self)  # type: ignore[no-untyped-call]
             return scaled

@@ -63,10 +63,10 @@ class Rates:
         """Derives the rate from the step's large pointwise operators."""
         ops = step.ops
         moved = ops.read_bytes + ops.written_bytes
-        is_telling = (types.region != NONE) & np.isin(types.rule, (WIDEST, FIRST)) & (moved >= LARGE_BYTES)
-        is_telling &= (ops.duration_us > 0) & ~ops.uses_rng
-        times = ops.duration_us[is_telling]
-        self.bytes_per_us = float(np.median(moved[is_telling] / times)) if len(times) else FALLBACK_RATE
+        is_sample = (types.region != NONE) & np.isin(types.rule, (WIDEST, FIRST)) & (moved >= LARGE_BYTES)
+        is_sample &= (ops.duration_us > 0) & ~ops.uses_rng
+        times = ops.duration_us[is_sample]
+        self.bytes_per_us = float(np.median(moved[is_sample] / times)) if len(times) else FALLBACK_RATE
 
     def cast_us(self, moved: Ints) -> Floats:
         """Returns the durations of casts that move the given bytes."""

@@ -80,7 +80,7 @@ def _lasting(step: Step, types: Types) -> Bools:
 
 
 def _shorten(draft: Draft, is_short: Bools, dtype: str) -> None:
-    """Gives storages of the recorded step the short type."""
+    """Changes storages of the recorded step to the short type."""
     storages = draft.storages
     rows = np.flatnonzero(is_short)
     requested, allocated, dtypes = (

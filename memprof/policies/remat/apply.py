@@ -47,10 +47,10 @@ class Runtime:
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
         self.needs = Needs(self.counter, job.device)
-        remaking = Recomputation(self.memory)
+        recomputation = Recomputation(self.memory)
         self.keys = Keys(self.memory, policy.recompute) if policy.recompute else None
-        self.mode = RematMode(self.memory, self.needs, remaking, self.keys)
-        self.hooks = SavedHooks(self.memory, remaking, self.keys)
+        self.mode = RematMode(self.memory, self.needs, recomputation, self.keys)
+        self.hooks = SavedHooks(self.memory, recomputation, self.keys)
         self._has_warned = False
 
     def begin(self) -> None:

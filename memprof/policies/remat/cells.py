@@ -111,18 +111,18 @@ class Need:
     Attributes:
         highest_bytes: Peak bytes during the run, -1 before the first.
         runs: Number of runs so far.
-        is_heard: Whether the peak was measured from the allocator's events; otherwise it is an estimate.
+        is_measured: Whether the peak was measured from the allocator's events; otherwise it is an estimate.
         is_awaited: Whether a recorder measured it and will report when its session ends.
         least_us: Shortest duration seen: excludes interference from the machine and the recorder.
     """
 
-    __slots__ = ("highest_bytes", "is_awaited", "is_heard", "least_us", "runs")
+    __slots__ = ("highest_bytes", "is_awaited", "is_measured", "least_us", "runs")
 
     def __init__(self) -> None:
         """Starts without measurements."""
         self.highest_bytes = -1
         self.runs = 0
-        self.is_heard = False
+        self.is_measured = False
         self.is_awaited = False
         self.least_us = float("inf")
 

@@ -175,13 +175,13 @@ class Memory:
 
     # -- room -----------------------------------------------------------------------------------------------------
 
-    def make_room(self, need_bytes: int, what: str, *, is_sure: bool = True) -> None:
+    def make_room(self, need_bytes: int, what: str, *, is_exact: bool = True) -> None:
         """Drops contents until the given bytes fit.
 
         Args:
             need_bytes: Bytes about to be allocated.
             what: Who allocates them, for the error message.
-            is_sure: Whether the number is exact; an estimate is tried even if it does not fit.
+            is_exact: Whether the number is exact; an estimate is tried even if it does not fit.
 
         Raises:
             PolicyError: Nothing is left to drop.
@@ -195,12 +195,12 @@ class Memory:
             if victim is not None:
                 self.drop(victim)
             elif not self._let_go_of_anchor():
-                if is_collected or not is_sure:
+                if is_collected or not is_exact:
                     break
                 gc.collect()  # reference cycles of the job may hold dropped contents
                 is_collected = True
             lack = self.counter.lacks_bytes(need_bytes, self._limit)
-        if lack > 0 and is_sure:
+        if lack > 0 and is_exact:
             used = self.counter.used_bytes()
             raise PolicyError(
                 f"remat cannot stay within {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} "

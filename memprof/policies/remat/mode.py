@@ -51,12 +51,12 @@ class _NotPlainError(Exception):
 class RematMode(SlidingMode):
     """Dispatch mode that stays below any mode of the job while it runs."""
 
-    def __init__(self, memory: Memory, needs: Needs, remaking: Recomputation, keys: Keys | None) -> None:
+    def __init__(self, memory: Memory, needs: Needs, recomputation: Recomputation, keys: Keys | None) -> None:
         """Stores the runtime's components."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._memory = memory
         self._needs = needs
-        self._remaking = remaking
+        self._recomputation = recomputation
         self._keys = keys
         self._operators: dict[int, Operator] = {}  # each holds a reference to its function, so the id stays unique
         self._lock = threading.RLock()  # backward on a device runs in its own threads
@@ -73,7 +73,7 @@ class RematMode(SlidingMode):
         return self._dispatch(func, types, given, kwargs)
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if self._remaking.is_running or _get_mode(_FAKE) is not None:
+        if self._recomputation.is_running or _get_mode(_FAKE) is not None:
             return func(*args, **kwargs) if kwargs else func(*args)
         for kind in types:
             if kind not in _PLAIN and not leaves_operators(kind):
@@ -139,16 +139,16 @@ class RematMode(SlidingMode):
         if operator.written_names:
             for storage in _written(operator, args, kwargs):
                 memory.before_write(storage)
-        if not need.is_heard and self._needs.must_learn(need):
+        if not need.is_measured and self._needs.must_measure(need):
             guess = self._needs.estimate_bytes(func, args, kwargs)
-            memory.make_room(guess, operator.name, is_sure=False)
+            memory.make_room(guess, operator.name, is_exact=False)
             learn = partial(self._needs.learn, need, guess, func, args, kwargs)
             try:
                 result, cost_us = learn()
             except (RuntimeError, MemoryError) as error:
                 result, cost_us = self._call_again(error, recipe, learn, 0)
         else:
-            memory.make_room(need.highest_bytes, operator.name, is_sure=need.is_heard)
+            memory.make_room(need.highest_bytes, operator.name, is_exact=need.is_measured)
             is_watched = need.runs < _WATCHED_RUNS
             before = memory.counter.used_bytes() if is_watched else 0
             start = _now_ns()

@@ -25,7 +25,7 @@ _now_ns, _wall_ns = time.perf_counter_ns, time.time_ns
 #: Maximum offset of the profiler's clock from the system's.
 _CLOCK_SLACK_NS = 3_000
 #: Name fragments of operators whose kernels need workspace, about as much as they read and write.
-_HUNGRY = (
+_WITH_WORKSPACE = (
     "conv",
     "rnn",
     "scaled_dot_product",
@@ -51,9 +51,9 @@ class Needs:
         self._counter = counter
         self._device = device
         self._kinds: dict[Any, Need] = {}
-        self._can_hear = NativeEvents.is_available() and device.type == "cpu"
+        self._has_native_events = NativeEvents.is_available() and device.type == "cpu"
         self._awaited: list[tuple[Need, int, int, int]] = []  # need, begin, end, and bytes kept of each run
-        self._listener = self._hear
+        self._listener = self._read_events
         self._guard = ProfilerGuard()
 
     def of(self, key: Any) -> Need:
@@ -74,7 +74,7 @@ class Needs:
         output_bytes = _output_bytes(function, args, kwargs)
         if output_bytes < 0:
             output_bytes = 2 * input_bytes
-        return output_bytes + (input_bytes + output_bytes if _is_hungry(function) else 0)
+        return output_bytes + (input_bytes + output_bytes if _needs_workspace(function) else 0)
 
     def begin(self) -> None:
         """Starts reading recorders' allocation events."""
@@ -86,7 +86,7 @@ class Needs:
         self._guard.remove()
         NativeEvents.listeners.remove(self._listener)
 
-    def must_learn(self, need: Need) -> bool:
+    def must_measure(self, need: Need) -> bool:
         """Returns whether a kernel's next run must be measured because its need is unknown."""
         return need.highest_bytes < 0 or (not need.is_awaited and may_start())
 
@@ -107,52 +107,52 @@ class Needs:
         with short_session() as session:
             # A scope that no training job enters: the session neither records nor outlives one of the job's.
             scope = _profiler.RecordScope.LITE_INTERPRETER
-            need.is_heard = self._can_hear and session.start(scope, profile_memory=True)
-            if need.is_heard:
+            need.is_measured = self._has_native_events and session.start(scope, profile_memory=True)
+            if need.is_measured:
                 start = _now_ns()
                 result = function(*args, **kwargs)
                 took_ns = _now_ns() - start
                 highest = _highest_of(allocations(session.stop()))
-        if not need.is_heard:
+        if not need.is_measured:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
             took_ns, end_wall = _now_ns() - start, _wall_ns()
-            is_hungry = _is_hungry(function)
+            needs_workspace = _needs_workspace(function)
             kept = self._counter.used_bytes() - before
-            highest = max(guess_bytes + guess_bytes // 2, kept + kept // 2) if is_hungry else 0
-            need.is_heard = not is_hungry
-            need.is_awaited = is_hungry and self._can_hear
+            highest = max(guess_bytes + guess_bytes // 2, kept + kept // 2) if needs_workspace else 0
+            need.is_measured = not needs_workspace
+            need.is_awaited = needs_workspace and self._has_native_events
             if need.is_awaited:
                 self._awaited.append((need, start_wall, end_wall, kept))
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)
         return result, took_ns / 1000
 
-    def _hear(self, heard: list[Any]) -> None:
+    def _read_events(self, events: list[Any]) -> None:
         """Extracts the memory of awaited kernels from a recorder's events."""
         awaited, self._awaited = self._awaited, []
         if not awaited:
             return
-        heard = [event for event in heard if event.extra_fields.device.type == self._device.type]
-        times = [event.start_time_ns for event in heard]
+        events = [event for event in events if event.extra_fields.device.type == self._device.type]
+        times = [event.start_time_ns for event in events]
         order = sorted(range(len(times)), key=times.__getitem__)
         times = [times[number] for number in order]
         for need, start, end, kept in awaited:
             need.is_awaited = False
             first, last = bisect_left(times, start - _CLOCK_SLACK_NS), bisect_right(times, end + _CLOCK_SLACK_NS)
-            highest, left = _highest([heard[number].extra_fields.alloc_size for number in order[first:last]])
+            highest, left = _highest([events[number].extra_fields.alloc_size for number in order[first:last]])
             # If the events include more than the kernel's own, the next run is measured instead.
             if left == kept:
-                need.highest_bytes, need.is_heard = highest, True
+                need.highest_bytes, need.is_measured = highest, True
 
 
-def _is_hungry(function: Any) -> bool:
+def _needs_workspace(function: Any) -> bool:
     """Returns whether an operator's kernel is known to need workspace."""
-    return any(part in str(function) for part in _HUNGRY)
+    return any(part in str(function) for part in _WITH_WORKSPACE)
 
 
-def _highest_of(heard: list[Any]) -> int:
+def _highest_of(events: list[Any]) -> int:
     """Returns the peak bytes held at once according to a session's allocation events."""
-    in_order = sorted(heard, key=lambda event: event.start_time_ns)
+    in_order = sorted(events, key=lambda event: event.start_time_ns)
     return _highest([event.extra_fields.alloc_size for event in in_order])[0]
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError, UsageError
 from memprof.policies.base import Policy
 from memprof.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    pass
 
 HEURISTICS = ("eq-class", "msps")
 SWAPS = ("", "host", "disk")

@@ -99,7 +99,7 @@ class Recomputation:
             storages[taken] = copied(storages[taken])
         elif taken is not None:
             taken.hold = taken.original = None  # the operator changes it in place: the old content is gone
-        memory.make_room(max(recipe.need.highest_bytes, 0), name, is_sure=recipe.need.is_heard)
+        memory.make_room(max(recipe.need.highest_bytes, 0), name, is_exact=recipe.need.is_measured)
         args, kwargs = arguments_of(recipe, storages)
         result, took_us = self._run(recipe, args, kwargs)
         memory.ran_again(took_us)

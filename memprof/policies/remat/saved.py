@@ -51,16 +51,16 @@ class Handle:
 class SavedHooks:
     """The pair of saved tensor hooks, below any that the job installs itself."""
 
-    def __init__(self, memory: Memory, remaking: Recomputation, keys: Keys | None) -> None:
+    def __init__(self, memory: Memory, recomputation: Recomputation, keys: Keys | None) -> None:
         """Stores the runtime's components.
 
         Args:
             memory: Tracks contents.
-            remaking: Recomputes contents.
+            recomputation: Recomputes contents.
             keys: The plan's decision for each saved tensor; None if only the budget decides.
         """
         self._memory = memory
-        self._remaking = remaking
+        self._recomputation = recomputation
         self._keys = keys
 
     def pack(self, tensor: torch.Tensor) -> Handle | Left:
@@ -88,7 +88,7 @@ class SavedHooks:
 
     def restore(self, cell: Cell) -> torch.UntypedStorage:
         """Returns a storage with a cell's content."""
-        return self._remaking.restore(cell)
+        return self._recomputation.restore(cell)
 
     def release(self, cell: Cell) -> None:
         """Records that autograd releases a cell."""

@@ -95,7 +95,7 @@ class Simulation:
             self._free_from[int(units.held[storage]) + 1].append(storage)
         self._made_together: dict[int, list[int]] = {}  # results of one operator that are never changed afterwards
         for storage, made_by in units.makers.items():
-            if len(made_by) == 1 and units.can_remake[storage]:
+            if len(made_by) == 1 and units.can_recompute[storage]:
                 self._made_together.setdefault(made_by[0], []).append(storage)
         self._course = Course()
         self._clock = 0.0
@@ -120,7 +120,7 @@ class Simulation:
                 self._locks[storage] += 1
             for storage in needed:
                 if self._life[storage] < 0 and self._is_saved(storage):
-                    self._remake(storage)
+                    self._recompute(storage)
             self._make_room(self._floor[now] + sum(self._size[storage] for storage in born), now)
             self._clock += self._cost[now]
             self._last = now
@@ -155,14 +155,14 @@ class Simulation:
 
     def _facts(self) -> Facts[int]:
         """Returns what victims are chosen by."""
-        heirs: dict[int, list[int]] = {}
+        dependants: dict[int, list[int]] = {}
         for storage, sources in self._units.sources.items():
             for source in sources:
-                heirs.setdefault(source, []).append(storage)
+                dependants.setdefault(source, []).append(storage)
         return Facts(
-            own_us=self._units.remake_us,
+            own_us=self._units.recompute_us,
             sources=self._units.sources.__getitem__,
-            heirs=lambda storage: heirs.get(storage, ()),
+            dependants=lambda storage: dependants.get(storage, ()),
             is_gone=self._is_gone,
             may_go=lambda storage: not self._locks[storage],
             size_bytes=self._size.__getitem__,
@@ -183,7 +183,7 @@ class Simulation:
 
     def _is_gone(self, storage: int) -> bool:
         """Returns whether a storage would have to be recomputed for a reader."""
-        if self._life[storage] >= 0 or not self._units.can_remake[storage]:
+        if self._life[storage] >= 0 or not self._units.can_recompute[storage]:
             return False
         if not self._created[storage] < self._now <= self._known_until[storage]:
             return False
@@ -230,7 +230,7 @@ class Simulation:
                 )
             self._drop(victim)
 
-    def _remake(self, target: int) -> None:
+    def _recompute(self, target: int) -> None:
         """Recomputes a storage, after whatever that needs."""
         sources, stack = self._units.sources, [target]
         self._lock(target, 1)
@@ -259,7 +259,7 @@ class Simulation:
             self._clock += self._cost[op_id]
             written = [storage]
             if is_first:
-                written += [other for other in self._made_together.get(op_id, ()) if self._is_wanted(other, storage)]
+                written += [other for other in self._made_together.get(op_id, ()) if self._is_needed(other, storage)]
                 for made in written:
                     self._begin(made, Life(made, number))
             sources = self._units.sources[storage]
@@ -267,7 +267,7 @@ class Simulation:
             course.again_writes.append([self._life[made] for made in written])
             self._last = len(self._step.ops) + number
 
-    def _is_wanted(self, other: int, storage: int) -> bool:
+    def _is_needed(self, other: int, storage: int) -> bool:
         """Returns whether a further result of a repeated operator is kept: it is gone, and something needs it."""
         return other != storage and self._is_gone(other) and (self._is_saved(other) or self._locks[other] > 0)
 

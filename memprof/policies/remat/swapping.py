@@ -22,14 +22,14 @@ class Swapping:
         self._carrier = carrier
         self._bytes_per_us = bytes_per_us
 
-    def carry_out(self, storage: torch.UntypedStorage, remake_us: float) -> Any:
+    def carry_out(self, storage: torch.UntypedStorage, recompute_us: float) -> Any:
         """Copies a storage's bytes out and returns the place; None if recomputing is faster or the copy failed.
 
         Args:
             storage: The storage.
-            remake_us: Time to recompute its content.
+            recompute_us: Time to recompute its content.
         """
-        if 2 * storage.nbytes() / self._bytes_per_us >= remake_us:
+        if 2 * storage.nbytes() / self._bytes_per_us >= recompute_us:
             return None
         place = self._carrier.send(storage)
         if self._carrier.sent(place):

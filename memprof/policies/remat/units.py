@@ -24,7 +24,7 @@ class Units:
 
     Attributes:
         may_go: Whether it may be dropped: autograd keeps it, and repeatable operators computed it.
-        can_remake: Whether repeatable operators computed it, kept or not.
+        can_recompute: Whether repeatable operators computed it, kept or not.
         held: Last operator up to which something besides backward nodes holds it.
         makers: Operators that write each storage.
         sources: Storages that those read besides it.
@@ -32,13 +32,13 @@ class Units:
     """
 
     may_go: Bools
-    can_remake: Bools
+    can_recompute: Bools
     held: Ints
     makers: dict[int, list[int]]
     sources: dict[int, list[int]]
     cost_us: Floats
 
-    def remake_us(self, storage: int) -> float:
+    def recompute_us(self, storage: int) -> float:
         """Returns the time to recompute a storage."""
         return float(sum(self.cost_us[op_id] for op_id in self.makers[storage]))
 
@@ -103,10 +103,10 @@ def _cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
     is_lost: Bools = np.bincount(label, minlength=1)[label] > 1
     is_outlived = lives[needed] < lives[storages]
     while True:
-        heirs = storages[is_outlived & is_lost[needed] & ~is_lost[storages]]
-        if not len(heirs):
+        dependants = storages[is_outlived & is_lost[needed] & ~is_lost[storages]]
+        if not len(dependants):
             return is_lost
-        is_lost[heirs] = True
+        is_lost[dependants] = True
 
 
 def _last_of_nodes(step: Step) -> Ints:
@@ -128,10 +128,10 @@ def _held(step: Step) -> Ints:
     by_packer = (node != NONE) & np.isin(node * count + uses.storage_id, pairs)
     np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
     # A call's frames hold its arguments until it returns.
-    told = np.flatnonzero((calls.first_op_id != NONE) & (calls.last_op_id != NONE) & ~calls.is_recompute)
+    calls_run = np.flatnonzero((calls.first_op_id != NONE) & (calls.last_op_id != NONE) & ~calls.is_recompute)
     order = np.argsort(uses.op_id, kind="stable")
     use_op, use_storage = uses.op_id[order], uses.storage_id[order]
-    for call in told.tolist():
+    for call in calls_run.tolist():
         first, last = int(calls.first_op_id[call]), int(calls.last_op_id[call])
         low, high = np.searchsorted(use_op, [first, last + 1])
         touched = np.unique(use_storage[low:high])

@@ -23,7 +23,7 @@ def cell_victims(heuristic: str) -> Victims[Cell]:
     facts = Facts(
         own_us=_own_us,
         sources=_sources,
-        heirs=_heirs,
+        dependants=_dependants,
         is_gone=_is_gone,
         may_go=may_go,
         size_bytes=attrgetter("size_bytes"),
@@ -75,7 +75,7 @@ def _sources(cell: Cell) -> Iterator[Cell]:
             yield made_from
 
 
-def _heirs(cell: Cell) -> Iterator[Cell]:
+def _dependants(cell: Cell) -> Iterator[Cell]:
     """Yields the cells computed from a cell, each as its storage's latest content."""
     for recipe in cell.live_readers():
         for output in recipe.outputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Insertion:
         self._storages: dict[str, list[Any]] = defaultdict(list)
         self._before: list[int] = []
         self._uses: tuple[list[int], list[int], list[str]] = ([], [], [])
+        self._given: dict[str, dict[int, Any]] = defaultdict(dict)
 
     def op(
         self,
@@ -47,6 +48,7 @@ class Insertion:
         module_id: int = NONE,
         kind: str = "compute",
         flops: int = 0,
+        columns: Mapping[str, Any] | None = None,
     ) -> int:
         """Writes down an operator.
 
@@ -63,36 +65,37 @@ class Insertion:
             module_id: The module it belongs to.
             kind: compute, copy or allocation.
             flops: Floating point operations.
+            columns: Other columns, in place of those of ``like`` or of what its uses add up to.
 
         Returns:
             Its id in the draft.
         """
-        op_id = self._first_op + len(self._before)
+        op_id = self.next_op
+        for column, value in (columns or {}).items():
+            self._given[column][len(self._before)] = value
         self._before.append(before)
-        columns = self._ops
-        columns["like"].append(like)
-        columns["name"].append(name)
-        columns["duration_us"].append(duration_us)
-        columns["workspace_bytes"].append(workspace_bytes)
-        columns["forward_op_id"].append(forward_op_id)
-        columns["module_id"].append(module_id)
-        columns["kind"].append(kind)
-        columns["flops"].append(flops)
+        rows = self._ops
+        rows["like"].append(like)
+        rows["name"].append(name)
+        rows["duration_us"].append(duration_us)
+        rows["workspace_bytes"].append(workspace_bytes)
+        rows["forward_op_id"].append(forward_op_id)
+        rows["module_id"].append(module_id)
+        rows["kind"].append(kind)
+        rows["flops"].append(flops)
         has_mutated = False
-        ops, storages, roles = self._uses
         for role, ids in (("read", reads), ("mutate", mutates), ("write", writes)):
             for storage in ids:
-                ops.append(op_id)
-                storages.append(storage)
-                roles.append(role)
+                self.use(op_id, storage, role)
                 has_mutated |= role == "mutate"
-        columns["mutates"].append(has_mutated)
+        rows["mutates"].append(has_mutated)
         self.duration_us += duration_us
         return op_id
 
     def storage(self, allocated_bytes: int, created_op_id: int, freed_op_id: int = NONE, **texts: Any) -> int:
         """Writes down a storage, temporary and nameless where nothing else is said; returns its id in the draft."""
         columns = self._storages
+        columns["requested_bytes"].append(allocated_bytes)
         columns["allocated_bytes"].append(allocated_bytes)
         columns["created_op_id"].append(created_op_id)
         columns["freed_op_id"].append(freed_op_id)
@@ -103,6 +106,18 @@ class Insertion:
         if texts:
             raise TypeError(f"a storage has no {', '.join(texts)}")
         return self._first_storage + len(columns["freed_op_id"]) - 1
+
+    def storages(self, rows: Storages) -> Ints:
+        """Writes down storages; returns their ids in the draft. Shape (rows,)."""
+        first = self.next_storage
+        for name in (column.name for column in Storages.columns() if column.name != "storage_id"):
+            self._storages[name] += getattr(rows, name).tolist()
+        return np.arange(first, self.next_storage)
+
+    def use(self, op: int, storage: int, role: str) -> None:
+        """Writes down a use."""
+        for column, value in zip(self._uses, (op, storage, role), strict=True):
+            column.append(value)  # type: ignore[attr-defined]
 
     @property
     def next_op(self) -> int:
@@ -140,12 +155,15 @@ class Insertion:
             written_bytes=written_bytes,
             **{column.name: np.asarray(self._ops[column.name], dtype=column.dtype) for column in _said(self._ops)},
         )
+        for name, given in self._given.items():
+            values = getattr(rows, name).copy()
+            values[list(given)] = list(given.values())
+            rows = rows.replace(**{name: values})
         ids = draft.insert_ops(rows, np.asarray(self._before, dtype=np.int64))
         if self._storages["freed_op_id"]:
             devices = draft.storages.device[draft.storages.allocated_bytes > 0]
             device = devices[0] if len(devices) else "cpu"
             self._storages["device"] = [text or device for text in self._storages["device"]]
-            self._storages["requested_bytes"] = self._storages["allocated_bytes"]
             draft.insert_storages(Storages.of(**self._storages))
         draft.insert_uses(uses)
         return ids

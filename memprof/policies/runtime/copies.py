@@ -31,7 +31,7 @@ class CopyGuard:
         owner: The module or the optimizer.
         before: Called before a copy is made, to load values that were moved out.
         changes: Functions that change the state of a copy, a dict of its own.
-        told: Called when a copy is made.
+        after: Called when a copy is made.
         forward: The planned forward of a module, None where it has none.
     """
 
@@ -40,7 +40,7 @@ class CopyGuard:
         self.owner = owner
         self.before: list[Callable[[], Any]] = []
         self.changes: list[Callable[[dict[str, Any]], None]] = []
-        self.told: list[Callable[[], Any]] = []
+        self.after: list[Callable[[], Any]] = []
         self.forward: Any = None
         self._entries: list[tuple[str, Any, Any]] = []  # name, our function, and the previous entry
         self._users = 0
@@ -119,7 +119,7 @@ class CopyGuard:
 
     def _prepare(self, given: Any) -> None:
         if given is self.owner:
-            for act in (*self.before, *self.told):
+            for act in (*self.before, *self.after):
                 act()
 
     def _cleaned(self, given: Any, state: Any) -> Any:

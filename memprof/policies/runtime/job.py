@@ -113,7 +113,7 @@ class Job:
         """Returns the guard that keeps this job's changes of a module or an optimizer out of its copies and files."""
         if id(owner) not in self._guards:
             guard = self._guards[id(owner)] = CopyGuard.of(owner)
-            guard.told.append(self._note_copy)
+            guard.after.append(self._note_copy)
             self.on_undo(lambda: self._release(guard))
         return self._guards[id(owner)]
 
@@ -195,5 +195,5 @@ class Job:
 
     def _release(self, guard: CopyGuard) -> None:
         del self._guards[id(guard.owner)]
-        guard.told.remove(self._note_copy)
+        guard.after.remove(self._note_copy)
         guard.release()

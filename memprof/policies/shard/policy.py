@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    pass
 
 #: Choices for a rank's batches.
 BATCHES = ("keep", "split")
@@ -39,6 +37,10 @@ class Shard(Policy):
     live_refusal: ClassVar[str] = "parameters are divided before an optimizer holds them"
     flag_words: ClassVar[tuple[str, ...]] = ("ddp", "zero1", "zero2", "fsdp")
     frameworks_set_it: ClassVar[bool] = True
+    set_in_framework: ClassVar[Mapping[str, str]] = {
+        "hf": "the Trainer shards the model itself. Set fsdp or deepspeed, and start it with torchrun.",
+        "lightning": "the Trainer shards the model itself. Set strategy='fsdp' or 'ddp'.",
+    }
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"

@@ -15,14 +15,14 @@ class _Place:
         host: The memory.
         sender: The stream that computed the sent data, and will reuse its memory.
         out: Event after which the copy out is complete.
-        taker: The stream for which memory was allocated to copy back into.
+        copying_to: The stream for which memory was allocated to copy back into.
         back: Event after which that copy is complete.
     """
 
     host: torch.Tensor
     sender: torch.cuda.Stream
     out: torch.cuda.Event
-    taker: torch.cuda.Stream | None = None
+    copying_to: torch.cuda.Stream | None = None
     back: torch.cuda.Event | None = None
 
 
@@ -63,9 +63,9 @@ class HostCarrier:
 
     def fetch(self, place: _Place) -> torch.UntypedStorage:
         """Allocates memory on the computing stream and starts the copy back once its previous owner is done with it."""
-        place.taker = torch.cuda.current_stream(self._device)
+        place.copying_to = torch.cuda.current_stream(self._device)
         target = torch.empty(place.host.numel(), dtype=torch.uint8, device=self._device)
-        self._back.wait_stream(place.taker)
+        self._back.wait_stream(place.copying_to)
         self._back.wait_event(place.out)
         with torch.cuda.stream(self._back):
             target.copy_(place.host, non_blocking=True)
@@ -80,8 +80,8 @@ class HostCarrier:
     def forget(self, place: _Place, storage: torch.UntypedStorage | None) -> None:
         """Makes reuse of the memory wait for the copies; pinned memory's own allocator waits by itself."""
         place.sender.wait_event(place.out)
-        if place.taker is not None and place.back is not None:
-            place.taker.wait_event(place.back)
+        if place.copying_to is not None and place.back is not None:
+            place.copying_to.wait_event(place.back)
 
     def close(self) -> None:
         """Waits for all pending copies."""

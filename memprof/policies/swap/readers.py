@@ -40,14 +40,14 @@ def bring_in_for_readers(job: Job, bring_in: dict[int, Callable[[], None]]) -> N
 def _bringing_in(bring_in: dict[int, Callable[[], None]], before: Callable[..., Any]) -> Callable[..., Any]:
     def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, parameter in before(*args, **kwargs):
-            if id(parameter) in bring_in and _wants_values(sys._getframe(1)):
+            if id(parameter) in bring_in and _reads_values(sys._getframe(1)):
                 bring_in[id(parameter)]()
             yield name, parameter
 
     return named_parameters
 
 
-def _wants_values(reader: FrameType) -> bool:
+def _reads_values(reader: FrameType) -> bool:
     """Returns whether code iterating over parameters may read them: not if it uses only gradients or is memprof's."""
     while reader.f_code is _PARAMETERS.__code__ and reader.f_back is not None:
         reader = reader.f_back

@@ -85,8 +85,8 @@ class StackTable:
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
             in_function = in_function or code.co_filename.endswith(_FUNCTION_FILE)
             is_copying = is_copying or code.co_name == COPYING
-            told = storing_phase(code)
-            storing = told if told >= 0 else storing
+            named = storing_phase(code)
+            storing = named if named >= 0 else storing
             here = here.f_back
         number = self._log.intern("stacks", key, [parent, frames])
         self._numbers[key] = number

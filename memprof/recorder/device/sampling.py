@@ -80,7 +80,7 @@ def is_mps_in_use() -> bool:
     return torch.backends.mps.is_available() and torch.mps.driver_allocated_memory() > 0
 
 
-def unheard_device() -> str:
+def device_without_events() -> str:
     """Returns the type of a device whose allocator reports to no profiler, such as mps; "" if there is none.
 
     CUDA's, ROCm's and XPU's allocators report their events. Storages on other devices are followed one by one.

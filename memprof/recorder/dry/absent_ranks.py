@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def join_nobody() -> None:
+def allow_missing_ranks() -> None:
     """Makes the job's process groups consist of this process alone, whatever their world size.
 
     Every collective completes at once. Its tensors have their real sizes, and their values are never read.

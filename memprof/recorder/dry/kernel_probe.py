@@ -186,9 +186,9 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
             if func is _aten.mkldnn_rnn_layer_backward.default:
                 real_args[-1] = _rnn_workspace(real_args)
             func(*real_args, **real_kwargs)  # a library's first call includes its initialization
-            heard = _hear(func, real_args, real_kwargs)
-            if heard is not None:
-                outcome.append(heard)
+            measured = _measure(func, real_args, real_kwargs)
+            if measured is not None:
+                outcome.append(measured)
 
     thread = threading.Thread(target=run, name="memprof-kernels")
     thread.start()
@@ -196,15 +196,15 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     return outcome[0] if outcome else None
 
 
-def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
+def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     """Runs an operator and measures its memory; None if the job's own profiler is warming up or running."""
     with short_session() as session:
         if not session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True):
             return None
         result = func(*args, **kwargs)
-        heard = session.stop()
+        measured = session.stop()
     total = highest = 0
-    for event in sorted(allocations(heard), key=lambda event: event.start_time_ns):
+    for event in sorted(allocations(measured), key=lambda event: event.start_time_ns):
         total += event.extra_fields.alloc_size
         highest = max(highest, total)
     outputs = result if isinstance(result, _LISTS) else [result]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 #: torch's messages for a device missing from its build or the machine.
-_SAYINGS = (
+_MESSAGES = (
     "Torch not compiled with CUDA enabled",
     "Found no NVIDIA driver",
     "not linked with support for cuda devices",
@@ -26,7 +26,7 @@ def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, (RuntimeError, AssertionError)) and any(said in str(error) for said in _SAYINGS):
+        if isinstance(error, (RuntimeError, AssertionError)) and any(said in str(error) for said in _MESSAGES):
             refuse(
                 "the job requires CUDA, which this machine lacks: simulate a GPU of the catalogue with --dry-run "
                 "--device, such as --device a100-80g."

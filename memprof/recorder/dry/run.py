@@ -16,7 +16,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader, dataloader
 
-from memprof.recorder.dry.absent_ranks import join_nobody
+from memprof.recorder.dry.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
@@ -75,7 +75,7 @@ class DryRun:
             self._begin()
         else:
             refuse_missing_device(self._refuse)
-        join_nobody()  # now: a job may initialize its process group before it creates a model
+        allow_missing_ranks()  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""
@@ -91,7 +91,7 @@ class DryRun:
         else:
             mode.span = device.span
             inventory.storage_span, inventory.owned_span = device.storage_span, device.owned_span
-            sources.hear_of(DRY_RUN, device.telling(log))
+            sources.follow_device(DRY_RUN, device.events(log))
 
     def postpones_end(self, end: Callable[[], None]) -> bool:
         """Returns whether the job goes on after its recording, to take its own snapshots; `end` is called then."""
@@ -111,8 +111,8 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
-        told = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
-        return [note for notes in told for note in notes]
+        found = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
+        return [note for notes in found for note in notes]
 
     def _is_begun(self) -> bool:
         return self._mode is not None and self._mode.is_begun

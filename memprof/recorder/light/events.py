@@ -19,21 +19,21 @@ _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", ())
 _NODE: Any = getattr(_profiler, "_ExtraFields_TorchOp", ())
 
 #: Called with the time, the allocator's count, and the number of the running backward node, -1 outside backward.
-Heard = Callable[[int, int, int], None]
+OnCount = Callable[[int, int, int], None]
 
 
 class LightEvents:
     """Allocations and backward nodes of the thread that started it."""
 
-    def __init__(self, log: LightLog, heard: Heard) -> None:
+    def __init__(self, log: LightLog, on_count: OnCount) -> None:
         """Stores the recorder's log.
 
         Args:
             log: Destination of the rows.
-            heard: Called for every allocation, in order, when the session is read out.
+            on_count: Called for every allocation, in order, when the session is read out.
         """
         self._log = log
-        self._heard = heard
+        self._on_count = on_count
         self._session = ProfilerSession()
 
     @property
@@ -70,7 +70,7 @@ class LightEvents:
         result = self._session.stop()
         if result is None:
             return 0
-        events, nodes, heard, names = self._log.events, self._log.nodes, self._heard, self._log.intern
+        events, nodes, on_count, names = self._log.events, self._log.nodes, self._on_count, self._log.intern
         before = len(events)
         # Each entry: event, and the number of its enclosing node. The last is next.
         pending = [(event, -1) for event in reversed(result.experimental_event_tree())]
@@ -81,7 +81,7 @@ class LightEvents:
                 if fields.device.type == "cpu":
                     moment, total = event.start_time_ns, fields.total_allocated
                     events.extend((moment, fields.ptr, fields.alloc_size, total))
-                    heard(moment, total, node)
+                    on_count(moment, total, node)
                 continue
             if type(fields) is _NODE:
                 node = fields.sequence_number

@@ -58,7 +58,7 @@ class LightObservation(ThreadObservation):
     _log: LightLog
 
     def __init__(
-        self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, *, is_late: bool, can_hear: bool
+        self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, *, is_late: bool, has_native_events: bool
     ) -> None:
         """Opens the recording.
 
@@ -67,7 +67,7 @@ class LightObservation(ThreadObservation):
             rounds: The job's optimizers.
             count: The CPU allocator's count.
             is_late: Tensors were allocated before the allocator's table was enabled.
-            can_hear: That table is available, so native events are complete.
+            has_native_events: That table is available, so native events are complete.
 
         Raises:
             OSError: The spool cannot be written.
@@ -78,8 +78,8 @@ class LightObservation(ThreadObservation):
         super().__init__(log, start, log.main_folder, rounds)
         self.failed_at: tuple[int, int] | None = None
         self._count = count
-        self._can_hear = can_hear and LightEvents.is_available()
-        self._events = LightEvents(log, self._hear)
+        self._has_native_events = has_native_events and LightEvents.is_available()
+        self._events = LightEvents(log, self._attribute)
         self._device: CudaHistory | None = None
         self._budget = Budget()
         self._peaks = Peaks(log)
@@ -128,7 +128,7 @@ class LightObservation(ThreadObservation):
         self._place(OTHER, -1)
         if self._events.is_running:
             self._state_models()
-        elif self._device is None and self._can_hear and self._budget.may_listen():
+        elif self._device is None and self._has_native_events and self._budget.may_listen():
             self._begin_stretch()
         self._step_start_ns = _time_ns()
         self._sample()
@@ -286,11 +286,11 @@ class LightObservation(ThreadObservation):
         if self._device is None:
             self._peaks.see(self._count.read(), self._phase, self._module)
         elif self._module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
-            told = self._device.read()
-            self._peaks.see(told.allocated_bytes, self._phase, self._module)
-            self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, told.reserved_bytes)
-            if told.new_peak_bytes:
-                self._peaks.see(told.new_peak_bytes, self._phase, self._module)
+            counts = self._device.read()
+            self._peaks.see(counts.allocated_bytes, self._phase, self._module)
+            self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, counts.reserved_bytes)
+            if counts.new_peak_bytes:
+                self._peaks.see(counts.new_peak_bytes, self._phase, self._module)
                 self._peaks.how = TOLD
 
     def _mark(self) -> None:
@@ -302,7 +302,7 @@ class LightObservation(ThreadObservation):
             self._mark_sequence.append(sequence)
             self._mark_place.append((self._phase, self._module))
 
-    def _hear(self, moment_ns: int, total: int, node: int) -> None:
+    def _attribute(self, moment_ns: int, total: int, node: int) -> None:
         """Attributes the count reported by an allocation to the position where it happened."""
         here = max(bisect_right(self._mark_ns, moment_ns) - 1, 0)
         phase, module = self._mark_place[here] if self._mark_place else (OTHER, -1)

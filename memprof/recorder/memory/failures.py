@@ -55,7 +55,7 @@ class FailureLog:
             except OSError:
                 return  # already no memory left
 
-    def give_back(self) -> None:
+    def free_reserve(self) -> None:
         """Measures the free memory without the reserve, then releases it."""
         if self._reserve is not None:
             self._limit = nearest_limit()
@@ -64,12 +64,12 @@ class FailureLog:
 
     def release(self) -> None:
         """Releases the reserve for good: the recording is over."""
-        self.give_back()
+        self.free_reserve()
         self._limit = None
 
     def _take_limit(self) -> HostLimit | None:
         """Returns the limit measured before the reserve was released for this failure, else the current one."""
-        self.give_back()
+        self.free_reserve()
         limit, self._limit = self._limit or nearest_limit(), None
         return limit
 

@@ -31,7 +31,7 @@ _PHRASES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-_ASKED = re.compile(r"(?:allocate|mmap) (\d+(?:\.\d+)?) ?(bytes?|[KMGTP]i?B)\b")
+_REQUESTED = re.compile(r"(?:allocate|mmap) (\d+(?:\.\d+)?) ?(bytes?|[KMGTP]i?B)\b")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 _DEVICE_NUMBER = re.compile(r"\bGPU (\d+)\b")
 #: First word of an error message, and torch's name of the device.
@@ -96,7 +96,7 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
     record: dict[str, Any] = {
         "time_ns": time.time_ns(),
         "device": device,
-        "requested_bytes": _asked_for(text),
+        "requested_bytes": _requested_bytes(text),
         "allocated_bytes": None,
         "reserved_bytes": None,
         "largest_free_bytes": None,
@@ -154,9 +154,9 @@ def write_unrecorded(path: Path, error: BaseException) -> None:
     write_private(path, json.dumps({**describe_failure(error, nearest_limit()), **place}))
 
 
-def _asked_for(text: str) -> int | None:
+def _requested_bytes(text: str) -> int | None:
     """Parses the requested size from a message: in bytes from torch's CPU allocator, to two digits from others."""
-    found = _ASKED.search(text)
+    found = _REQUESTED.search(text)
     return None if found is None else round(float(found[1]) * _UNITS[found[2][0].lower()])
 
 

@@ -60,7 +60,7 @@ class Kineto:
         self._proxy_table = 0 if table is None else ctypes.addressof(table) + _TABLE_START * _WORD
 
     @property
-    def can_tell(self) -> bool:
+    def can_report(self) -> bool:
         """Whether the library reports active traces."""
         return bool(self._api and self._is_active and self._proxy_table)
 
@@ -111,7 +111,7 @@ class Kineto:
 
     def _profiler(self) -> Any:
         """Returns the address of the profiler, None before the first session."""
-        if not self.can_tell:
+        if not self.can_report:
             return None
         profiler = _word(self._api(), _PROFILER)
         if not profiler or _word(profiler, 0) != self._proxy_table or not _word(profiler, _CONTROLLER):

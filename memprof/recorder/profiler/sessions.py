@@ -165,7 +165,7 @@ def make_way(*, is_kineto: bool) -> None:
             session._yield_to_job(thread)
         if thread in _leftovers and _is_enabled():
             _retire()
-        if is_kineto and not kineto().can_tell:
+        if is_kineto and not kineto().can_report:
             _has_job_begun = True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.device.history import AllocatorHistory
-from memprof.recorder.device.sampling import Devices, unheard_device
+from memprof.recorder.device.sampling import Devices, device_without_events
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.watch import StorageWatch
 from memprof.recorder.profiler.native import NativeEvents
@@ -25,17 +25,17 @@ class MemorySources:
         native: The native events, which the job's own profiler must not receive.
     """
 
-    def __init__(self, log: RawLog, *, can_hear: bool) -> None:
+    def __init__(self, log: RawLog, *, has_native_events: bool) -> None:
         """Starts with all sources off.
 
         Args:
             log: Destination of all rows.
-            can_hear: Whether native events would be complete.
+            has_native_events: Whether native events would be complete.
         """
         self.is_open = False
         self.native = NativeEvents(log)
         self._log = log
-        self._can_hear = can_hear and NativeEvents.is_available()
+        self._has_native_events = has_native_events and NativeEvents.is_available()
         self._storages = StorageWatch(log)
         self._history: Any = AllocatorHistory(log)
         self._devices: Any = Devices(log)
@@ -63,10 +63,10 @@ class MemorySources:
             name: Name of this source.
             owned_span: Returns the address a tensor's storage would have, and its bytes.
         """
-        self._can_hear = False
+        self._has_native_events = False
         self._storages.name, self._storages.owned_span = name, owned_span
 
-    def hear_of(self, name: str, device: Any) -> None:
+    def follow_device(self, name: str, device: Any) -> None:
         """Records a single device that reports all its events itself; nothing else is followed.
 
         Args:
@@ -78,8 +78,8 @@ class MemorySources:
 
     def start(self) -> None:
         """Starts all sources."""
-        self._is_native = self._can_hear and self.native.start()
-        self._storages.only = unheard_device() if self._is_native else ""
+        self._is_native = self._has_native_events and self.native.start()
+        self._storages.only = device_without_events() if self._is_native else ""
         self._storages.start()
         name = self.native.name if self._is_native else self._storages.name
         self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": name})

@@ -98,7 +98,7 @@ class AfterWindow:
         """Begins a step after the window; it is recorded if an earlier one was larger and could not be."""
         if observation.watch is not Watch.RESTING:
             self.rest(observation)
-        if self._larger.wants_step and _may_record():
+        if self._larger.needs_step and _may_record():
             self._larger.begin_step()
             self._record_again(observation)
 
@@ -113,8 +113,8 @@ class AfterWindow:
         """Writes at the end which steps were recorded after the window, and which larger one was not."""
         if observation.has_ended:
             for steps, how in (
-                (self._again, "recorded after the window for their inputs, from the first call of a model on"),
-                (self._parts, "in part recorded after the window: a batch of an evaluation, for its inputs"),
+                (self._again, "recorded after the window for their larger inputs, from the first model call on"),
+                (self._parts, "in part recorded after the window: an evaluation batch, for its larger inputs"),
             ):
                 if steps:
                     observation.note(f"{'step' if len(steps) == 1 else 'steps'} {_listed(steps)}: {how}")
@@ -136,6 +136,6 @@ def _listed(steps: list[int]) -> str:
 
 def _may_record() -> bool:
     """Whether recording may begin here without disturbing the job, and without missing part of it."""
-    if torch._C._current_graph_task_id() != -1 or not kineto().can_tell or is_job_profiling() or not can_open_files():
+    if torch._C._current_graph_task_id() != -1 or not kineto().can_report or is_job_profiling() or not can_open_files():
         return False
     return not (_cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

@@ -86,4 +86,4 @@ def _why_whole(batch: Any, expected: int | None) -> str:
         if not is_plain(batch) or batch_size(batch, expected) is not None:
             return ""
     held = f", and no tensor in it has the {expected} samples of the loader" if expected is not None else ""
-    return f"a DataLoader hands out a {type(batch).__name__}{held}"
+    return f"a DataLoader yields a {type(batch).__name__}{held}"

@@ -103,7 +103,7 @@ class LargerSteps:
         self._largest = {(root, trains): self._largest[root, trains]}
 
     @property
-    def wants_step(self) -> bool:
+    def needs_step(self) -> bool:
         """Whether to record the step that begins now, because an earlier larger one was not recorded."""
         return self._in_a_row > 0 and self._left > 0
 

@@ -68,15 +68,15 @@ class OptimizerRounds:
 
     def meet(self, optimizers: Iterable[Any]) -> bool:
         """Adds optimizers found in the process; returns whether any was new."""
-        new = [optimizer for optimizer in optimizers if not self._knows(optimizer)]
+        new = [optimizer for optimizer in optimizers if not self._has_seen(optimizer)]
         for optimizer in new:
             self.add(optimizer)
-        return any(self._knows(optimizer) for optimizer in new)
+        return any(self._has_seen(optimizer) for optimizer in new)
 
     def update(self, optimizer: Any) -> bool:
         """Counts an update; returns True when it ends the step."""
         key = id(optimizer)
-        if not self._knows(optimizer):
+        if not self._has_seen(optimizer):
             self.add(optimizer)
             if self._has_ended and not self._was_called:
                 # Created one by one as they update (Pyro): the first update ended the step, and this one is part of it.
@@ -101,7 +101,7 @@ class OptimizerRounds:
         """Notes a model call."""
         self._was_called = True
 
-    def _knows(self, optimizer: Any) -> bool:
+    def _has_seen(self, optimizer: Any) -> bool:
         known = self._known.get(id(optimizer))
         return known is not None and known() is optimizer
 

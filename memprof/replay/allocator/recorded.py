@@ -110,7 +110,7 @@ class _Follower:
             elif action in _GIVEN_BACK:
                 compared += 1
                 if event == 0 or actions[event - 1] not in _GIVEN_BACK:
-                    self._give_back(event, actions)
+                    self._free(event, actions)
             elif action == "alloc":
                 allocations += 1
                 self._allocate(event, address, size, stream, owner)
@@ -119,7 +119,7 @@ class _Follower:
                 if address in self._blocks:
                     self._allocator.request_free(self._blocks[address])
                 else:
-                    self._note(event, f"{size} bytes at {address:#x} are freed, which the model has not given out")
+                    self._note(event, f"{size} bytes at {address:#x} are freed, which the model has not allocated")
             elif action in ("free_completed", "free"):
                 block = self._blocks.pop(address, None)
                 if block is not None:
@@ -160,7 +160,7 @@ class _Follower:
                 return self._allocator.take_at(free, address, min(size, free.address + free.size - address))
         return None
 
-    def _give_back(self, event: int, actions: list[str]) -> None:
+    def _free(self, event: int, actions: list[str]) -> None:
         """Releases the cache as a run of recorded segment_free events requires, and compares the two."""
         end = event
         while end < len(actions) and actions[end] in _GIVEN_BACK:

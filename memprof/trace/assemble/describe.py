@@ -97,14 +97,14 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
 
 
 def _machine(recording: Recording, host: Machine) -> Machine:
-    if recording.heard.device == CPU:
+    if recording.memory_events.device == CPU:
         return host
-    told = {record["device"]: record for record in recording.spool.records.get("device", [])}
-    device = told.get(recording.heard.device, {})
-    kind = device.get("kind", recording.heard.device.partition(":")[0])
+    known = {record["device"]: record for record in recording.spool.records.get("device", [])}
+    device = known.get(recording.memory_events.device, {})
+    kind = device.get("kind", recording.memory_events.device.partition(":")[0])
     return replace(
         host,
-        device_name=device.get("name", recording.heard.device),
+        device_name=device.get("name", recording.memory_events.device),
         device_kind="cuda" if kind == "rocm" else kind,
         capacity_bytes=device.get("capacity_bytes", 0),
         driver=device.get("driver", ""),
@@ -119,12 +119,12 @@ def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
         folder: The process's folder in the spool.
         exit_record: The exit record that the parent wrote at the end of the job; None while it runs.
     """
-    told = (exit_record or {}).get("speed", {})
+    known = (exit_record or {}).get("speed", {})
     # The file is absent where no device was used, and useless when cut short.
     with contextlib.suppress(OSError, ValueError):
-        told = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
+        known = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
     try:
-        return Speed.from_json(told if isinstance(told, dict) else {})
+        return Speed.from_json(known if isinstance(known, dict) else {})
     except TypeError:
         return Speed()  # written by a version that measures other quantities
 
@@ -134,8 +134,8 @@ def _step_notes(spool: Spool, steps: Steps) -> list[str]:
     members = max((record["members"] for record in spool.records.get("steps", [])), default=1)
     if members > 1:
         notes.append(f"a step is one round of {members} optimizers: each has updated at least once")
-    told = steps.first_op_id != NONE
-    if told.any() and not (steps.kind[told] == "recorded").any():
+    known = steps.first_op_id != NONE
+    if known.any() and not (steps.kind[known] == "recorded").any():
         window = spool.records["start"][0]["window"]
         notes.append(f"the job ended before step {window['skip']}: only warm-up steps were recorded (see --skip)")
     return notes

@@ -174,7 +174,7 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
         timed_steps = [record["step"] for record in records if record["kind"] == "timed"]
         # A job that died inside the timed step left times, but no step record.
         source = f"timed step {timed_steps[0] if timed_steps else int(recording.raw_step.max()) + 1}"
-    if recording.heard.device != CPU:
+    if recording.memory_events.device != CPU:
         own_us = on_device(recording, own_us, row)
         source = f"{source}, on the device" if has_kernels(recording) else "none: work on the device was not timed"
     return recording.spread(own_us, np.nan), source

@@ -55,7 +55,7 @@ def assemble_all(
 ) -> list[tuple[Manifest, dict[type[Table], Table]]]:
     """Assembles a raw recording, once for each device; see ``memprof.trace.assemble.assemble_devices``."""
     recordings = open_recordings(spool)
-    devices = tuple(recording.heard.device for recording in recordings)
+    devices = tuple(recording.memory_events.device for recording in recordings)
     return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
 
 
@@ -69,13 +69,17 @@ def _assemble(
     speed = read_speed(folder, exit_record)
     part = _tables(recording, speed, exit_record)
     tables = part.tables
-    for later in open_later(recording.spool, recording.heard.device):
+    for later in open_later(recording.spool, recording.memory_events.device):
         tables = join(tables, _tables(later, speed, exit_record, is_later=True).tables)
     steps, ops, modules = tables[Steps], tables[Ops], tables[Modules]
     assert isinstance(steps, Steps)
     assert isinstance(ops, Ops)
     assert isinstance(modules, Modules)
-    notes = (*recording.spool.records.get("notes", []), *part.notes, *_device_notes(recording.heard.device, devices))
+    notes = (
+        *recording.spool.records.get("notes", []),
+        *part.notes,
+        *_device_notes(recording.memory_events.device, devices),
+    )
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
     return manifest, tables
 
@@ -105,7 +109,7 @@ def _tables(
     ops = operator_table(recording, modules, calls, stack_rows)
     partners = partners_by_step(recording)
     is_dry = recording.epoch.source == DRY_RUN
-    timed = {} if is_later and recording.heard.device == CPU else partners
+    timed = {} if is_later and recording.memory_events.device == CPU else partners
     duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, timed)
     memory = memory_tables(recording, modules, ops, partners)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
@@ -122,7 +126,7 @@ def _tables(
         Saved: saved_for_backward(memory.uses, memory.storages, ops),
         Memory: memory_samples(recording, memory.counter),
         AllocatorEvents: allocator_events(recording),
-        Segments: segment_table(recording.spool, recording.epoch, recording.heard.device),
+        Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),
         DeviceMemory: device_samples(recording.spool),
         OutOfMemory: failures,
         Optimizers: optimizer_table(recording.spool),

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.memory.native_events import DeviceEvents, devices_of, read_device_events, within
-from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, later_epochs, number_steps
+from memprof.trace.assemble.steps import Epoch, choose_epoch, last_event_ns, later_epochs, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE, Bools, Ints
@@ -22,7 +22,7 @@ class Recording:
     Attributes:
         spool: The raw streams.
         epoch: The epoch being reported.
-        heard: Recorded memory events of the device being reported.
+        memory_events: Recorded memory events of the device being reported.
         is_cut_off: The process ended without closing the recording.
         is_late: Memory was allocated before this part without a record from the allocator.
         raw: Columns of the raw operators in the epoch. Shape (raw,) each.
@@ -38,7 +38,7 @@ class Recording:
 
     spool: Spool
     epoch: Epoch
-    heard: DeviceEvents
+    memory_events: DeviceEvents
     is_cut_off: bool
     is_late: bool
     raw: dict[str, Ints]
@@ -96,19 +96,21 @@ def _open(spool: Spool, epoch: Epoch | None, device: str, *, is_late: bool = Fal
     columns = spool.columns("operators")
     end = epoch.end_op
     if is_cut_off:  # operators after the last memory event on disk have no memory data
-        end = min(end, int(np.searchsorted(columns["end_ns"], last_heard_ns(spool, epoch), side="right")))
+        end = min(end, int(np.searchsorted(columns["end_ns"], last_event_ns(spool, epoch), side="right")))
     if end <= epoch.first_op:
         return None
     raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
-    heard = read_device_events(spool, epoch, device)
-    timeline = merge(raw["start_ns"], raw["end_ns"], heard.time_ns, heard.address, heard.size_bytes)
+    memory_events = read_device_events(spool, epoch, device)
+    timeline = merge(
+        raw["start_ns"], raw["end_ns"], memory_events.time_ns, memory_events.address, memory_events.size_bytes
+    )
     is_real = timeline.raw_op != NONE
     position = np.cumsum(is_real)
     last = len(raw["start_ns"]) - 1
     return Recording(
         spool=spool,
         epoch=epoch,
-        heard=heard,
+        memory_events=memory_events,
         is_cut_off=is_cut_off,
         is_late=is_late or bool(spool.records["start"][0]["is_late"]),
         raw=raw,

@@ -33,7 +33,7 @@ def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]
     moved = np.where(is_view, 0, ops.read_bytes + ops.written_bytes)
     rate = np.where(recording.spread(_is_half(recording), fill=False), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
     least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))
-    speeds = "this machine's measured speeds" if recording.heard.device == CPU else "the data sheet's speeds"
+    speeds = "this machine's measured speeds" if recording.memory_events.device == CPU else "the data sheet's speeds"
     source = f"roofline: a lower bound from operations, bytes and {speeds}; nothing was computed"
     return np.where(recording.is_real, least_us, np.nan), source
 

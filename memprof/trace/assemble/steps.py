@@ -85,7 +85,7 @@ def _epochs(spool: Spool) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.end_op > epoch.first_op]
 
 
-def last_heard_ns(spool: Spool, epoch: Epoch) -> int:
+def last_event_ns(spool: Spool, epoch: Epoch) -> int:
     """Returns the time up to which memory events are complete: a killed job loses the last of them."""
     events = spool.columns("events")
     is_mark = (events["address"] == 0) & (events["size_bytes"] == 0)

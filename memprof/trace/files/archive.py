@@ -48,7 +48,7 @@ def damaged(path: Path, detail: str) -> BadInputError:
 
 def foreign(path: Path, detail: str) -> BadInputError:
     """Returns the error for a file that is not a trace."""
-    return BadInputError(f"{path} is not a memprof trace: {detail}.")
+    return BadInputError(f"{path} is not a memprof recording: {detail}.")
 
 
 def unreadable(path: Path, error: Exception) -> BadInputError:
@@ -152,7 +152,7 @@ class Archive:
         content = file.read(entry.file_size)
         is_whole = len(content) == entry.file_size and zlib.crc32(content) == entry.CRC
         if not is_whole or name != entry.orig_filename.encode("utf-8"):
-            raise zipfile.BadZipFile("its checksum does not fit")
+            raise zipfile.BadZipFile("its checksum does not match")
         return content
 
 
@@ -184,7 +184,7 @@ def _check_start(path: Path) -> None:
     for beginning, detail in _FOREIGN:
         if text.startswith(beginning):
             raise foreign(path, detail)
-    raise foreign(path, "it is no zip archive")
+    raise foreign(path, "it is not a zip archive")
 
 
 def _check_directory(path: Path, file: IO[bytes], size: int) -> None:
@@ -211,12 +211,12 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo], size: int) ->
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset < end:
-            raise foreign(path, f"its entry {entry.filename!r} lies over another")
+            raise foreign(path, f"its entry {entry.filename!r} overlaps another")
         end = entry.header_offset + _HEADER.size + entry.compress_size
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename:
-            raise foreign(path, f"its entry {entry.filename!r} points out of it")
+            raise foreign(path, f"its entry {entry.filename!r} points outside the file")
         if entry.is_dir():
             continue
         is_plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 0x1

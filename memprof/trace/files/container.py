@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memprof.errors import BadInputError
-from memprof.trace.consistency import BrokenPromiseError, Checker
+from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
 from memprof.trace.files.columns import (
     GROWTH,
@@ -247,7 +247,7 @@ def _sentences(archive: Archive, name: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise damaged(archive.path, f"its entry {name!r} is missing") from error
-    except (CorruptTableError, BrokenPromiseError) as error:
+    except (CorruptTableError, InvariantError) as error:
         raise damaged(archive.path, str(error)) from error
 
 
@@ -289,16 +289,16 @@ def _read_json(path: Path, name: str, data: bytes) -> dict[str, Any]:
     try:
         record = parse_json(data, strict=False)
     except ValueError as error:
-        raise foreign(path, f"its {name} is no JSON") from error
+        raise foreign(path, f"its {name} is not JSON") from error
     if not isinstance(record, dict):
-        raise foreign(path, f"its {name} is no JSON object")
+        raise foreign(path, f"its {name} is not a JSON object")
     return record
 
 
 def _check_version(path: Path, top: Mapping[str, Any]) -> None:
     version = top.get("schema_version")
     if type(version) is not int or version < 1:
-        raise foreign(path, "its manifest.json tells no schema version")
+        raise foreign(path, "its manifest.json has no schema version")
     if version > SCHEMA_VERSION:
         raise BadInputError(
             f"{path} was written by memprof {top.get('memprof_version', 'of a later version')} with trace schema "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memprof.errors import BadInputError, MemprofError, OutputError
-from memprof.trace.consistency import BrokenPromiseError, check_tables
+from memprof.trace.consistency import InvariantError, check_tables
 from memprof.trace.files.container import write_trace
 from memprof.trace.files.reading import parse_json, read_bytes
 from memprof.trace.files.spool import peek_spool
@@ -25,7 +25,7 @@ from memprof.units import format_bytes
 Tables = dict[type[Table], Table]
 
 #: Exceptions raised when rows and records that contradict one another are assembled into tables.
-_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, BrokenPromiseError)
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, InvariantError)
 
 #: Builds the tables of one process's folder, given launch.json and exit.json: one result per device used, empty where
 #: nothing was recorded.

@@ -44,10 +44,10 @@ class Files:
         members = [(number, rank) for number, rank in self.ranks.items() if rank.archive is container.archive]
         if not container.is_summed_up:
             return join_summaries(summarise_rank(rank.manifest, rank) for _, rank in members)
-        told = {rank.number: number for number, rank in members}
-        if all(old == new for old, new in told.items()):
+        new_number = {rank.number: number for number, rank in members}
+        if all(old == new for old, new in new_number.items()):
             return {kind: container.read(kind) for kind in RANK_TABLES}
-        return {kind: _renumbered(container.read(kind), told) for kind in RANK_TABLES}
+        return {kind: _renumbered(container.read(kind), new_number) for kind in RANK_TABLES}
 
 
 def find_files(path: Path) -> list[Path]:
@@ -111,8 +111,8 @@ def _by_rank(ranks: Sequence[FileRank]) -> dict[int, FileRank]:
     return {manifest.rank: replace(rank, manifest=manifest) for manifest, rank in numbered}
 
 
-def _renumbered(table: Table, told: Mapping[int, int]) -> Table:
+def _renumbered(table: Table, new_number: Mapping[int, int]) -> Table:
     numbers: Ints = getattr(table, "rank")  # noqa: B009 - every table of RANK_TABLES has it, but Table does not declare it
     old, places = np.unique(numbers, return_inverse=True)
-    new = np.array([told.get(int(number), int(number)) for number in old], dtype=np.int64)
+    new = np.array([new_number.get(int(number), int(number)) for number in old], dtype=np.int64)
     return table.replace(rank=new[places] if len(new) else numbers)

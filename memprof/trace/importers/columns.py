@@ -161,7 +161,7 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
     Raises:
         BadInputError: A value has the wrong type.
     """
-    address, size, requested, is_pending, told = [], [], [], [], []
+    address, size, requested, is_pending, stack_of = [], [], [], [], []
     for segment in raw:
         blocks = segment.get("blocks", [])
         check_dicts(blocks, "the blocks of a segment")
@@ -175,14 +175,14 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
                 size.append(length)
                 requested.append(_block_requested(block, length))
                 is_pending.append(state != "active_allocated")
-                told.append(_block_stack(block, stacks))
+                stack_of.append(_block_stack(block, stacks))
             position += length
     return Blocks(
         address=whole_numbers(address, "the addresses of the blocks"),
         size=whole_numbers(size, "the sizes of the blocks", lowest=0),
         requested=whole_numbers(requested, "the sizes of the blocks", lowest=0),
         is_pending=np.array(is_pending, dtype=np.bool_),
-        stacks=told,
+        stacks=stack_of,
     )
 
 
@@ -205,11 +205,11 @@ def check_dicts(raw: Any, what: str) -> None:
         BadInputError: It is not.
     """
     if not isinstance(raw, list):
-        raise BadInputError(f"{_capital(what)} are no list but {_kind(raw)}: this is no memory snapshot.")
+        raise BadInputError(f"{_capital(what)} must be a list, not {_kind(raw)}: this is not a memory snapshot.")
     kinds = set(map(type, raw))
     if not kinds <= {dict}:
         wrong = next(item for item in raw if type(item) is not dict)
-        raise BadInputError(f"{_capital(what)} hold {_kind(wrong)} where a dict belongs: this is no memory snapshot.")
+        raise BadInputError(f"Among {what} is {_kind(wrong)} instead of a dict: this is not a memory snapshot.")
 
 
 def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -> Ints:
@@ -220,7 +220,7 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
     """
     if not set(map(type, values)) <= {int}:
         wrong = next(value for value in values if type(value) is not int)
-        raise BadInputError(f"Among {what} is {_kind(wrong)} where a whole number belongs: this is no memory snapshot.")
+        raise BadInputError(f"Among {what} is {_kind(wrong)} instead of a whole number: this is not a memory snapshot.")
     try:
         column = np.array(values, dtype=np.int64)
     except OverflowError:
@@ -299,7 +299,7 @@ def _first_history(block: dict[str, Any]) -> dict[str, Any]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise BadInputError(f"A block holds {_kind(value)} where a whole number belongs: this is no memory snapshot.")
+        raise BadInputError(f"A block holds {_kind(value)} instead of a whole number: this is not a memory snapshot.")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.importers.kineto import read_kineto
-from memprof.trace.importers.phases import tell_phases
+from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot import Progress, Snapshot, parse_snapshot
 from memprof.trace.importers.snapshot_manifest import HOW_TO_RECORD, device_manifest
 from memprof.trace.importers.snapshot_tables import device_tables
@@ -88,7 +88,7 @@ def _import_snapshot(
         if one.number not in chosen:
             continue
         on_progress("building", place / len(snapshot.devices))
-        tables, phases = device_tables(one, partial(tell_phases, annotations=one.annotations))
+        tables, phases = device_tables(one, partial(find_phases, annotations=one.annotations))
         manifest = device_manifest(path, snapshot, one, phases, one.number if rank is None else rank)
         ranks.append((manifest, tables))
         if not one.facts.has_timeline:

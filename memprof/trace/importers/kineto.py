@@ -28,7 +28,7 @@ _BACKEND = Backend(
     sees=("every allocation and free that torch.profiler saw with profile_memory=True",),
     blind_spots=(
         "which operators read a tensor: rows are allocations, named after the operator around them",
-        "what memory is for, except where phases tell: most of it is in the category unknown",
+        "the purpose of memory, except where phases show it: most of it is in the category unknown",
         "memory that torch's allocator does not own",
     ),
 )
@@ -69,7 +69,7 @@ class KinetoDevice:
             rank: The rank to assign.
             world_size: Ranks in the file.
         """
-        tables, phases = device_tables(self.history, partial(_tell, steps=self.steps))
+        tables, phases = device_tables(self.history, partial(_find_phases, steps=self.steps))
         if not self.has_addresses:
             del tables[AllocatorEvents]
         kind = self.history.name.partition(":")[0]
@@ -117,7 +117,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     stacks = StackTable()
     has_addresses = all(event.address for event in events)
     size = whole_numbers([event.size for event in events], "the sizes of [memory] events")
-    told = stacks_of(trace, events, stacks)
+    stack_of = stacks_of(trace, events, stacks)
     entries = Entries(
         action=np.where(size > 0, ALLOC, FREE),
         address=np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
@@ -125,7 +125,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         stream=np.zeros(len(events), dtype=np.int64),
         time_us=np.array([event.time_us for event in events]) + trace.base_us,
         pool=[""] * len(events),
-        stacks=told,
+        stacks=stack_of,
         unknown={},
     )
     rest, drift = _rest_from_before(events, size, find_lives(entries, _blocks(np.zeros(0, dtype=np.int64)), rounding=1))
@@ -136,12 +136,12 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
     ]
     if not has_addresses:
-        notes.append("the trace tells no addresses: what is freed is taken to be the latest allocation of its size.")
+        notes.append("the trace contains no addresses: each free is matched with the latest allocation of its size.")
     is_counted = all(event.allocated is not None for event in events)
     if not is_counted:
-        notes.append("the trace does not tell what was allocated before it began; only what is freed in it is known.")
+        notes.append("the trace does not contain what was allocated before it began, except for what is freed in it.")
     elif rest > 0:
-        notes.append(f"{rest:,} bytes were in use before the trace began and stay so; where they are from is not told.")
+        notes.append(f"{rest:,} bytes were in use before the trace began and stay so; their origin is unknown.")
     if drift:
         notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
     if has_cpu and any(event.device == "cpu" for event in trace.memory):
@@ -216,7 +216,7 @@ def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
     return Reserved(int(after[0]), after, int(after[-1]))
 
 
-def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
+def _find_phases(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
     """Derives phases from what ran around each operator, and steps from the profiler's own."""
     phase = np.array([stack.phase or "other" for stack in stacks], dtype=object)
     edges = np.searchsorted(time_us[1:], [step.start_us for step in steps]) + 1
@@ -228,7 +228,7 @@ def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep
     else:
         shown = [steps[max(place - 1, 0)] for place in first.tolist()] if steps else []
     step = (np.searchsorted(starts, np.arange(len(phase)), side="right") - 1).astype(np.int64)
-    _tell_forward(phase, step, stacks)
+    _find_forward(phase, step, stacks)
     numbers = np.array([one.number if one.number is not None else NONE for one in shown], dtype=np.int64)
     is_named = len(numbers) == len(starts) and bool(np.all(np.diff(numbers) > 0)) and numbers[:1].tolist() != [NONE]
     if not is_named:
@@ -237,7 +237,7 @@ def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep
     return Phases(phase, numbers[step], starts.astype(np.int64), is_whole, "ProfilerStep annotations", numbers)
 
 
-def _tell_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
+def _find_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
     """Labels torch operators that run in a step before its first backward as forward."""
     is_operator = np.array([stack.operator.startswith("aten.") for stack in stacks], dtype=np.bool_)
     for number in np.unique(step).tolist():

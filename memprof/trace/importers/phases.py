@@ -36,7 +36,7 @@ class Phases:
     numbers: Ints
 
 
-def tell_phases(stacks: Sequence[Stack], time_us: Floats, annotations: Sequence[Annotation]) -> Phases:
+def find_phases(stacks: Sequence[Stack], time_us: Floats, annotations: Sequence[Annotation]) -> Phases:
     """Derives phases and steps.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 #: Opcodes that look up a name.
-_ASKING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
+_IMPORTING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 
 #: Protocols 0 and 1 have no header; a name requested at once is reported all the same.
 _OLD_GLOBAL = re.compile(rb"\(?[ci]([\w.]+)\n([\w.]+)\n", re.ASCII)
@@ -35,14 +35,14 @@ class RefusedError(Exception):
     """The reason a pickle is rejected.
 
     Attributes:
-        reason: A clause, such as "it asks for os.system (opcode GLOBAL)".
+        reason: A clause, such as "it imports os.system (opcode GLOBAL)".
         position: Byte offset of the problem.
-        is_name_asked: The pickle requests an import at that offset; the name is still to be read.
+        has_name: The pickle requests an import at that offset; the name is still to be read.
     """
 
     reason: str
     position: int = 0
-    is_name_asked: bool = False
+    has_name: bool = False
 
 
 def _grammar() -> re.Pattern[bytes]:
@@ -83,7 +83,7 @@ def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda sha
     if not (len(data) > 1 and data[0] == 0x80 and 2 <= data[1] <= 5):
         old = _OLD_GLOBAL.match(data[:1000])
         if old is not None:
-            raise RefusedError(f"it asks for {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
+            raise RefusedError(f"it imports {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
         raise RefusedError("it does not start as a pickle of protocol 2 to 5")
     containers = sum(data.count(opcode) for opcode in _CONTAINER_OPCODES)
     # Arguments may contain such bytes by chance.
@@ -106,15 +106,15 @@ class _Machine:
 
     def run(self, pattern: re.Pattern[bytes]) -> int:
         """Walks to the end; returns the position after STOP."""
-        data, match, position, told = self.data, pattern.match, 2, 0
+        data, match, position, reported = self.data, pattern.match, 2, 0
         while True:
             found = match(data, position)
             if found is not None and found.end() > position:
                 position = found.end()
                 if self.depths[-1] < 3:  # what the pattern matches nests no deeper
                     self.depths[-1] = 3
-                if position - told > 4_000_000:
-                    told = position
+                if position - reported > 4_000_000:
+                    reported = position
                     self.on_progress(position / self.size)
                 if position < self.size and data[position] in _PLAIN:
                     continue  # the pattern reached its bound, or a number it does not match
@@ -185,6 +185,4 @@ class _Machine:
         name = _NAMES.get(opcode)
         if name is None:
             raise RefusedError(f"it holds byte {opcode:#04x}, which is not a pickle opcode", position)
-        raise RefusedError(
-            f"it holds the opcode {name}, which no snapshot has", position, is_name_asked=name in _ASKING
-        )
+        raise RefusedError(f"it holds the opcode {name}, which no snapshot has", position, has_name=name in _IMPORTING)

@@ -44,7 +44,7 @@ def load_plain(data: bytes, on_progress: Callable[[float], None] = lambda share:
     try:
         check_opcodes(data, on_progress)
     except RefusedError as refusal:
-        raise _named(data, refusal) if refusal.is_name_asked else refusal from None
+        raise _named(data, refusal) if refusal.has_name else refusal from None
     return _load(data)
 
 
@@ -71,7 +71,7 @@ class _Bytes(io.BytesIO):
         return self._data[position : position + max(size, _AHEAD)]
 
 
-class _NameAskedError(Exception):
+class _NameRefusedError(Exception):
     """The name that a pickle requests to import."""
 
 
@@ -80,11 +80,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Rejects every name."""
-        raise _NameAskedError(f"{module}.{name}")
+        raise _NameRefusedError(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         """Rejects every persistent id."""
-        raise _NameAskedError(f"persistent id {pid!r}")
+        raise _NameRefusedError(f"persistent id {pid!r}")
 
 
 def _named(data: bytes, refusal: RefusedError) -> RefusedError:
@@ -98,13 +98,13 @@ def _named(data: bytes, refusal: RefusedError) -> RefusedError:
         width = int(opcode[3:])
         code = int.from_bytes(data[position + 1 : position + 1 + width], "little")
         known = copyreg._inverted_registry.get(code)  # type: ignore[attr-defined]  # the registry has no other door
-        asked = ".".join(known) if known else f"extension {code}"
-        return RefusedError(f"it asks for {_shown(asked)} (opcode {opcode})", position)
+        name = ".".join(known) if known else f"extension {code}"
+        return RefusedError(f"it imports {_shown(name)} (opcode {opcode})", position)
     try:
         # Up to the end of its line: GLOBAL and INST spread the name over two lines.
         _PlainUnpickler(_Bytes(data[: position + 1000])).load()
-    except _NameAskedError as asked_error:
-        return RefusedError(f"it asks for {_shown(str(asked_error))} (opcode {opcode})", position)
+    except _NameRefusedError as name_error:
+        return RefusedError(f"it imports {_shown(str(name_error))} (opcode {opcode})", position)
     except _NONSENSE:
         return refusal  # the name is cut short, or is not text
     return refusal

@@ -90,9 +90,7 @@ def _parse(path: Path, data: bytes, on_progress: Progress) -> Snapshot:
         loaded = load_plain(data, lambda share: on_progress("checking", share))
     except RefusedError as refusal:
         place = f" (byte {refusal.position:,})" if refusal.position else ""
-        raise BadInputError(
-            f"{path} is not read, since {refusal.reason}{place}: it is no memory snapshot, or a damaged one."
-        ) from None
+        raise BadInputError(f"{path} is not a memory snapshot, or is damaged: {refusal.reason}{place}.") from None
     del data
     try:
         return _from_plain(loaded, on_progress)

@@ -20,9 +20,9 @@ _BACKEND = Backend(
         "every allocation and free of torch's CUDA allocator in the recorded window, and all that is in use at its end",
     ),
     blind_spots=(
-        "which operators read a tensor, and which modules they are of: rows are allocations, told by their stacks",
+        "which operators read a tensor, and in which modules: rows are allocations, identified by their stacks",
         "how long operators run",
-        "what memory is for, except where stacks or phases tell: most of it is in the category unknown",
+        "the purpose of memory, except where stacks or phases show it: most of it is in the category unknown",
         "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
     ),
 )
@@ -69,7 +69,7 @@ def _capture(facts: DeviceFacts) -> Capture:
     return Capture(
         is_complete=False,
         reason=(
-            f"out of memory: {who} asked for {format_bytes(last.requested_bytes)} while "
+            f"out of memory: {who} requested {format_bytes(last.requested_bytes)} while "
             f"{format_bytes(last.free_bytes)} of the device were free"
         ),
     )
@@ -96,23 +96,22 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
             f"place in the code, in no order of time. To record one, {HOW_TO_RECORD}."
         )
     notes.append(
-        f"at the end {facts.end_requested_bytes:,} bytes are asked for, in blocks of {facts.end_allocated_bytes:,} and "
+        f"at the end {facts.end_requested_bytes:,} bytes are requested, in blocks of {facts.end_allocated_bytes:,} and "
         f"segments of {facts.end_reserved_bytes:,}."
     )
     if facts.has_timeline and bool(np.isnan(entries.time_us).all()):
-        notes.append("the file tells no times, as before torch 2.3: the axis is the order of entries.")
+        notes.append("the file contains no times, as before torch 2.3: the axis is the order of entries.")
     if phases.how:
-        notes.append(f"steps are told by {phases.how}; the first and the last are not whole.")
+        notes.append(f"steps are identified by {phases.how}; the first and the last are incomplete.")
     if device.lives.clashes:
         notes.append(
-            f"{device.lives.clashes:,} entries contradict others (memory taken or given back twice): figures may be "
-            "off."
+            f"{device.lives.clashes:,} entries contradict others (memory allocated or freed twice): figures may be off."
         )
     held = int(device.segments.allocated_size_bytes.sum())
     if held != facts.end_allocated_bytes:
         notes.append(
-            f"segments say that {held:,} bytes are allocated and their blocks {facts.end_allocated_bytes:,}; the "
-            "blocks are believed."
+            f"segments say that {held:,} bytes are allocated and their blocks {facts.end_allocated_bytes:,}; the sum "
+            "of the blocks is used."
         )
     if facts.end_reserved_bytes - facts.peak_reserved_bytes > 0 or device.reserved.start < 0:
         notes.append("segments in the history do not add up to those at the end; reserved bytes may be off.")

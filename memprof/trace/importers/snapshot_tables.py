@@ -57,21 +57,21 @@ class _Rows:
 
 
 #: Derives the steps and phases of operators from their stacks and times.
-TellPhases = Callable[[Sequence[Stack], Floats], Phases]
+FindPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
-def device_tables(device: DeviceHistory, tell: TellPhases) -> tuple[dict[type[Table], Table], Phases]:
+def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[type[Table], Table], Phases]:
     """Builds the tables of one device.
 
     Args:
         device: The device.
-        tell: Derives steps and phases.
+        find_phases: Derives steps and phases.
 
     Returns:
         The tables, and the derived steps and phases.
     """
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
-    phases = tell(rows.stacks, rows.time_us)
+    phases = find_phases(rows.stacks, rows.time_us)
     order = np.argsort(rows.created, kind="stable")
     storages = _storages(device, rows, phases, order)
     tables: Mapping[type[Table], Table] = {

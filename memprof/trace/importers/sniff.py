@@ -56,7 +56,7 @@ def read_input(path: Path) -> tuple[str, bytes]:
         return SNAPSHOT, _pickle_in_page(path, data)
     if text.startswith(b"PK\x03\x04"):
         if b"manifest.json" in data[:4096]:
-            raise BadInputError(f"{path} is a memprof trace already: memprof report {path}")
+            raise BadInputError(f"{path} is already a memprof recording: memprof report {path}")
         raise BadInputError(f"{path} is a zip archive, such as torch.save writes: it holds no memory snapshot.")
     raise BadInputError(_FOREIGN.format(path=path))
 

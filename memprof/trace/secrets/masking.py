@@ -70,8 +70,8 @@ def is_masked(words: Sequence[str]) -> bool:
 
 def _is_program(words: Sequence[str], place: int) -> bool:
     """Returns whether a word is code for a shell or Python: ``bash -lc 'PASSWORD=x python train.py'``."""
-    is_told = place > 1 and re.fullmatch(r"-[a-z]*c", words[place - 1]) is not None
-    return is_told and any(_SHELL.fullmatch(word) for word in words[: place - 1])
+    is_option = place > 1 and re.fullmatch(r"-[a-z]*c", words[place - 1]) is not None
+    return is_option and any(_SHELL.fullmatch(word) for word in words[: place - 1])
 
 
 def _masked_value(owner: str, word: str) -> str:

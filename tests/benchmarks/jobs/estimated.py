@@ -1,4 +1,4 @@
-"""Trains a transformer of the shape that a formula counts: what `memprof estimate` says is held against recordings."""
+"""Trains a transformer of the shape that a formula counts: for comparing `memprof estimate` with recordings."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def _mem_tracker() -> Iterator[Callable[[], int]]:
 
 
 def _convert(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """Moves or converts a module's tensors by putting new ones in their place; shared ones are not shared any more.
+    """Moves or converts a module's tensors by replacing them with new ones; shared ones are no longer shared.
 
-    Module._apply swaps fake tensors instead, which fails in torch 2.13, as something refers to them weakly.
+    Module._apply swaps fake tensors instead, which fails in torch 2.13, because of weak references to them.
     """
     for child in module.children() if recurse else ():
         _convert(child, function)

@@ -1,4 +1,4 @@
-"""Tracks one rank of the small GPT under fully_shard with torch's own FSDPMemTracker, and prints what it says."""
+"""Tracks one rank of the small GPT under fully_shard with torch's own FSDPMemTracker, and prints its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a language model of the sizes of GPT-3 on random words: far more than most machines hold, for dry runs.
+"""Trains a language model of the sizes of GPT-3 on random words: too large for most machines, for dry runs.
 
 Source of the sizes: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1; the 13B model's width of
 5,140, which its 40 heads do not divide, is 5,120 here. The 175B model's heads have 128 numbers each.

@@ -1,4 +1,4 @@
-"""Trains a model of usual size under one observer, or none; prints the wall and processor time of each step as JSON."""
+"""Trains a model of typical size with one recorder, or none; prints wall and processor time of each step as JSON."""
 
 from __future__ import annotations
 

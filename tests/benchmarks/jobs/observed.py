@@ -1,4 +1,4 @@
-"""Trains a model while an observer, or none, looks on; prints the wall and processor time of each step as JSON."""
+"""Trains a model with one recorder, or none; prints the wall and processor time of each step as JSON."""
 
 from __future__ import annotations
 

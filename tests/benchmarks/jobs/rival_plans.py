@@ -1,7 +1,7 @@
-"""Asks another planner what to checkpoint of the GPT of rivals.py, and writes its answer as JSON.
+"""Runs another planner on the GPT of rivals.py, and writes the modules to checkpoint as JSON.
 
-The answer names modules, each with None (all of it) or with a list that says of each operator whether it is kept (1).
-A planner that is not installed, or finds nothing, is told in "refused".
+The result names modules, each with None (all of it) or a list of 1 for each operator that is kept, else 0.
+"refused" is the reason if a planner is not installed or finds nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains a GPT of four layers as it is, or under what one of several planners made of it.
+"""Trains a GPT of four layers as it is, or under the plan of one of several planners.
 
 Prints the microseconds of each step, the last loss and the static bytes as JSON, in its last line.
 """

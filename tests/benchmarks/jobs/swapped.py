@@ -1,4 +1,4 @@
-"""Trains a GPT whose layers' saved tensors stay, or go to disk or host memory in one of several ways.
+"""Trains a GPT whose layers' saved tensors stay, or are moved to disk or host memory in one of several ways.
 
 Prints the microseconds of each step as JSON.
 """

@@ -1,4 +1,4 @@
-"""Runs a script under torch's MemTracker and prints the peak it saw, as JSON."""
+"""Runs a script under torch's MemTracker and prints the peak it measured, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an odd job is, and how its case is written down."""
+"""What an odd job is, and how its case is declared."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class OddJob:
         name: What it does.
         job: What to run.
         status: The exit status of a plain run, negative for a signal.
-        has_window: Recorded in the window of every conformance test; else all its steps are.
-        counts_operators: Prints how many operators ran, or how many tensors there are: a plan has some of its own.
+        has_window: Recorded in the window of every conformance test; otherwise all its steps are recorded.
+        counts_operators: Prints the number of operators or tensors, to which a plan adds its own.
         is_killed_late: It is killed after its training: a dry run has ended in order by then, with its window.
     """
 

@@ -1,4 +1,4 @@
-"""Streams, folders, variables, limits, and what else a job finds or changes around itself."""
+"""Streams, folders, variables, limits, and whatever else a job reads or changes in its environment."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def test_covers_a_hundred_jobs() -> None:
 
 
 def differences(odd: OddJob, mode: str, plain: Outcome, under: Outcome) -> list[str]:
-    """Lists what is not as in the plain run, each in a line or two.
+    """Lists the differences from the plain run, each in a line or two.
 
-    In a dry run nothing is computed, so only how it ends is compared: where the plain run passes, so does it, or it is
-    refused in a sentence. A plan runs operators of its own, which a job sees that counts operators.
+    A dry run computes nothing, so only its end is compared: where the plain run passes, it passes too, or is refused
+    with a message. A plan runs operators of its own, which a job that counts operators observes.
     """
     assert plain.returncode == odd.status, _text(plain.stderr)
     if mode == "dry-run":
@@ -113,9 +113,9 @@ def _text(printed: bytes) -> str:
 
 
 def _without_sentence(outcome: Outcome) -> Outcome:
-    """Leaves out that the plan applies to no model, which memprof says even where it is to be quiet.
+    """Removes the message that the plan applies to no model, which memprof prints even with --quiet.
 
-    It says so on stderr, which may lie on a terminal or in a file together with stdout.
+    It is printed on stderr, which may be a terminal or a file shared with stdout.
     """
     files = {name: _SENTENCE.sub(b"", content) for name, content in outcome.files.items()}
     texts = (_SENTENCE.sub(b"", text) for text in (outcome.stdout, outcome.stderr))

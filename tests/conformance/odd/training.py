@@ -1,6 +1,6 @@
-"""Hooks, modes, loops, threads, and what a job can see: in groups that run in one process each, for speed.
+"""Hooks, modes, loops, threads, and introspection: in groups that run in one process each, for speed.
 
-A group records every step of all its functions; those on their own need a process for themselves.
+A group records every step of all its functions; the single ones need their own process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Profiles its own training in one of many ways, and prints what it found."""
+"""Profiles its own training in one of many ways, and prints the result."""
 
 import sys
 import threading

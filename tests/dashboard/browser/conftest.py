@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: whatever the browser complains of fails the test."""
+"""The dashboard in a real browser: every error in the browser's console fails the test."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Served:
 
     origin: str
     token: str
-    desk: Workspace
+    workspace: Workspace
 
     def address(self, search: str = "") -> str:
         """Returns what memprof prints; ``search`` is the view, such as ``tab=live&at=3``."""
@@ -131,10 +131,10 @@ class Shown:
         )
 
     def wait_cursor(self, at: int) -> None:
-        """Waits until the line of the cursor, and what is written about it, are at an operator.
+        """Waits until the cursor's line and its text are at an operator.
 
         Raises:
-            AssertionError: They never are; it says what the page shows instead.
+            AssertionError: They never are; the message contains what the page shows instead.
         """
         try:
             self.page.wait_for_function(f"x => ({_CURSOR}) === x", arg=at + 0.5)
@@ -343,7 +343,7 @@ def unit_bytes(unit: str) -> int:
 
 def assert_true_peak(shown: Shown, first: int, end: int) -> None:
     """Asserts that a drawn range shows its true peak, and that the areas sum to it."""
-    history = shown.served.desk.rank(0, -1).history
+    history = shown.served.workspace.rank(0, -1).history
     truth = int(history.total[first:end].max())
     figure = shown.figure()
     size = unit_bytes(figure["unit"])

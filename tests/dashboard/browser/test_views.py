@@ -24,7 +24,7 @@ FIRST, END, PEAK_BYTES = 2048, 3072, 93_237_072
 
 
 def _peak(served: Served, first: int = FIRST, end: int = END) -> int:
-    return served.desk.rank(0, -1).history.peak(first, end)
+    return served.workspace.rank(0, -1).history.peak(first, end)
 
 
 def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
@@ -220,7 +220,7 @@ def test_click_shows_what_is_alive_there(look: Show, gpt: Served) -> None:
     box = shown.page.locator("#timeline .nsewdrag.drag").first.bounding_box()
     shown.page.mouse.click(box["x"] + 0.305 * box["width"], box["y"] + box["height"] / 2)
     shown.wait_cursor(2078)
-    history = gpt.desk.rank(0, -1).history
+    history = gpt.workspace.rank(0, -1).history
     total = int(history.total[2078]) - history.workspace(2078)
     shown.wait_text("#live-table .note", format_bytes(total))
     titles = shown.page.eval_on_selector_all("#live-table td button", "all => all.map((one) => one.title)")
@@ -239,7 +239,7 @@ def test_click_on_a_storage_tells_its_story(look: Show, gpt: Served) -> None:
     assert "train.py" in shown.page.locator("#live-detail .stack .own").first.inner_text()
     assert shown.view.storage >= 0
     shown.page.get_by_role("button", name="zoom to its lifetime").click()
-    history = gpt.desk.rank(0, -1).history
+    history = gpt.workspace.rank(0, -1).history
     created = int(history.created[shown.view.storage])
     shown.page.wait_for_function("() => location.search.includes('first=') && !location.search.includes('first=2048')")
     assert shown.view.first <= created < shown.view.end
@@ -347,7 +347,7 @@ def test_choosing_the_other_recording(look: Show, two: Served) -> None:
     shown.page.click("#trace")
     shown.page.get_by_role("option", name="resnet").click()
     shown.wait_view(trace=1)
-    rank = two.desk.rank(1, -1)
+    rank = two.workspace.rank(1, -1)
     shown.wait_drawn(*rank.step_range(rank.fullest_number()))
     shown.wait_text("#facts", format_bytes(int(rank.history.total.max())))
 
@@ -359,7 +359,7 @@ def test_two_side_by_side_share_their_scale(look: Show, two: Served) -> None:
     shown.page.wait_for_selector("#timeline-other .main-svg .scatterlayer .trace", state="attached")
     mine, beside = shown.figure(), shown.figure("timeline-other")
     assert (mine["top"], mine["unit"]) == (beside["top"], beside["unit"])
-    truth = int(two.desk.rank(1, -1).history.total.max())
+    truth = int(two.workspace.rank(1, -1).history.total.max())
     assert max(beside["lines"]["total"]) * unit_bytes(beside["unit"]) <= truth * (1 + 1e-12)
 
 
@@ -374,7 +374,7 @@ def test_download_is_what_is_shown(look: Show, gpt: Served, tmp_path: Path) -> N
         heads, *rows = csv.reader(file)
     assert heads[:5] == ["operator", "step", "phase", "name", "total bytes"]
     assert [int(row[0]) for row in rows] == list(range(2048, 2148))
-    history = gpt.desk.rank(0, -1).history
+    history = gpt.workspace.rank(0, -1).history
     for row in rows:
         assert int(row[4]) == sum(map(int, row[5:])) == history.total[int(row[0])]
 

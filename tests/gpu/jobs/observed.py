@@ -1,6 +1,6 @@
-"""Trains a GPT while an observer, or none, looks on; prints the microseconds of every step.
+"""Trains a GPT with a recorder, or none; prints the microseconds of every step.
 
---observer names what looks on after the warm-up: nothing, torch's memory history, torch.profiler, or MemTracker.
+--observer names what records after the warm-up: nothing, torch's memory history, torch.profiler, or MemTracker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains a GPT whose layers' saved tensors stay, go to the host in one of two ways, or are made again.
+"""Trains a GPT whose layers' saved tensors stay, are moved to the host in one of two ways, or are recomputed.
 
 Prints the microseconds of each step, the tokens of one, the last loss, and the allocator's peak.
 """

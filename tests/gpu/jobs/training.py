@@ -98,8 +98,8 @@ def make_optimizer(args, model):
 def train(args, model, columns, loss_of):
     """Trains for some steps and prints a line of JSON.
 
-    A step here is what memprof calls one: from the end of an update to the end of the next, so the peaks are set back
-    as soon as an update has been read.
+    A step is defined as in memprof: from the end of an update to the end of the next, so peaks are reset as soon as
+    an update has been read.
     """
     device = torch.device(args.device)
     model = model.to(device).train()

@@ -1,4 +1,4 @@
-"""Trains small models on two ranks, under each stage of shard and plain, and prints what came of it as JSON."""
+"""Trains small models on two ranks, under each stage of shard and plain, and prints the results as JSON."""
 
 from __future__ import annotations
 

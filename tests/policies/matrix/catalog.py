@@ -1,4 +1,4 @@
-"""What scripts do with a model: each a function that is given a world and notes there what it led to."""
+"""What scripts do with a model: functions that take a world and record their results in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies of the matrix, made from the registry, and what comes of each with each usage."""
+"""The policies of the matrix, from the registry, and the result of each with each usage."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ TOLERANCES = {"rounding": 1e-3, "approximate": 0.1, "none": 0.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of a usage under a plan.
+    """The result of a usage under a plan.
 
     Attributes:
         state: "passes", "refused" or "fails".
-        sentence: Why not.
+        sentence: Why it does not pass.
         updates: Updates that were made before it was refused.
     """
 

@@ -13,7 +13,7 @@ _BACKWARD_TWICE = r"A second backward ran before optimizer\.step\(\)"
 _GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backward has already used"
 _NOT_A_MEAN = r"accumulate cannot split a loss computed from gradients of the parameters"
 _BY_HAND = r"accumulate sums the gradients that backward\(\) writes to p\.grad, but this loop sets gradients itself"
-_DROPPED = r"accumulate cannot keep this job's gradients: its loop drops some with zero_grad\(\)"
+_DROPPED = r"accumulate cannot keep this job's gradients: its loop clears some with zero_grad\(\)"
 _NOT_OF_OUTPUT = r"precision: part of the loss does not come from the model's output"
 _CREATE_GRAPH = r"precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support"
 

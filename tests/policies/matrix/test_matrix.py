@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -26,6 +27,13 @@ SINGLE, PAIRS = single_plans(), pair_plans()
 FIRST = {key_of(plan.policies[0]): plan for plan in reversed(SINGLE)}
 FAST = [usage for usage in usages() if not usage.is_slow]
 SLOW = [usage for usage in usages() if usage.is_slow]
+
+
+@pytest.fixture(autouse=True)
+def _hide_what_other_plans_left() -> None:
+    """Policies look for models and loaders among all objects that are alive: those of earlier plans are not meant."""
+    gc.collect()
+    gc.freeze()
 
 
 def problem_with(plan: Plan, usage: Usage, cell: Cell) -> str:
@@ -63,9 +71,9 @@ def problems_of(plan: Plan, chosen: list[Usage]) -> list[str]:
     ids=title_of,
 )
 def test_every_usage_works_under_a_policy_or_is_refused(plan: Plan) -> None:
-    """Numbers, names, copies and files are those of the plain run; a refusal is one that is meant, with a way out.
+    """Numbers, names, copies and files are those of the plain run; refusals are expected ones, with a remedy.
 
-    Compiled modules run eager here: what a plan puts round them is the same.
+    Compiled modules run eagerly here: a plan wraps them in the same way.
     """
     with torch.compiler.set_stance("force_eager" if plan.policies[0].name == "compile" else "default"):
         assert problems_of(plan, FAST) == []

@@ -1,4 +1,4 @@
-"""A world in which a usage runs: a small model, its data, and a plan to apply, or none."""
+"""The environment of a usage: a small model, its data, and a plan to apply, or none."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Net(nn.Module):
 
 @dataclass
 class Outcome:
-    """What a usage leads to, compared between the plain run and one under a plan.
+    """The results of a usage, compared between the plain run and one under a plan.
 
     Attributes:
         facts: Equal under every plan: answers, names, whether something holds.
         numbers: Equal to the bit under a plan that leaves numbers alone, within a tolerance under others.
-        slack: What is added to the tolerance: the job itself rounds.
+        slack: Added to the tolerance, where the job itself rounds.
         trail: Losses and counts of every iteration: compared where a plan leaves numbers alone.
     """
 
@@ -79,10 +79,10 @@ class Outcome:
 
 
 class World:
-    """What a usage is given.
+    """The environment of a usage.
 
     Attributes:
-        out: What it leads to.
+        out: Its results.
     """
 
     def __init__(self, apply: Callable[..., Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a search tries."""
+"""The settings that a search tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains through a second device, made in Python, whose part of backward the engine runs in a thread of its own."""
+"""Trains through a second device, made in Python, whose backward the engine runs in a separate thread."""
 
 import gc
 import sys

@@ -129,7 +129,7 @@ def test_segments_given_back_by_empty_cache_are_followed() -> None:
     [
         (1, "address", 4 * MIB, "put at 0x400000, by the model at 0x0"),
         (0, "size_bytes", 14 * MIB, "recorded segment_alloc of 14680064"),
-        (2, "address", 8 * MIB, "are freed, which the model has not given out"),
+        (2, "address", 8 * MIB, "are freed, which the model has not allocated"),
     ],
 )
 def test_a_recording_that_differs_is_described(row: int, column: str, value: int, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""A step as requests: what a training step reserves, told from its births, deaths and workspaces."""
+"""A step as requests: what a training step reserves, from its allocations, frees and workspaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans made ahead: never below the bound, never two at one place, and in place where nothing reads on."""
+"""Static plans: never below the bound, no overlaps, and in place where nothing else reads."""
 
 from __future__ import annotations
 

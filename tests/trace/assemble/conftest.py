@@ -1,4 +1,4 @@
-"""Raw recordings written by hand: operators, memory events and facts at moments a test chooses."""
+"""Raw recordings written by hand: operators, memory events and facts at chosen times."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Assembled = tuple[Manifest, dict[type[Table], Table]]
 
 @dataclass(frozen=True)
 class Moments:
-    """Operators and what an allocator does meanwhile.
+    """Operators, and allocator events between them.
 
     Attributes:
         operators: Start and end of each, in order and apart.
         events: Time, address and bytes of each, negative for frees; as one allocator would report them.
-        alive: Address to bytes of what is there before.
+        alive: Bytes of existing blocks by address.
     """
 
     operators: list[tuple[int, int]]

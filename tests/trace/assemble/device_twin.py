@@ -1,8 +1,8 @@
-"""Tells a recording made on the processor as if it had been made on a CUDA device.
+"""Converts a CPU recording to the form of one made on a CUDA device.
 
-Every taking and giving back goes through the model of the caching allocator, which is held bit by bit to real
-snapshots elsewhere; what it does becomes what a device's recording holds: reports of blocks and totals, the allocator's
-history, its segments. Meanwhile the peaks are counted as torch's own statistics count them.
+Every allocation and free goes through the model of the caching allocator, which other tests compare with real
+snapshots to the byte; its actions become a device's recording: reports of blocks and totals, the allocator's history,
+its segments. Meanwhile the peaks are counted as torch's own statistics count them.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Twin:
 
         Args:
             source: Folder of a process's raw recording, made on the processor.
-            settings: What the allocator is told.
-            delay: Frees wait for another stream until so many takings later.
+            settings: The allocator's options.
+            delay: Number of allocations for which frees wait for another stream.
             is_history: Whether the allocator keeps a history.
         """
         self.statistics = Statistics()
         self._spool = read_spool(source)
         epoch = choose_epoch(self._spool)
         assert epoch is not None
-        self._heard: DeviceEvents = read_device_events(self._spool, epoch, "cpu")
+        self._memory_events: DeviceEvents = read_device_events(self._spool, epoch, "cpu")
         self._start_ns = epoch.start_ns
         self._allocator = CachingAllocator(settings)
         self._delay, self._is_history = delay, is_history
@@ -83,13 +83,18 @@ class Twin:
             has_reports: Whether the allocator reports to the profiler.
             kernels: Work on the device by row of the timed step.
         """
-        for address, size in zip(self._heard.alive_address.tolist(), self._heard.alive_bytes.tolist(), strict=True):
+        for address, size in zip(
+            self._memory_events.alive_address.tolist(), self._memory_events.alive_bytes.tolist(), strict=True
+        ):
             block = self._take(address, size, self._start_ns)
             self._rows["device_alive"] += [self._start_ns, 0, block.address, block.size, size, 0, 0]
         self._rows["history"].clear()  # it begins now
         self._rows["device_events"].clear()
         for moment, address, change in zip(
-            self._heard.time_ns.tolist(), self._heard.address.tolist(), self._heard.size_bytes.tolist(), strict=True
+            self._memory_events.time_ns.tolist(),
+            self._memory_events.address.tolist(),
+            self._memory_events.size_bytes.tolist(),
+            strict=True,
         ):
             if change > 0:
                 self._finish_waiting(moment)
@@ -189,7 +194,7 @@ class Twin:
         tensors = [[[shape, dtype, DEVICE] for shape, dtype, _ in batch] for batch in spool.records["tensors"]]
         device = {"device": DEVICE, "kind": "cuda", "name": "Modelled", "capacity_bytes": 2**34, "uuid": ""}
         segments = [record for one in self._allocator.segments.values() for record in self._mapped(one)]
-        end_ns = int(self._heard.time_ns[-1])
+        end_ns = int(self._memory_events.time_ns[-1])
         found: dict[str, list[Any]] = {
             "tensors": tensors,
             "devices": [[DEVICE]],

@@ -1,4 +1,4 @@
-"""What watching itself did to memory is taken out."""
+"""Allocations of the recorder itself are removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.trace.schema import NONE, Ints
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
-def heard(operators: list[tuple[int, int]], events: list[tuple[int, int, int]]) -> tuple[Timeline, BlockLives]:
+def merged_lives(operators: list[tuple[int, int]], events: list[tuple[int, int, int]]) -> tuple[Timeline, BlockLives]:
     starts, ends = np.array(operators, dtype=np.int64).T
     timeline = merge(starts, ends, *np.array(events, dtype=np.int64).reshape(-1, 3).T)
     return timeline, pair(timeline, _NOTHING, _NOTHING)
@@ -28,7 +28,7 @@ SUM = [(0, 9), (10, 19), (20, 29)], [(1, 100, 64), (11, 200, 64), (21, 300, 64),
 
 def test_a_sum_of_gradients_takes_the_place_of_its_first_term() -> None:
     """Unobserved, autograd adds the second gradient into the first; the trace has that one life, as long as both."""
-    timeline, lives = heard(*SUM)
+    timeline, lives = merged_lives(*SUM)
     mergers = find_mergers(timeline, lives, ids(2), lives.find(ids(100), ids(2)), lives.find(ids(300), ids(3)))
     assert [mergers.op.tolist(), mergers.kept.tolist(), mergers.dropped.tolist()] == [[2], [0], [2]]
     merged, become, is_void = merge_lives(timeline, lives, mergers)
@@ -39,20 +39,20 @@ def test_a_sum_of_gradients_takes_the_place_of_its_first_term() -> None:
 
 def test_a_sum_whose_first_term_lives_on_is_a_sum_of_its_own() -> None:
     """Only where the first input gave way was it the place of the sum; the second operator here frees nothing."""
-    timeline, lives = heard([(0, 9), (20, 29)], [(1, 100, 64), (21, 300, 64)])
+    timeline, lives = merged_lives([(0, 9), (20, 29)], [(1, 100, 64), (21, 300, 64)])
     mergers = find_mergers(timeline, lives, ids(1), ids(0), ids(1))
     assert mergers.op.tolist() == []
 
 
 def test_a_sum_of_another_size_is_a_sum_of_its_own() -> None:
     """A gradient that grew by broadcasting cannot have been added in place."""
-    timeline, lives = heard([(0, 9), (20, 29)], [(1, 100, 64), (21, 300, 128), (22, 100, -64)])
+    timeline, lives = merged_lives([(0, 9), (20, 29)], [(1, 100, 64), (21, 300, 128), (22, 100, -64)])
     assert find_mergers(timeline, lives, ids(1), ids(0), ids(1)).op.tolist() == []
 
 
 def test_operators_without_known_memory_are_left_alone() -> None:
     """Neither a foreign input nor a result that is its input again makes a pair."""
-    timeline, lives = heard(*SUM)
+    timeline, lives = merged_lives(*SUM)
     assert find_mergers(timeline, lives, ids(1, 2), ids(NONE, 2), ids(1, 2)).op.tolist() == []
     assert find_mergers(timeline, lives, _NOTHING, _NOTHING, _NOTHING).op.tolist() == []
 
@@ -65,7 +65,7 @@ def test_a_chain_of_sums_is_one_life() -> None:
     events += [(31, 300, 64), (32, 200, -64)]  # r2 = r1 + c
     events += [(41, 400, 64), (42, 300, -64)]  # r3 = r2 + d
     events += [(61, 400, -64)]
-    timeline, lives = heard(operators, events)
+    timeline, lives = merged_lives(operators, events)
     merged, become, is_void = merge_lives(timeline, lives, Mergers(ids(1, 2, 3), ids(0, 1, 2), ids(1, 2, 3)))
     assert become.tolist() == [0, 0, 0, 0]
     assert merged.died.tolist()[0] == 7
@@ -87,7 +87,7 @@ def test_a_number_wrapped_twice_was_wrapped_once() -> None:
     operators = [(10, 20)]
     # The number ahead, the number again, the result; the second wrapping goes inside, the first after.
     events = [(5, 1, NUMBER), (11, 2, NUMBER), (12, 3, 64), (13, 2, -NUMBER), (21, 1, -NUMBER)]
-    timeline, lives = heard(operators, events)
+    timeline, lives = merged_lives(operators, events)
     assert wrapped_twice(timeline, lives, starts(timeline, operators)).tolist() == [False, True, False]
 
 
@@ -95,7 +95,7 @@ def test_as_many_wrappings_are_taken_out_as_were_made_ahead() -> None:
     """One number ahead and two such temporaries inside: one of them is the kernel's own."""
     operators = [(10, 20)]
     events = [(5, 1, NUMBER), (11, 2, NUMBER), (12, 2, -NUMBER), (13, 3, NUMBER), (14, 3, -NUMBER), (21, 1, -NUMBER)]
-    timeline, lives = heard(operators, events)
+    timeline, lives = merged_lives(operators, events)
     assert wrapped_twice(timeline, lives, starts(timeline, operators)).tolist() == [False, True, False]
 
 
@@ -103,19 +103,19 @@ def test_small_memory_that_nothing_announces_is_the_operators_own() -> None:
     """A kernel's own small temporary stays, without a number ahead or with one of another size."""
     operators = [(10, 20), (30, 40)]
     events = [(11, 2, NUMBER), (12, 2, -NUMBER), (25, 1, 8), (31, 2, NUMBER), (32, 2, -NUMBER), (41, 1, -8)]
-    timeline, lives = heard(operators, events)
+    timeline, lives = merged_lives(operators, events)
     assert not wrapped_twice(timeline, lives, starts(timeline, operators)).any()
 
 
 def test_a_small_result_is_not_a_wrapped_number() -> None:
     """A loss of 4 bytes made from a number wrapped ahead outlives its operator: it is the job's."""
     operators = [(10, 20)]
-    timeline, lives = heard(operators, [(5, 1, NUMBER), (12, 3, NUMBER), (21, 1, -NUMBER)])
+    timeline, lives = merged_lives(operators, [(5, 1, NUMBER), (12, 3, NUMBER), (21, 1, -NUMBER)])
     assert not wrapped_twice(timeline, lives, starts(timeline, operators)).any()
 
 
 def test_large_memory_is_no_number() -> None:
     """The largest number takes 16 bytes; 17 taken ahead and 17 inside are two tensors."""
     operators = [(10, 20)]
-    timeline, lives = heard(operators, [(5, 1, 17), (12, 3, 17), (13, 3, -17), (21, 1, -17)])
+    timeline, lives = merged_lives(operators, [(5, 1, 17), (12, 3, 17), (13, 3, -17), (21, 1, -17)])
     assert not wrapped_twice(timeline, lives, starts(timeline, operators)).any()

@@ -1,4 +1,4 @@
-"""What each storage is for."""
+"""Categories of storages."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_nothing_to_categorize() -> None:
 
 
 def test_buffers_of_collectives_are_told_from_activations_that_are_summed_over_ranks() -> None:
-    """A buffer is empty at first, or older than the step; what an operator computed stays what it is.
+    """A buffer is empty at first, or older than the step; what an operator computed keeps its category.
 
     Forward: empty makes 0, which is gathered and copied into 1 (resized outside of operators); mm makes 2, which is
     summed over ranks in place. Backward reads 1 and 2, and sums 3, which is older: a bucket. mm makes the gradient 4,

@@ -13,7 +13,7 @@ from memprof.trace.schema import NONE
 from tests.trace.assemble.conftest import Moments, jobs
 
 
-def heard(
+def merged_lives(
     operators: list[tuple[int, int]], events: list[tuple[int, int, int]], alive: dict[int, int] | None = None
 ) -> tuple[Timeline, BlockLives]:
     starts, ends = np.array(operators, dtype=np.int64).T
@@ -48,7 +48,7 @@ TAKINGS = [(1, 100, 8), (21, 200, 8), (41, 300, 8)]
 
 def test_nothing_is_made_of_a_count_that_adds_up() -> None:
     """If every counted byte has an event, there is no memory from elsewhere."""
-    timeline, lives = heard(THREE, TAKINGS)
+    timeline, lives = merged_lives(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 16, 24)
     assert storages(elsewhere) == []
     assert (elsewhere.start_bytes, elsewhere.missing_bytes) == (0, 0)
@@ -57,7 +57,7 @@ def test_nothing_is_made_of_a_count_that_adds_up() -> None:
 
 def test_another_threads_memory_appears_and_goes() -> None:
     """100 bytes are there when the second operator ends and gone when the third does: a storage of the second's row."""
-    timeline, lives = heard(THREE, TAKINGS)
+    timeline, lives = merged_lives(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 116, 24)
     assert storages(elsewhere) == [(100, 1, 1)]
     assert counters(timeline, lives, elsewhere) == ([0, 8, 16], [8, 116, 24])
@@ -65,7 +65,7 @@ def test_another_threads_memory_appears_and_goes() -> None:
 
 def test_another_threads_memory_stays() -> None:
     """Memory that is not freed stays to the end."""
-    timeline, lives = heard(THREE, TAKINGS)
+    timeline, lives = merged_lives(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 116, 124)
     assert storages(elsewhere) == [(100, 1, NONE)]
     assert counters(timeline, lives, elsewhere) == ([0, 8, 116], [8, 116, 124])
@@ -73,7 +73,7 @@ def test_another_threads_memory_stays() -> None:
 
 def test_memory_given_back_in_parts_is_several_storages() -> None:
     """Of 100 bytes 30 go while the third operator runs: 30 that end before it, and 70 that stay."""
-    timeline, lives = heard(THREE, TAKINGS)
+    timeline, lives = merged_lives(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 116, 94)
     assert storages(elsewhere) == [(30, 1, 1), (70, 1, NONE)]
     assert counters(timeline, lives, elsewhere) == ([0, 8, 86], [8, 116, 94])
@@ -81,7 +81,7 @@ def test_memory_given_back_in_parts_is_several_storages() -> None:
 
 def test_memory_of_a_kernels_own_threads_is_workspace() -> None:
     """What comes and goes within one operator makes no storage, and is in that operator's peak."""
-    timeline, lives = heard([(0, 9), (20, 29)], [(1, 100, 8), (3, 101, 8), (5, 102, 8), (21, 103, 8)])
+    timeline, lives = merged_lives([(0, 9), (20, 29)], [(1, 100, 8), (3, 101, 8), (5, 102, 8), (21, 103, 8)])
     elsewhere = accounted(timeline, lives, 8, 116, 24, 32)
     assert storages(elsewhere) == []
     assert counters(timeline, lives, elsewhere) == ([0, 24], [116, 32])
@@ -89,7 +89,7 @@ def test_memory_of_a_kernels_own_threads_is_workspace() -> None:
 
 def test_memory_there_at_the_start_is_a_storage() -> None:
     """The allocator counted 800 bytes more than Python held (200): memory of C++ objects, or of other threads."""
-    timeline, lives = heard(THREE, TAKINGS, {900: 200})
+    timeline, lives = merged_lives(THREE, TAKINGS, {900: 200})
     elsewhere = accounted(timeline, lives, 1008, 1016, 1024)
     assert (elsewhere.start_bytes, elsewhere.missing_bytes) == (800, 0)
     assert storages(elsewhere) == [(800, NONE, NONE)]
@@ -98,7 +98,7 @@ def test_memory_there_at_the_start_is_a_storage() -> None:
 
 def test_held_memory_that_the_allocator_does_not_count_is_told() -> None:
     """Python holds 200 bytes, of which the allocator knows 50: 150 are missing in its count, and no storage is made."""
-    timeline, lives = heard(THREE, TAKINGS, {900: 200})
+    timeline, lives = merged_lives(THREE, TAKINGS, {900: 200})
     elsewhere = accounted(timeline, lives, 58, 66, 74)
     assert (elsewhere.start_bytes, elsewhere.missing_bytes) == (0, 150)
     assert storages(elsewhere) == []
@@ -106,7 +106,7 @@ def test_held_memory_that_the_allocator_does_not_count_is_told() -> None:
 
 def test_what_nobody_took_is_not_given_back() -> None:
     """A count that falls below what is known takes nothing away from known storages."""
-    timeline, lives = heard(THREE, TAKINGS)
+    timeline, lives = merged_lives(THREE, TAKINGS)
     elsewhere = accounted(timeline, lives, 8, 10, 18)
     assert storages(elsewhere) == []
     assert counters(timeline, lives, elsewhere) == ([0, 8, 16], [8, 16, 24])
@@ -114,7 +114,7 @@ def test_what_nobody_took_is_not_given_back() -> None:
 
 def test_memory_gone_before_the_first_operator_is_in_no_row() -> None:
     """800 bytes from elsewhere are there at the first event and gone at the second, before any operator ran."""
-    timeline, lives = heard([(20, 29)], [(1, 900, -8), (2, 901, -8), (21, 100, 8)], {900: 8, 901: 8})
+    timeline, lives = merged_lives([(20, 29)], [(1, 900, -8), (2, 901, -8), (21, 100, 8)], {900: 8, 901: 8})
     elsewhere = accounted(timeline, lives, 808, 0, 8)
     assert storages(elsewhere) == []
     assert counters(timeline, lives, elsewhere) == ([0], [8])
@@ -125,7 +125,7 @@ def test_the_replay_reaches_the_allocators_count(job: Moments, data: st.DataObje
     """Whatever other threads do, the counter followed is the allocator's own at the last event of each row."""
     if not job.events or not job.operators:
         return
-    timeline, lives = heard(job.operators, job.events, job.alive)
+    timeline, lives = merged_lives(job.operators, job.events, job.alive)
     others = data.draw(st.integers(0, 500))
     totals, own = [], sum(job.alive.values())
     for _, _, size in job.events:
@@ -145,7 +145,7 @@ def test_counter_and_storages_agree(job: Moments, data: st.DataObject) -> None:
     """Whatever other threads do: the counter before each row is the sum of the storages that are there."""
     if not job.events or not job.operators:
         return
-    timeline, lives = heard(job.operators, job.events, job.alive)
+    timeline, lives = merged_lives(job.operators, job.events, job.alive)
     totals = data.draw(
         st.lists(st.integers(0, 2**41), min_size=len(job.events), max_size=len(job.events)).map(np.cumsum)
         | st.lists(st.integers(0, 300), min_size=len(job.events), max_size=len(job.events))

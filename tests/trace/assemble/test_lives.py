@@ -150,7 +150,7 @@ def replayed(timeline: Timeline, lives: BlockLives, counter: Counter) -> tuple[I
 def test_the_replay_is_the_allocators_counter(job: Moments) -> None:
     """Of any job: the bytes of the lives there before each row, and each row's peak, are those of a walk over events.
 
-    So births and workspace, which is what is missing of the peak, reach the counter's maximum; no byte is lost.
+    So live bytes and workspace, the rest of the peak, sum to the counter's maximum; no byte is lost.
     """
     timeline = merged(job.operators, job.events)
     lives = paired(timeline, job.alive)

@@ -1,4 +1,4 @@
-"""The state that torch's optimizers make, told ahead to the byte."""
+"""The state size of torch's optimizers, predicted to the byte."""
 
 from __future__ import annotations
 

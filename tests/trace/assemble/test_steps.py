@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.steps import choose_epoch, last_heard_ns, number_steps, step_table
+from memprof.trace.assemble.steps import choose_epoch, last_event_ns, number_steps, step_table
 from memprof.trace.schema import NONE, Steps
 from tests.trace.assemble.conftest import RawJob
 
@@ -67,7 +67,7 @@ def test_events_are_heard_up_to_the_last_mark(raw_job: RawJob) -> None:
     spool = raw_job.write()
     epoch = choose_epoch(spool)
     assert epoch is not None
-    assert last_heard_ns(spool, epoch) == 60
+    assert last_event_ns(spool, epoch) == 60
 
 
 def test_operators_are_numbered_by_their_step(raw_job: RawJob) -> None:

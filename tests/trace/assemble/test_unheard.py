@@ -6,7 +6,7 @@ import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives, count, pair
 from memprof.trace.assemble.memory.elsewhere import account
-from memprof.trace.assemble.memory.missed_frees import end_unheard
+from memprof.trace.assemble.memory.missed_frees import end_missed_frees
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 
 KIB = 1024
@@ -14,7 +14,7 @@ Event = tuple[int, int, int]
 
 
 def recorded(events: list[Event]) -> tuple[Timeline, BlockLives, np.ndarray]:
-    """One operator of 10 ns for each event, which is heard in its middle.
+    """One operator of 10 ns for each event, which is reported in its middle.
 
     Args:
         events: Address, bytes (negative for a free) and the allocator's count after each.
@@ -31,7 +31,7 @@ def test_a_life_ends_where_the_count_falls_by_its_size() -> None:
     events = [(100, 4 * KIB, 4 * KIB), (200, 6 * KIB, 10 * KIB), (300, KIB, 5 * KIB), (100, -4 * KIB, KIB)]
     timeline, lives, totals = recorded(events)
     assert lives.died.tolist() == [3, NEVER, NEVER]
-    lives = end_unheard(timeline, lives, totals)
+    lives = end_missed_frees(timeline, lives, totals)
     assert lives.died.tolist() == [3, 2, NEVER]
 
 
@@ -39,14 +39,14 @@ def test_two_lives_end_at_once() -> None:
     """The count falls by 3 + 6 KiB: no block of 9 KiB is there, but those two are."""
     events = [(1, 3 * KIB, 3 * KIB), (2, 5 * KIB, 8 * KIB), (3, 6 * KIB, 14 * KIB), (4, KIB, 6 * KIB)]
     timeline, lives, totals = recorded(events)
-    assert end_unheard(timeline, lives, totals).died.tolist() == [3, NEVER, 3, NEVER]
+    assert end_missed_frees(timeline, lives, totals).died.tolist() == [3, NEVER, 3, NEVER]
 
 
 def test_a_fall_that_is_no_block_ends_nothing() -> None:
     """The count falls by 2 KiB that another thread had taken before: both blocks live on."""
     events = [(1, 3 * KIB, 3 * KIB), (2, 5 * KIB, 8 * KIB), (3, KIB, 7 * KIB)]
     timeline, lives, totals = recorded(events)
-    assert end_unheard(timeline, lives, totals).died.tolist() == [NEVER] * 3
+    assert end_missed_frees(timeline, lives, totals).died.tolist() == [NEVER] * 3
 
 
 def test_the_counter_is_the_allocators() -> None:
@@ -54,7 +54,7 @@ def test_the_counter_is_the_allocators() -> None:
     for last in ((300, KIB, 5 * KIB), (100, -4 * KIB, 0)):
         events = [(100, 4 * KIB, 4 * KIB), (200, 6 * KIB, 10 * KIB), last, (400, 2 * KIB, last[2] + 2 * KIB)]
         timeline, lives, totals = recorded(events)
-        lives = end_unheard(timeline, lives, totals)
+        lives = end_missed_frees(timeline, lives, totals)
         elsewhere = account(timeline, lives, totals)
         assert not len(elsewhere.size_bytes)
         nothing = np.zeros(len(events), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Profilers' traces written by hand, in each of the four ways memory events were ever written."""
+"""Profilers' traces written by hand, in all four formats of memory events."""
 
 from __future__ import annotations
 

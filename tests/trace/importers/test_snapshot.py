@@ -204,7 +204,7 @@ def test_out_of_memory_says_who_asked_for_how_much(tmp_path: Path) -> None:
     """An oom entry makes the capture incomplete, with line, size and what was free."""
     oom = {"action": "oom", "device_free": 3 * MIB, "size": 2048 * MIB, "stream": 0, "frames": FORWARD}
     trace = imported(tmp_path, snapshot([segment(0, block(MIB))], [entry("alloc", 0, MIB, FORWARD), oom]))
-    reason = "out of memory: /job/model.py:3:forward asked for 2.00 GiB while 3.00 MiB of the device were free"
+    reason = "out of memory: /job/model.py:3:forward requested 2.00 GiB while 3.00 MiB of the device were free"
     assert trace.manifest.capture.reason == reason
     assert not trace.manifest.capture.is_complete
     assert not trace.table(Steps).is_complete[-1]
@@ -321,17 +321,20 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a number": (5, "no segments and no device_traces"),
     "other keys": ({"state_dict": {}}, "no segments and no device_traces"),
     "nothing at all": (snapshot(), "held nothing and recorded nothing"),
-    "segments that are a text": ({"segments": "x"}, "no list but a text"),
-    "segments of numbers": ({"segments": [1]}, "a number where a dict belongs"),
+    "segments that are a text": ({"segments": "x"}, "must be a list, not a text"),
+    "segments of numbers": ({"segments": [1]}, "a number instead of a dict"),
     "traces that are a dict": ({"device_traces": {"a": 1}}, "one history per device"),
-    "a history of lists": (snapshot((), [[]]), "a list where a dict belongs"),
-    "a size that is a text": (snapshot((), [entry("alloc", 0, "x")] * 2), "a text where a whole number belongs"),  # type: ignore[arg-type]
+    "a history of lists": (snapshot((), [[]]), "a list instead of a dict"),
+    "a size that is a text": (snapshot((), [entry("alloc", 0, "x")] * 2), "a text instead of a whole number"),  # type: ignore[arg-type]
     "a size below 0": (snapshot((), [entry("alloc", 0, -5)] * 2), "-5, which is below 0"),
     "a size beyond 63 bits": (snapshot((), [entry("alloc", 0, 2**63)] * 2), "more than 63 bits"),
     "sizes that sum beyond 62 bits": (snapshot((), [entry("alloc", 0, 2**62)] * 4), "sum to more than 62 bits"),
     "a device that is none": (snapshot([segment(0, block(1), device=-1)]), "names no device"),
-    "blocks that are a number": (snapshot([{**segment(0), "blocks": 7}]), "no list but a number"),
-    "a block without a number": (snapshot([segment(0, block(1, requested_size=None))]), "nothing where a whole number"),
+    "blocks that are a number": (snapshot([{**segment(0), "blocks": 7}]), "must be a list, not a number"),
+    "a block without a number": (
+        snapshot([segment(0, block(1, requested_size=None))]),
+        "nothing instead of a whole number",
+    ),
 }
 
 
@@ -349,7 +352,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "blank": (b" \n", "is empty"),
     "a zip": (b"PK\x03\x04data.pkl", "such as torch.save writes"),
-    "a trace": (b"PK\x03\x04....manifest.json", "a memprof trace already"),
+    "a trace": (b"PK\x03\x04....manifest.json", "already a memprof recording"),
     "text": (b"hello", "neither a memory snapshot"),
     "a page": (b"<html></html>", "without a memory snapshot in it"),
     "a page with no base64": (b'<html>"base64": "a"', "is not base64"),

@@ -85,7 +85,7 @@ def small_job() -> dict[str, Any]:
     """One step, worked out by hand; address = MiB, so that block n lies at n MiB.
 
     Before the window 4 MiB are in use at 0, of which 1 MiB is freed in it. The window takes 2 MiB in forward, frees 1,
-    takes 3 in backward, frees the 2, and takes 1 in the optimizer that stays. One MiB more is asked for as 1 MiB - 1.
+    takes 3 in backward, frees the 2, and takes 1 in the optimizer that stays. One more MiB is requested as 1 MiB - 1.
     """
     time = iter(range(1000, 2000))
     history = [

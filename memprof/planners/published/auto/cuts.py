@@ -84,7 +84,7 @@ class CutModel:
         self._lowest = np.zeros(columns)
         self._others_bytes = np.zeros(len(cuts), dtype=np.int64)
         for place, cut in enumerate(cuts):
-            self._ask_at(place, cut)
+            self._add_demand(place, cut)
         self._rules, self._rule_low = self._make_rules()
         kept_at, value = np.nonzero(self._kept != NONE)
         # Scaled so that all coefficients have similar magnitude.
@@ -165,7 +165,7 @@ class CutModel:
         may: Bools = makes & graph.can_repeat & ((op_id <= first) | (makes_taken & (op_id < last)))
         return may
 
-    def _ask_at(self, place: int, cut: int) -> None:
+    def _add_demand(self, place: int, cut: int) -> None:
         """Records the memory a cut's operator needs in addition to the decided values."""
         graph = self._graph
         made = np.flatnonzero(graph.value_op == cut)
@@ -180,7 +180,7 @@ class CutModel:
         graph, maker = self._graph, self._graph.value_op
         sources: list[Ints] = []
         remade: list[Ints] = []
-        asking: list[Ints] = []
+        demands: list[Ints] = []
         for window in range(len(self._cuts) + 1):
             first, last = self._window(window)
             again = self._again[window]
@@ -190,28 +190,28 @@ class CutModel:
             read = np.unique(self._read_value[is_read])
             sources.append(before[read])
             remade.append(again[maker[read]])
-            asking.append(np.full(len(read), NONE))
+            demands.append(np.full(len(read), NONE))
             # A repeated operator reads a value from before the window.
             is_read = (again[graph.read_op] != NONE) & (maker[graph.read_value] < first)
             read = graph.read_value[is_read]
             sources.append(before[read])
             remade.append(again[maker[read]])
-            asking.append(again[graph.read_op[is_read]])
+            demands.append(again[graph.read_op[is_read]])
             # A value is kept at the end of the window; one overwritten in the window must be recomputed.
             if window < len(self._cuts):
                 is_taken = (self._taker > first) & (self._taker < last)
                 value = np.flatnonzero((maker < first) | (is_taken & (maker < last)))
                 sources.append(np.where(is_taken[value], NONE, before[value]))
                 remade.append(again[maker[value]])
-                asking.append(self._kept[window, value])
-        source, again, asks = np.concatenate(sources), np.concatenate(remade), np.concatenate(asking)
+                demands.append(self._kept[window, value])
+        source, again, demand = np.concatenate(sources), np.concatenate(remade), np.concatenate(demands)
         row = np.arange(len(source))
-        parts = [(source, 1.0), (again, 1.0), (asks, -1.0)]
+        parts = [(source, 1.0), (again, 1.0), (demand, -1.0)]
         rows = np.concatenate([row[column != NONE] for column, _ in parts])
         columns = np.concatenate([column[column != NONE] for column, _ in parts])
         signs = np.concatenate([np.full(int((column != NONE).sum()), sign) for column, sign in parts])
         rules = csr_array((signs, (rows, columns)), shape=(len(source), self.columns))
-        return rules, np.where(asks == NONE, 1.0, 0.0)
+        return rules, np.where(demand == NONE, 1.0, 0.0)
 
     def _placed(self, chosen: Bools) -> tuple[Repeat, ...]:
         """Puts each repeat into the last stage of its window that still precedes all its readers."""

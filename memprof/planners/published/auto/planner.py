@@ -99,7 +99,7 @@ class _Search:
         if needed > self.budget:
             return self._impossible(f"A single operator with its inputs and outputs needs {format_bytes(needed)}.")
         self.cuts = self._first_cuts()
-        self._ask_runtime()
+        self._run_dtr()
         if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
             return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._refine(0.02)
@@ -109,7 +109,7 @@ class _Search:
             self._try_others()
         if not self._is_done() and not self._grow():
             return self._impossible("No schedule stays within the budget at several operators of the step at once.")
-        self._ask_exactly()
+        self._run_exact()
         return self._answer()
 
     def _answer(self) -> ScheduleResult:
@@ -188,9 +188,9 @@ class _Search:
         from memprof.planners.published.sqrt import Sqrt
 
         for kind in (Sqrt, Selective, Knapsack, Bptt, Chain):
-            self._ask(kind(), 0.15)
+            self._run_planner(kind(), 0.15)
 
-    def _ask(self, planner: Planner, share: float) -> None:
+    def _run_planner(self, planner: Planner, share: float) -> None:
         """Runs another planner in a share of the time left and keeps its schedule and its proof."""
         now = time.monotonic()
         part = replace(self.task, deadline=now + share * max(0.0, self.task.deadline - now))
@@ -199,19 +199,19 @@ class _Search:
         if found.runs is not None:
             self._take(found.runs)
 
-    def _ask_runtime(self) -> None:
+    def _run_dtr(self) -> None:
         """Runs DTR, which always returns a result; on huge steps its fastest heuristic first, with more time."""
         if self.graph.values <= _HUGE_VALUES:
-            self._ask(Dtr(), 0.15)
+            self._run_planner(Dtr(), 0.15)
         else:
-            self._ask(_QuickDtr(), 0.6)
+            self._run_planner(_QuickDtr(), 0.6)
 
-    def _ask_exactly(self) -> None:
+    def _run_exact(self) -> None:
         """Solves the full programme on a small step; it also models what is alive while an operator repeats."""
         from memprof.planners.published.checkmate import Checkmate
 
         if self.graph.values <= _EXACT_VALUES and not self._is_done():
-            self._ask(Checkmate(), _EXACT_SHARE)
+            self._run_planner(Checkmate(), _EXACT_SHARE)
 
     def _take(self, runs: Ints) -> None:
         """Keeps another planner's schedule and improves it."""

@@ -23,10 +23,10 @@ class ValueCost(EvictionCost[int]):
         self.outdated: set[int] = set()
         reads = graph.reads_by_op()
         self._sources = [reads[maker] for maker in graph.value_op.tolist()]
-        self._heirs: list[list[int]] = [[] for _ in range(graph.values)]
+        self._dependants: list[list[int]] = [[] for _ in range(graph.values)]
         for value, sources in enumerate(self._sources):
             for source in sources:
-                self._heirs[source].append(value)
+                self._dependants[source].append(value)
         self._is_evicted = [False] * graph.values
         # Values in memory next to a class: their eviction cost changes with the class.
         self._beside: dict[int, set[int]] = {}
@@ -34,7 +34,7 @@ class ValueCost(EvictionCost[int]):
         relations = Relations(
             own_us=cost_us.__getitem__,
             sources=self._sources.__getitem__,
-            heirs=self._heirs.__getitem__,
+            dependants=self._dependants.__getitem__,
             is_gone=self._is_evicted.__getitem__,
         )
         super().__init__(relations, heuristic)
@@ -47,7 +47,7 @@ class ValueCost(EvictionCost[int]):
         if not self.heuristic.has_classes:
             self._outdate_around(value)
             return
-        neighbours = self._sources[value] + self._heirs[value]
+        neighbours = self._sources[value] + self._dependants[value]
         near = {self.class_of(other) for other in neighbours if self._is_evicted[other]}
         super().evicted(value)
         *smaller, beside = sorted((set(neighbours), *map(self._beside.pop, near)), key=len)
@@ -62,7 +62,7 @@ class ValueCost(EvictionCost[int]):
             return
         if self.heuristic.has_classes:
             self.outdated |= self._beside[self.class_of(value)]
-            for other in self._sources[value] + self._heirs[value]:
+            for other in self._sources[value] + self._dependants[value]:
                 if self._is_evicted[other]:
                     self._beside[self.class_of(other)].add(value)
             super().remade(value)
@@ -73,7 +73,7 @@ class ValueCost(EvictionCost[int]):
 
     def _outdate_around(self, value: int) -> None:
         """Marks all values that count this one: the heirs where costs include sources, and the reverse."""
-        ways = [self._heirs] * self.heuristic.counts_sources + [self._sources] * self.heuristic.counts_heirs
+        ways = [self._dependants] * self.heuristic.counts_sources + [self._sources] * self.heuristic.counts_dependants
         for way in ways:
             for other in (value, *self._gone_around(value, way.__getitem__)):
                 self.outdated.update(way[other])

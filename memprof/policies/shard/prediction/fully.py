@@ -104,7 +104,7 @@ class Fully(Sharding):
     def _receive(self, unit: int, before: int, sent_at: int, *, needed_at: int) -> int:
         """Adds the all-gather of a unit; returns its buffer."""
         bytes_ = int(self.unit_bytes[unit])
-        empty = self.added.operator("aten.empty.memory_format", before, before)
+        empty = self.operator("aten.empty.memory_format", before, before)
         buffer = self.storage(bytes_, empty)
         op = self.collective(
             _GATHER,
@@ -123,7 +123,7 @@ class Fully(Sharding):
 
         Operators of the step still use the parts, so that recomputing them does not recompute the whole parameters.
         """
-        copy = self.added.operator("fsdp.split_with_sizes_copy.default", before, before, mutates=True)
+        copy = self.operator("fsdp.split_with_sizes_copy.default", before, before, mutates=True)
         whole = self.storage(int(self.unit_bytes[unit]), copy, max(ends, before))
         self.added.use(copy, buffer, "read")
         self.added.use(copy, whole, "mutate")
@@ -161,7 +161,7 @@ class Fully(Sharding):
             self.added.free(self._unscattered, at if self._scattered_at < at else self._scattered_by)
         bytes_ = int(self.part_bytes[group].sum())
         padded = bytes_ * self.policy.world_size
-        copy = self.added.operator("fsdp.chunk_cat.default", at + 1, at, mutates=True)
+        copy = self.operator("fsdp.chunk_cat.default", at + 1, at, mutates=True)
         buffer = self.storage(padded, copy)
         op = self.collective(
             _SCATTER,

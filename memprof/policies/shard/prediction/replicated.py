@@ -50,9 +50,7 @@ class Replicated(Sharding):
 
     def _fill(self, group: Ints) -> tuple[Ints, list[int]]:
         """Returns the gradients in their bucket, and the operators that copy them into it."""
-        copies = [
-            self.added.operator("aten.copy_.default", at + 1, at, mutates=True) for at in self.kept_at[group].tolist()
-        ]
+        copies = [self.operator("aten.copy_.default", at + 1, at, mutates=True) for at in self.kept_at[group].tolist()]
         bucket = self.gradients(group, self.step.storages.requested_bytes[group], copies[0])
         for op, gradient, inside in zip(copies, group.tolist(), bucket.tolist(), strict=True):
             self.added.use(op, gradient, "read")
@@ -70,7 +68,7 @@ class Replicated(Sharding):
         place[trained] = np.arange(len(trained))
         for group in buckets(place, step.storages.requested_bytes, self.policy.bucket_mib):
             bytes_ = int(whole[group].sum())
-            empty = self.added.operator("aten.empty.memory_format", last + 1, last)
+            empty = self.operator("aten.empty.memory_format", last + 1, last)
             buffer = self.storage(bytes_, empty)
             op = self.collective(
                 "c10d._allgather_base_",
@@ -80,7 +78,7 @@ class Replicated(Sharding):
                 needed_at=last + 1,
                 like=last,
             )
-            copy = self.added.operator("aten.copy_.default", last + 1, last, mutates=True)
+            copy = self.operator("aten.copy_.default", last + 1, last, mutates=True)
             self.added.use(op, buffer, "mutate")
             self.added.use(copy, buffer, "read")
             for parameter in group.tolist():

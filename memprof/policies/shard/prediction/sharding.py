@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.shard.prediction.additions import Additions
+from memprof.policies.rewrite.insertion import Insertion
 from memprof.policies.shard.prediction.division import complete_at, largest_parts
 from memprof.policies.shard.prediction.ring import Ring
 from memprof.policies.shard.prediction.timeline import Timeline
@@ -37,7 +37,7 @@ class Sharding:
         """Classifies the step's storages."""
         self.step, self.policy = step, policy
         self.draft = Draft(step)
-        self.added = Additions(step)
+        self.added = Insertion(self.draft)
         self.ring = Ring(policy.world_size, policy.link_gigabytes_per_second * 1e3, policy.link_latency_us)
         self.timeline = Timeline(step)
         self.is_cuda = bool(np.char.startswith(step.storages.device.astype(str), "cuda").any())
@@ -53,7 +53,7 @@ class Sharding:
     def finish(self) -> Step:
         """Assembles the resulting step."""
         self.draft.duration_us = self.timeline.duration_us(self.draft.ops.duration_us)
-        self.added.insert(self.draft)
+        self.added.write()
         return self.draft.build()
 
     def divide_update(self) -> None:
@@ -86,6 +86,20 @@ class Sharding:
             allocated_bytes=np.where(chosen & (storages.allocated_bytes > 0), parts, storages.allocated_bytes),
         )
 
+    def operator(self, name: str, before: int, like: int, **columns: Any) -> int:
+        """Adds an operator, by default without traffic and duration; returns its id.
+
+        Args:
+            name: Its name.
+            before: Operator of the step before which it runs.
+            like: Operator of the step whose phase, module, micro-batch and start it copies.
+            columns: Its other columns.
+        """
+        ops = self.step.ops
+        copied = {"module_id": ops.module_id[like], "start_us": ops.start_us[like]}
+        without = {"stream": 0, "read_bytes": 0, "written_bytes": 0, "mutates": False}
+        return self.added.op(name, like=like, before=before, columns={**copied, **without, **columns})
+
     def collective(
         self,
         name: str,
@@ -109,7 +123,7 @@ class Sharding:
             sent_at: Operator of the step before which it begins, if a device starts it earlier than ``before``.
         """
         self.timeline.send(before if sent_at is None else sent_at, duration_us, needed_at)
-        return self.added.operator(
+        return self.operator(
             name,
             before,
             like,
@@ -123,17 +137,16 @@ class Sharding:
     def storage(self, bytes_: int, created: int, freed: int = NONE) -> int:
         """Adds a buffer of a collective."""
         devices = self.step.storages.device[self.is_parameter]
-        return self.added.storage(
-            Storages.of(
-                storage_id=[0],
-                category=["collective"],
-                device=[devices[0] if len(devices) else "cpu"],
-                requested_bytes=[bytes_],
-                allocated_bytes=[rounded_on_cuda(bytes_) if self.is_cuda else bytes_],
-                created_op_id=[created],
-                freed_op_id=[freed],
-            )
+        rows = Storages.of(
+            storage_id=[0],
+            category=["collective"],
+            device=[devices[0] if len(devices) else "cpu"],
+            requested_bytes=[bytes_],
+            allocated_bytes=[rounded_on_cuda(bytes_) if self.is_cuda else bytes_],
+            created_op_id=[created],
+            freed_op_id=[freed],
         )
+        return int(self.added.storages(rows)[0])
 
     def gradients(self, group: Ints, bytes_: Ints, created: int) -> Ints:
         """Adds one buffer of gradients, as one storage per gradient to keep their attribution.

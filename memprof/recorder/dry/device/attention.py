@@ -76,7 +76,7 @@ class Attention:
         width = query.shape[-1]
         is_plain = query.dtype in _HALF and width == value.shape[-1] and width <= _FLASH_WIDTH and width % 8 == 0
         trains = not _needs_sums(query, key, value) or width <= 128
-        return is_plain and trains and not (is_causal and query.shape[-2] > key.shape[-2]) and not _wants_gradient(mask)
+        return is_plain and trains and not (is_causal and query.shape[-2] > key.shape[-2]) and not _needs_gradient(mask)
 
     def _takes_flash(self, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, _shares: bool) -> bool:
         width = query.shape[-1]
@@ -132,7 +132,7 @@ def _needs_sums(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _wants_gradient(mask: Any) -> bool:
+def _needs_gradient(mask: Any) -> bool:
     return mask is not None and mask.requires_grad
 
 

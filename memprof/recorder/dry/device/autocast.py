@@ -121,8 +121,8 @@ def _full(operator: Any, args: Any, kwargs: Any) -> Any:
 
 def _full_result(operator: Any, args: Any, kwargs: Any) -> Any:
     is_short = _is_eligible(args[0]) and args[0].dtype in _SHORT
-    says_type = kwargs.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
-    if not is_short or says_type:
+    has_dtype = kwargs.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
+    if not is_short or has_dtype:
         return operator(*args, **kwargs)
     if operator._schema.name == "aten::norm":
         return torch.ops.aten.norm(*args, **kwargs, dtype=torch.float32)

@@ -126,7 +126,7 @@ class Event:
         Raises:
             RuntimeError: Always.
         """
-        raise RuntimeError("a dry run shares no events between processes: each has a virtual device of its own")
+        raise RuntimeError("a dry run cannot share events between processes: each has a virtual device of its own")
 
     def ipc_handle(self) -> Any:
         """Fails, like ``from_ipc_handle``.

@@ -20,7 +20,7 @@ from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequ
 from memprof.recorder.dry.device.losses import LOSSES
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.recurrent import SHAPES as RECURRENT_SHAPES
-from memprof.recorder.dry.device.telling import Telling
+from memprof.recorder.dry.device.virtual_events import VirtualEvents
 from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options
 
@@ -121,9 +121,9 @@ class VirtualDevice:
         """The same for storages on the device; (0, 0) elsewhere."""
         return self._storage_span(tensor) if face.is_on_device(tensor) else (0, 0)
 
-    def telling(self, log: RawLog) -> Telling:
+    def events(self, log: RawLog) -> VirtualEvents:
         """Returns the component that reports the device to a recording."""
-        return Telling(log, self.memory, self.card)
+        return VirtualEvents(log, self.memory, self.card)
 
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""

@@ -43,8 +43,8 @@ _BACKENDS = {
     "device-dry-run": Backend(
         name="dry-run",
         sees=(
-            "every block that torch's caching allocator would give, by the rules of the device's architecture",
-            "what kernels take for themselves where torch's sources tell it",
+            "every block that torch's caching allocator would allocate, by the rules of the device's architecture",
+            "kernel workspaces, where torch's sources determine them",
         ),
         blind_spots=(
             "workspaces that a library chooses at run time are estimates",
@@ -55,7 +55,7 @@ _BACKENDS = {
     "device-native": Backend(
         name="",
         sees=(
-            "every block that torch's caching allocator gives to the training thread and to its backward",
+            "every block that torch's caching allocator allocates for the training thread and its backward",
             "temporaries inside kernels, and the allocator's own counts of allocated and reserved bytes",
             "every operator of the training thread and of its backward",
         ),
@@ -82,7 +82,7 @@ _BACKENDS = {
         sees=("every storage on the device that an operator of the training thread returns, by weak references",),
         blind_spots=(
             "temporaries inside kernels, and workspaces of libraries",
-            "what the allocator rounds up and reserves: this device's tells no history",
+            "what the allocator rounds up and reserves: this device's keeps no history",
             "memory taken outside operators, and inside compiled regions",
         ),
     ),
@@ -91,11 +91,13 @@ _BACKENDS = {
 
 def backend_of(recording: Recording) -> Backend:
     """Returns the source of a recording's memory events, with its blind spots."""
-    heard = recording.heard
-    if heard.device == CPU:
+    memory_events = recording.memory_events
+    if memory_events.device == CPU:
         return _BACKENDS[f"cpu-{recording.epoch.source}"]
     if recording.epoch.source == DRY_RUN:
         return _BACKENDS["device-dry-run"]
-    is_told = recording.epoch.source == "native" and bool((heard.total >= 0).any() or not len(heard.total))
-    way = "native" if is_told else "history" if len(heard.history) else "dispatch"
-    return replace(_BACKENDS[f"device-{way}"], name=f"{heard.device.partition(':')[0]}-{way}")
+    is_known = recording.epoch.source == "native" and bool(
+        (memory_events.total >= 0).any() or not len(memory_events.total)
+    )
+    way = "native" if is_known else "history" if len(memory_events.history) else "dispatch"
+    return replace(_BACKENDS[f"device-{way}"], name=f"{memory_events.device.partition(':')[0]}-{way}")

@@ -50,12 +50,12 @@ class History:
         return len(self.action)
 
     @property
-    def is_taking(self) -> Bools:
+    def is_allocating(self) -> Bools:
         """Which entries allocate a block."""
         return np.isin(self.action, _TAKEN)
 
     @property
-    def is_giving_back(self) -> Bools:
+    def is_freeing(self) -> Bools:
         """Which entries free a block (other streams may still be using it)."""
         return np.isin(self.action, _GIVEN_BACK)
 
@@ -147,52 +147,52 @@ def _taking_of(history: History) -> Ints:
     order = np.lexsort((np.arange(count), history.address))
     is_first = np.ones(count, dtype=np.bool_)
     is_first[1:] = history.address[order][1:] != history.address[order][:-1]
-    latest = np.maximum.accumulate(np.where(history.is_taking[order], np.arange(count), NONE))
+    latest = np.maximum.accumulate(np.where(history.is_allocating[order], np.arange(count), NONE))
     begins = np.maximum.accumulate(np.where(is_first, np.arange(count), 0))
     taking = np.full(count, NONE, dtype=np.int64)
     taking[order] = np.where(latest >= begins, order[np.maximum(latest, 0)], NONE) if count else latest
     return taking
 
 
-def rows_at(address: Ints, asked: Ints) -> Ints:
+def rows_at(address: Ints, wanted: Ints) -> Ints:
     """Finds the first row with each requested address; NONE where there is none. Shape (asked,).
 
     Args:
         address: Addresses of the rows, in any order. Shape (rows,).
-        asked: Addresses to look up. Shape (asked,).
+        wanted: Addresses to look up. Shape (asked,).
     """
     if not len(address):
-        return np.full(len(asked), NONE, dtype=np.int64)
+        return np.full(len(wanted), NONE, dtype=np.int64)
     order = np.argsort(address, kind="stable")
     known = address[order]
-    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return np.where(known[place] == asked, order[place], NONE)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[place] == wanted, order[place], NONE)
 
 
-def last_at(address: Ints, time_us: Ints, asked_address: Ints, asked_ns: Ints) -> Ints:
+def last_at(address: Ints, time_us: Ints, wanted_address: Ints, wanted_ns: Ints) -> Ints:
     """Finds the last row at each address no later than a given time.
 
     Args:
         address: Addresses of the rows. Shape (rows,).
         time_us: Their times, in whole microseconds.
-        asked_address: Addresses to look up. Shape (asked,).
-        asked_ns: Times to look up, in nanoseconds.
+        wanted_address: Addresses to look up. Shape (asked,).
+        wanted_ns: Times to look up, in nanoseconds.
 
     Returns:
         Rows; NONE where there is none. Shape (asked,).
     """
-    nothing = np.full(len(asked_address), NONE, dtype=np.int64)
-    if not len(address) or not len(asked_address):
+    nothing = np.full(len(wanted_address), NONE, dtype=np.int64)
+    if not len(address) or not len(wanted_address):
         return nothing
     order = np.lexsort((np.arange(len(address)), time_us, address))
     known, code = np.unique(address, return_inverse=True)
-    start = min(int(time_us.min()), int(asked_ns.min()) // 1000)
-    span = max(int(time_us.max()), int(asked_ns.max()) // 1000) - start + 2
+    start = min(int(time_us.min()), int(wanted_ns.min()) // 1000)
+    span = max(int(time_us.max()), int(wanted_ns.max()) // 1000) - start + 2
     keys = (code * span + (time_us - start))[order]
-    place = np.minimum(np.searchsorted(known, asked_address), len(known) - 1)
-    row = np.searchsorted(keys, place * span + (asked_ns // 1000 - start), side="right") - 1
+    place = np.minimum(np.searchsorted(known, wanted_address), len(known) - 1)
+    row = np.searchsorted(keys, place * span + (wanted_ns // 1000 - start), side="right") - 1
     found = order[np.maximum(row, 0)]
-    is_found = (row >= 0) & (known[place] == asked_address) & (address[found] == asked_address)
+    is_found = (row >= 0) & (known[place] == wanted_address) & (address[found] == wanted_address)
     return np.where(is_found, found, NONE)
 
 
@@ -222,5 +222,5 @@ def _reserved_at_end(spool: Spool, epoch: Epoch, device: int) -> int:
 
 
 def _segments_at_end(spool: Spool, epoch: Epoch) -> list[dict[str, Any]]:
-    told = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
-    return list(told[-1]["segments"]) if told else []
+    records = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
+    return list(records[-1]["segments"]) if records else []

@@ -37,14 +37,14 @@ def name_workspaces(
     """
     is_touched = np.zeros(len(created), dtype=np.bool_)
     is_touched[used] = True
-    is_nobodys = is_own & ~is_touched & (names == "") & np.isin(category, ("temporary", "unknown"))
+    is_unowned = is_own & ~is_touched & (names == "") & np.isin(category, ("temporary", "unknown"))
     # Memory of no tensor that outlives its operator. Memory allocated between operators is autograd's.
-    is_made = is_nobodys & (created != NONE) & ((freed == NONE) | (freed > created))
+    is_made = is_unowned & (created != NONE) & ((freed == NONE) | (freed > created))
     is_made[is_made] = ops.kind[created[is_made]] != "allocation"
     for row in np.flatnonzero(is_made).tolist():
         operator = str(ops.name[created[row]])
         library = next((library for pattern, library in _LIBRARIES if pattern.search(operator)), "")
         category[row] = "workspace"
         names[row] = f"{library} workspace" if library else f"workspace of {operator}"
-    is_older = is_nobodys & (created == NONE)
+    is_older = is_unowned & (created == NONE)
     names[is_older] = np.where(freed[is_older] == NONE, "held by no Python object", "")

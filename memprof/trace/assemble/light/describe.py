@@ -19,7 +19,7 @@ _NO_OPERATORS = "operators: rows are module calls, backward nodes and updates, a
 CPU_LIGHT = Backend(
     name="cpu-light",
     sees=(
-        "every allocation of torch's CPU allocator on the training thread, in the stretch of steps that is told",
+        "every allocation of torch's CPU allocator on the training thread, in the steps recorded in detail",
         "the allocator's count of all threads, at each module call and update of the whole run",
     ),
     blind_spots=(
@@ -42,7 +42,7 @@ CUDA_LIGHT = Backend(
         "allocations before the history's first entry, one by one",
         "which module backward belongs to",
         "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
-        "a job that is killed takes its CUDA history with it: only counts are left",
+        "the CUDA history of a killed job is lost: only counts are left",
     ),
 )
 
@@ -95,12 +95,14 @@ def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modul
 
 def _notes(main: Spool, tables: Mapping[type[Table], Table]) -> list[str]:
     steps = cast(Steps, tables[Steps])
-    told = steps.step[steps.first_op_id != NONE]
+    recorded = steps.step[steps.first_op_id != NONE]
     notes = []
-    if len(told) > 1:
-        notes.append(f"every allocation is told of steps {int(told[0])} to {int(told[-1])}; of the others, counts")
-    elif len(told):
-        notes.append(f"every allocation is told of step {int(told[0])}; of the others, counts")
+    if len(recorded) > 1:
+        notes.append(
+            f"every allocation is recorded in steps {int(recorded[0])} to {int(recorded[-1])}; of the others, counts"
+        )
+    elif len(recorded):
+        notes.append(f"every allocation is recorded in step {int(recorded[0])}; of the others, counts")
     if not main.records["start"][0].get("can_count", True):
-        notes.append("this torch does not let its CPU count be read: steps that were not heard have no highest count")
+        notes.append("this torch does not expose its CPU count: other steps have no highest count")
     return [*notes, *main.records.get("notes", [])]

@@ -13,7 +13,7 @@ from memprof.trace.assemble.phases import phase_names
 from memprof.trace.files.spool import RING_PREFIX, SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE, Spool, read_spool
 from memprof.trace.importers.columns import Annotation
 from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.phases import tell_phases
+from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot import parse_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.schema import NONE, Ops, Steps, Table, Texts
@@ -50,7 +50,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
     number, first = np.unique(peaks["step"], return_index=True)
     start_us = peaks["start_ns"][first] / 1000
     annotations = _annotations(device, start_us.tolist())
-    tables, _ = device_tables(device, partial(tell_phases, annotations=annotations))
+    tables, _ = device_tables(device, partial(find_phases, annotations=annotations))
     ops, steps = tables[Ops], tables[Steps]
     assert isinstance(ops, Ops)
     assert isinstance(steps, Steps)
@@ -85,9 +85,9 @@ def _with_modules(ops: Ops, folder: Path, names: Texts) -> Ops:
     is_known = (place >= 0) & ~np.isnan(ops.start_us)
     is_known[0] = False  # the row for the beginning is not an allocation
     place = np.maximum(place, 0)
-    told = names[phase[place]]
+    phase_names = names[phase[place]]
     # Backward is read from stacks: it runs in threads of its own, outside any module call.
     is_here = is_known & (module[place] != NONE) & (ops.phase != "backward")
     phases = ops.phase.copy()
-    phases[is_here] = told[is_here]
+    phases[is_here] = phase_names[is_here]
     return ops.replace(module_id=np.where(is_here, module[place], ops.module_id), phase=phases)

@@ -55,8 +55,8 @@ def assemble_light(
     elif device == "cpu":
         tables |= _stretch_tables(folder, main, launch, exit_record)
     run = read_run(main, device)
-    told = cast(Steps, tables.get(Steps, Steps.empty()))
-    tables[Steps] = join_steps(run.steps(), told)
+    recorded = cast(Steps, tables.get(Steps, Steps.empty()))
+    tables[Steps] = join_steps(run.steps(), recorded)
     tables[StepPeaks] = run.step_peaks()
     tables[ModulePeaks] = module_peaks(main, device)
     return light_manifest(folder, main, run, tables, launch, exit_record), tables

@@ -93,18 +93,20 @@ def module_peaks(main: Spool, device: str) -> ModulePeaks:
     )
 
 
-def join_steps(run: Steps, told: Steps) -> Steps:
+def join_steps(run: Steps, recorded: Steps) -> Steps:
     """Replaces counter-only steps of the run by those recorded in full."""
-    is_told: Bools = np.isin(run.step, told.step)
-    kept = run.take(~is_told)
-    rows = np.searchsorted(run.step, told.step)
+    is_recorded: Bools = np.isin(run.step, recorded.step)
+    kept = run.take(~is_recorded)
+    rows = np.searchsorted(run.step, recorded.step)
     updates = np.where(
-        np.isin(told.step, run.step), run.optimizer_updates[np.minimum(rows, len(run) - 1)], told.optimizer_updates
+        np.isin(recorded.step, run.step),
+        run.optimizer_updates[np.minimum(rows, len(run) - 1)],
+        recorded.optimizer_updates,
     )
-    told = told.replace(optimizer_updates=updates)
+    recorded = recorded.replace(optimizer_updates=updates)
     joined = Steps.of(
         **{
-            column.name: np.concatenate((getattr(kept, column.name), getattr(told, column.name)))
+            column.name: np.concatenate((getattr(kept, column.name), getattr(recorded, column.name)))
             for column in Steps.columns()
         }
     )

@@ -53,8 +53,8 @@ def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
     """
     begin = stretch.records["begin"][0]
     ended = stretch.records.get("steps", [])
-    heard_ns = int(stretch.columns("events")["time_ns"].max())
-    regions = cut_regions(stretch, heard_ns)
+    last_event_ns = int(stretch.columns("events")["time_ns"].max())
+    regions = cut_regions(stretch, last_event_ns)
     starts = np.array([region.start_ns for region in regions], dtype=np.int64)
     steps = _steps(begin, ended, starts)
     # What follows the last step belongs to no step if it is only the script on its way to the next one.
@@ -75,16 +75,16 @@ def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
         last_ns = max(ends.get(of_step, region.end_ns), region.start_ns)
         rows += _operator(region, number, min(region.end_ns, last_ns))
     records["names"] = [*records.get("names", []), list(fresh)]
-    told = {name: np.empty((0, len(columns)), dtype=np.int64) for name, columns in COLUMNS.items()}
-    told["operators"] = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS["operators"]))
+    streams = {name: np.empty((0, len(columns)), dtype=np.int64) for name, columns in COLUMNS.items()}
+    streams["operators"] = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS["operators"]))
     for stream in ("alive", "facts", "events"):
         rows_of = stretch.rows[stream]
-        told[stream] = rows_of[rows_of[:, 0] <= regions[-1].end_ns]
-    told["calls"] = _calls(stretch, starts)
+        streams[stream] = rows_of[rows_of[:, 0] <= regions[-1].end_ns]
+    streams["calls"] = _calls(stretch, starts)
     records["steps"] = steps
     if len(ended) == len(steps):
-        records["end"] = [{"reason": "the stretch is over", "time_ns": heard_ns}]
-    return Spool(told, records)
+        records["end"] = [{"reason": "the stretch is over", "time_ns": last_event_ns}]
+    return Spool(streams, records)
 
 
 def _steps(begin: dict[str, Any], ended: list[dict[str, Any]], starts: Ints) -> list[dict[str, Any]]:

@@ -48,9 +48,9 @@ def find_mergers(timeline: Timeline, lives: BlockLives, op: Ints, input_life: In
     op, kept, dropped = op[is_known], input_life[is_known], output_life[is_known]
     last = max(len(timeline.event_op) - 1, 0)
     dies = lives.died[kept] != NEVER
-    gives_way = dies & (timeline.event_op[np.minimum(lives.died[kept], last)] == op)
+    is_replaced = dies & (timeline.event_op[np.minimum(lives.died[kept], last)] == op)
     is_own = (lives.born[dropped] != NONE) & (timeline.event_op[np.maximum(lives.born[dropped], 0)] == op)
-    fits = gives_way & is_own & (lives.size_bytes[kept] == lives.size_bytes[dropped])
+    fits = is_replaced & is_own & (lives.size_bytes[kept] == lives.size_bytes[dropped])
     return Mergers(op[fits], kept[fits], dropped[fits])
 
 

@@ -33,10 +33,10 @@ class BlockLives:
         known, code = np.unique(self.address, return_inverse=True)
         span = int(max(self.born.max(initial=0), position.max(initial=0))) + 2
         keys = code * span + self.born + 1
-        asked = np.searchsorted(known, address)
-        asked_inside = np.minimum(asked, len(known) - 1)
-        is_known = known[asked_inside] == address
-        row = np.searchsorted(keys, asked_inside * span + position, side="right") - 1
+        place = np.searchsorted(known, address)
+        place_inside = np.minimum(place, len(known) - 1)
+        is_known = known[place_inside] == address
+        row = np.searchsorted(keys, place_inside * span + position, side="right") - 1
         row_inside = np.maximum(row, 0)
         is_alive = is_known & (row >= 0) & (self.address[row_inside] == address) & (self.died[row_inside] >= position)
         return np.where(is_alive, row_inside, NONE)
@@ -59,20 +59,20 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLiv
     index = np.concatenate([np.full(len(alive_address), NONE, dtype=np.int64), np.arange(events, dtype=np.int64)])
     order = np.lexsort((index, address))
     address, size, index = address[order], size[order], index[order]
-    is_taking = size > 0
+    is_allocating = size > 0
     same_next = np.zeros(len(address), dtype=np.bool_)
     same_next[:-1] = address[1:] == address[:-1]
     same_previous = np.zeros(len(address), dtype=np.bool_)
     same_previous[1:] = same_next[:-1]
 
     died = np.full(len(address), NEVER, dtype=np.int64)
-    followed = np.flatnonzero(is_taking & same_next)
+    followed = np.flatnonzero(is_allocating & same_next)
     died[followed] = index[followed + 1]
     # A free without a preceding allocation: the life began before the recording.
     previous_is_taking = np.zeros(len(address), dtype=np.bool_)
-    previous_is_taking[1:] = is_taking[:-1]
-    is_older = ~is_taking & ~(same_previous & previous_is_taking)
-    is_life = is_taking | is_older
+    previous_is_taking[1:] = is_allocating[:-1]
+    is_older = ~is_allocating & ~(same_previous & previous_is_taking)
+    is_life = is_allocating | is_older
     return BlockLives(
         address=address[is_life],
         size_bytes=np.abs(size[is_life]),

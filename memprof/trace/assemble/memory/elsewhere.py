@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives
-from memprof.trace.assemble.memory.missed_frees import told_ends
+from memprof.trace.assemble.memory.missed_frees import reused_ends
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import NONE, Ints
 
@@ -61,8 +61,8 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
     change = np.zeros(len(totals), dtype=np.int64)
     change[1:] = np.diff(totals) - timeline.event_bytes[1:]
     # Known frees do not change the unknown part.
-    told = told_ends(timeline, lives)
-    change -= told
+    reused = reused_ends(timeline, lives)
+    change -= reused
     relief = np.zeros(len(timeline.raw_op), dtype=np.int64)
     first_event = np.searchsorted(timeline.event_op, np.arange(len(relief)), side="left")
     is_own = (timeline.event_is_inside | (timeline.event_bytes > 0)) & (timeline.event_op != NONE)
@@ -108,7 +108,7 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
         size_bytes=np.array(sizes, dtype=np.int64),
         created=np.array(created, dtype=np.int64),
         freed=np.array(freed, dtype=np.int64),
-        change=change + np.where(timeline.event_bytes > 0, 0, told),  # the counter already ends lives at allocations
+        change=change + np.where(timeline.event_bytes > 0, 0, reused),  # the counter already ends lives at allocations
         relief=relief,
         start_bytes=max(start, 0),
         missing_bytes=max(-start, 0),

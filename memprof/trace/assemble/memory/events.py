@@ -23,13 +23,13 @@ def own_events(time_ns: Ints, address: Ints, size_bytes: Ints, total: Ints, aliv
         alive_address: Allocator blocks known to be alive before the first event.
     """
     order = np.lexsort((time_ns, address))
-    ordered, is_taking = address[order], size_bytes[order] > 0
+    ordered, is_allocating = address[order], size_bytes[order] > 0
     is_counted = total[order] != 0
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
     ends_own_taking = np.zeros(len(order), dtype=np.bool_)
-    ends_own_taking[1:] = (is_taking & is_counted)[:-1] & ~is_first[1:]
+    ends_own_taking[1:] = (is_allocating & is_counted)[:-1] & ~is_first[1:]
     ends_older = is_first & (is_counted | np.isin(ordered, alive_address))
     is_own = np.empty(len(order), dtype=np.bool_)
-    is_own[order] = np.where(is_taking, is_counted, ends_own_taking | ends_older)
+    is_own[order] = np.where(is_allocating, is_counted, ends_own_taking | ends_older)
     return is_own

@@ -148,6 +148,6 @@ def _of_raw(recording: Recording, op: int) -> dict[str, Any]:
 
 def _counted(recording: Recording, times_ns: list[int]) -> list[int]:
     """Returns the CPU allocator's own count at each time; NONE where it reported none."""
-    totals: Ints = recording.heard.total
+    totals: Ints = recording.memory_events.total
     places = recording.timeline.position(np.array(times_ns, dtype=np.int64)) - 1
     return [int(totals[place]) if place >= 0 and totals[place] >= 0 else NONE for place in places.tolist()]

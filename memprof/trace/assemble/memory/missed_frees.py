@@ -20,7 +20,7 @@ _SUM_OF, _AMONG = 3, 24
 _LEAST_BYTES = 1024
 
 
-def end_unheard(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLives:
+def end_missed_frees(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLives:
     """Ends lives where the allocator's count falls by their size without an event.
 
     Args:
@@ -48,7 +48,7 @@ def end_unheard(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLiv
     return dataclasses.replace(lives, died=died)
 
 
-def told_ends(timeline: Timeline, lives: BlockLives) -> Ints:
+def reused_ends(timeline: Timeline, lives: BlockLives) -> Ints:
     """Returns the bytes, negative, of lives that end at another block's event. Shape (events,)."""
     ended = np.zeros(len(timeline.event_bytes), dtype=np.int64)
     rows = np.flatnonzero(lives.died != NEVER)

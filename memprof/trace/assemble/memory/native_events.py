@@ -59,8 +59,8 @@ class DeviceEvents:
         history = self.history
         event = np.full(len(history), NONE, dtype=np.int64)
         for is_kind, is_side in (
-            (history.is_taking, self.size_bytes > 0),
-            (history.is_giving_back, self.size_bytes < 0),
+            (history.is_allocating, self.size_bytes > 0),
+            (history.is_freeing, self.size_bytes < 0),
         ):
             entries, events = np.flatnonzero(is_kind), np.flatnonzero(is_side)
             found = last_at(
@@ -78,15 +78,15 @@ def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
     """
     names: list[str] = texts.listed(spool, "devices")
     size = np.zeros(len(names), dtype=np.int64)
-    is_heard = np.zeros(len(names), dtype=np.bool_)
+    has_events = np.zeros(len(names), dtype=np.bool_)
     for stream in ("device_events", "device_alive"):
         rows = within(spool.columns(stream), epoch)
-        is_heard[rows["device"]] = True
+        has_events[rows["device"]] = True
         np.add.at(size, rows["device"], np.maximum(rows["size_bytes"], 0))
     history = spool.columns("history")
-    is_heard[history["device"]] = True
+    has_events[history["device"]] = True
     order = np.argsort(-size, kind="stable")
-    return [names[number] for number in order.tolist() if is_heard[number]] or [CPU]
+    return [names[number] for number in order.tolist() if has_events[number]] or [CPU]
 
 
 def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
@@ -178,22 +178,25 @@ def _alive_before(alive: dict[str, Ints], events: dict[str, Ints]) -> dict[str, 
 def _requested(events: dict[str, Ints], history: History) -> Ints:
     """Returns the requested bytes of each allocation: its history entry directly precedes the report."""
     requested = np.full(len(events["time_ns"]), NONE, dtype=np.int64)
-    takings = np.flatnonzero(events["size_bytes"] > 0)
-    entries = np.flatnonzero(history.is_taking)
+    allocations = np.flatnonzero(events["size_bytes"] > 0)
+    entries = np.flatnonzero(history.is_allocating)
     found = last_at(
-        history.address[entries], history.time_us[entries], events["address"][takings], events["time_ns"][takings]
+        history.address[entries],
+        history.time_us[entries],
+        events["address"][allocations],
+        events["time_ns"][allocations],
     )
     is_found = found != NONE
-    requested[takings[is_found]] = history.size_bytes[entries[found[is_found]]]
+    requested[allocations[is_found]] = history.size_bytes[entries[found[is_found]]]
     return requested
 
 
 def _from_history(device: str, history: History, alive: dict[str, Ints]) -> DeviceEvents:
     """Builds events from the allocator's history alone; block sizes are the rounded requested sizes."""
-    rows = np.flatnonzero(history.is_taking | history.is_giving_back)
+    rows = np.flatnonzero(history.is_allocating | history.is_freeing)
     size = block_bytes(history)[rows]
     in_use = alive["is_pending"] == 0
-    taking = history.is_taking[rows]
+    taking = history.is_allocating[rows]
     return DeviceEvents(
         device=device,
         # Entries tie, as times are truncated to microseconds; their order in the history decides.

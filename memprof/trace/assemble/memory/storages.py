@@ -9,21 +9,21 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.devices.device_counters import active_peaks, requested_bytes, reserved_peaks
 from memprof.trace.assemble.devices.workspaces import name_workspaces
-from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
+from memprof.trace.assemble.memory.artefacts import merge_lives, wrapped_twice
 from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count, pair
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
 from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
-from memprof.trace.assemble.memory.missed_frees import end_unheard
+from memprof.trace.assemble.memory.missed_frees import end_missed_frees
 from memprof.trace.assemble.memory.native_events import CPU
+from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners
-from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
+from memprof.trace.files.spool import WRITE
 from memprof.trace.schema import (
     NONE,
     ROLES,
-    Bools,
     Ints,
     Memory,
     Modules,
@@ -32,21 +32,6 @@ from memprof.trace.schema import (
     Texts,
     Uses,
 )
-
-#: Autograd's gradient accumulation, where no timed step shows whether it runs in place.
-_ACCUMULATION = "aten.add.Tensor"
-
-
-@dataclass(frozen=True)
-class _Touches:
-    """Operators and the memory they use. Shape (touches,) each."""
-
-    raw_op: Ints
-    address: Ints
-    size_bytes: Ints
-    role: Ints
-    tensor: Ints
-    life: Ints
 
 
 @dataclass(frozen=True)
@@ -76,14 +61,14 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         partners: The matching operators of the timed step, by step.
     """
     timeline = recording.timeline
-    heard = recording.heard
-    lives = pair(timeline, heard.alive_address, heard.alive_bytes)
+    memory_events = recording.memory_events
+    lives = pair(timeline, memory_events.alive_address, memory_events.alive_bytes)
     if _has_totals(recording):
-        lives = end_unheard(timeline, lives, heard.total)
-    touches = _touches(recording, lives)
+        lives = end_missed_frees(timeline, lives, memory_events.total)
+    touches = find_touches(recording, lives)
     elsewhere = _elsewhere(recording, lives)
     is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
-    lives, become, is_void = merge_lives(timeline, lives, _mergers(recording, lives, touches, partners))
+    lives, become, is_void = merge_lives(timeline, lives, in_place_sums(recording, lives, touches, partners))
     is_void[lives.born[is_repeated]] = True
     is_void[lives.died[is_repeated]] = True
     start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + elsewhere.start_bytes
@@ -119,8 +104,8 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     sizes = lives.size_bytes[kept]
     created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
     freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
-    asked = requested_bytes(heard, lives)[kept]
-    requested = np.concatenate([np.where(asked == NONE, sizes, asked), foreign.size_bytes, elsewhere.size_bytes])
+    reported = requested_bytes(memory_events, lives)[kept]
+    requested = np.concatenate([np.where(reported == NONE, sizes, reported), foreign.size_bytes, elsewhere.size_bytes])
     allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
     uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
@@ -134,8 +119,8 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     module[is_elsewhere] = NONE
     is_own = np.arange(len(created)) < len(kept)
     device = texts.look_up(recording.tensors.device, tensor)
-    device[is_own | is_elsewhere | (device == "")] = heard.device
-    if heard.device != CPU:
+    device[is_own | is_elsewhere | (device == "")] = memory_events.device
+    if memory_events.device != CPU:
         name_workspaces(is_own, category, names, created, freed, uses.storage_id, ops)
     order = np.argsort(created, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
@@ -174,95 +159,12 @@ def memory_samples(recording: Recording, counter: Counter) -> Memory:
     return Memory.of(
         op_id=np.arange(recording.rows),
         time_us=recording.timeline.start_ns / 1000,
-        device=np.full(recording.rows, recording.heard.device, dtype=np.object_),
+        device=np.full(recording.rows, recording.memory_events.device, dtype=np.object_),
         allocated_bytes=counter.peak,
-        active_bytes=active_peaks(recording.heard, recording.timeline, counter.peak),
-        reserved_bytes=reserved_peaks(recording.heard, recording.timeline),
+        active_bytes=active_peaks(recording.memory_events, recording.timeline, counter.peak),
+        reserved_bytes=reserved_peaks(recording.memory_events, recording.timeline),
         host_rss_bytes=rss,
     )
-
-
-def _touches(recording: Recording, lives: BlockLives) -> _Touches:
-    columns = recording.spool.columns("touches")
-    op = columns["op"] - recording.epoch.first_op
-    is_inside = (op >= 0) & (op < recording.raw_count) & (columns["address"] != 0)
-    op = op[is_inside]
-    address, role = columns["address"][is_inside], columns["role"][is_inside]
-    moment = np.where(role == WRITE, recording.raw["end_ns"][op], recording.raw["start_ns"][op])
-    life = lives.find(address, recording.timeline.position(moment))
-    return _Touches(op, address, columns["size_bytes"][is_inside], role, columns["tensor"][is_inside], life)
-
-
-def _mergers(recording: Recording, lives: BlockLives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
-    """Finds operators that run in place in the unrecorded run, per the timed step or autograd's own rules."""
-    raw = recording.raw
-    names = texts.look_up(recording.names, raw["name"])
-    in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
-    candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
-    runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
-    runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
-    if recording.epoch.source == DRY_RUN:
-        runs_in_place[candidates] &= ~_was_viewed(recording, touches, candidates)
-    for step, found in partners.items():
-        inside = np.flatnonzero(recording.raw_step == step)
-        is_told = ~np.isnan(found.duration_us)
-        runs_in_place[inside[is_told]] = found.runs_in_place[is_told]
-    candidates = np.flatnonzero(runs_in_place)
-    input_life = _first_life(touches, candidates, READ)
-    output_life = _first_life(touches, candidates, WRITE)
-    return find_mergers(recording.timeline, lives, recording.row_of_raw[candidates], input_life, output_life)
-
-
-def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: _Touches, raw_op: Ints) -> Bools:
-    """Distinguishes the engine's gradient sums from sums within a backward formula.
-
-    In an engine sum, the first term was created under another node, and the result is used under another node.
-    """
-    node = recording.raw["node_sequence"]
-    first = _first_life(touches, raw_op, READ)
-    is_known = first != NONE
-    is_known[is_known] = lives.born[first[is_known]] != NONE
-    row = recording.timeline.event_op[lives.born[first[is_known]]]
-    maker = np.full(len(raw_op), NONE, dtype=np.int64)
-    maker[is_known] = np.where(row >= 0, recording.timeline.raw_op[np.maximum(row, 0)], NONE)
-    is_sum: Bools = (maker != NONE) & (node[np.maximum(maker, 0)] != node[raw_op])
-    result = _first_life(touches, raw_op, WRITE)
-    order = np.lexsort((touches.raw_op, touches.life))
-    lives_sorted, ops_sorted = touches.life[order], touches.raw_op[order]
-    for i in np.flatnonzero(is_sum & (result != NONE)).tolist():
-        begin, end = np.searchsorted(lives_sorted, [result[i], result[i] + 1])
-        later = ops_sorted[begin:end]
-        later = later[later > raw_op[i]]
-        is_sum[i] = not len(later) or node[later[0]] != node[raw_op[i]]
-    return is_sum
-
-
-def _was_viewed(recording: Recording, touches: _Touches, raw_op: Ints) -> Bools:
-    """Returns where a view of a sum's first term exists: autograd then keeps that term and adds out of place.
-
-    A dry run has no timed step to show this.
-    """
-    first = _first_life(touches, raw_op, READ)
-    is_view = (recording.raw["flags"][touches.raw_op] & FLAG_VIEW) != 0
-    viewing = np.flatnonzero(is_view & (touches.role == READ) & (touches.life != NONE))
-    order = np.lexsort((touches.raw_op[viewing], touches.life[viewing]))
-    life, op = touches.life[viewing][order], touches.raw_op[viewing][order]
-    place = np.searchsorted(life, first)
-    inside = np.minimum(place, max(len(life) - 1, 0))
-    if not len(life):
-        return np.zeros(len(raw_op), dtype=np.bool_)
-    found: Bools = (first != NONE) & (life[inside] == first) & (op[inside] < raw_op)
-    return found
-
-
-def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
-    """Returns the life that each operator uses first in a role; NONE where there is none."""
-    rows = np.flatnonzero(touches.role == role)
-    ops, first = np.unique(touches.raw_op[rows], return_index=True)
-    if not len(ops):
-        return np.full(len(raw_ops), NONE, dtype=np.int64)
-    place = np.minimum(np.searchsorted(ops, raw_ops), len(ops) - 1)
-    return np.where(ops[place] == raw_ops, touches.life[rows[first[place]]], NONE)
 
 
 def _own_start(recording: Recording) -> Ints:
@@ -271,7 +173,7 @@ def _own_start(recording: Recording) -> Ints:
 
 
 def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
-    totals = recording.heard.total
+    totals = recording.memory_events.total
     if not _has_totals(recording):
         return Elsewhere.nothing(len(totals), recording.rows)
     return account(recording.timeline, lives, totals)
@@ -279,9 +181,9 @@ def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
 
 def _has_totals(recording: Recording) -> bool:
     """Returns whether every event carries the allocator's count, and all that it counts is known."""
-    totals = recording.heard.total
+    totals = recording.memory_events.total
     # On a device, the allocator lists everything in use, whenever the recorder started.
-    is_incomplete = recording.is_late and recording.heard.device == CPU
+    is_incomplete = recording.is_late and recording.memory_events.device == CPU
     return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
 
@@ -314,7 +216,7 @@ def _facts(recording: Recording, lives: BlockLives, storage_of_life: Ints, forei
     )
 
 
-def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
+def _attributes(facts: Facts, touches: Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
     """Returns tensor, module and name of each storage: from recorded facts first, else from its creator."""
     tensor, module, name = (np.full(len(created), NONE, dtype=np.int64) for _ in range(3))
     is_written = (touches.role == WRITE) & (storage != NONE)

@@ -1,4 +1,4 @@
-"""Runs a command in a terminal of its own, and shows what that shows."""
+"""Runs a command in its own terminal, and prints that terminal's output."""
 
 import fcntl
 import os

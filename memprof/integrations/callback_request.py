@@ -14,7 +14,7 @@ _SOME_PEAK_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallbackRequest:
     """What to record, and which budget to plan for.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked:
         return self.path.with_name("plan.toml")
 
 
-def ask(
+def make_request(
     path: str | os.PathLike[str],
     *,
     steps: int,
@@ -53,7 +53,7 @@ def ask(
     allow: tuple[str, ...] | list[str],
     forbid: tuple[str, ...] | list[str],
     time_limit: float,
-) -> Asked:
+) -> CallbackRequest:
     """Validates the options before training starts.
 
     Raises:
@@ -61,9 +61,9 @@ def ask(
         PolicyError: Unknown policy.
     """
     if steps < 1 or skip < 0:
-        raise UsageError(f"A recording needs steps >= 1 and skip >= 0, not steps={steps} and skip={skip}.")
+        raise UsageError(f"Invalid window: skip={skip}, steps={steps}; skip must be >= 0 and steps >= 1.")
     if not time_limit > 0:
-        raise UsageError(f"A search needs time: time_limit is above 0 seconds, not {time_limit}.")
+        raise UsageError(f"Invalid time_limit {time_limit}: must be more than 0 seconds.")
     text = "" if budget is None else str(budget)
     if text:
         parse_budget(text, _SOME_PEAK_BYTES)
@@ -73,4 +73,4 @@ def ask(
         from memprof.planners.search.workbench import allowed_names
 
         allowed_names(tuple(allow), tuple(forbid), ())
-    return Asked(Path(path), steps, skip, force, text, tuple(allow), tuple(forbid), time_limit)
+    return CallbackRequest(Path(path), steps, skip, force, text, tuple(allow), tuple(forbid), time_limit)

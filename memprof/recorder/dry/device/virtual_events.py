@@ -9,7 +9,7 @@ from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.log import RawLog
 
 
-class Telling:
+class VirtualEvents:
     """Replaces the allocator's history and the driver's samples (`recorder.sources`)."""
 
     def __init__(self, log: RawLog, memory: VirtualMemory, card: Card) -> None:

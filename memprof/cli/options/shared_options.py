@@ -1,0 +1,68 @@
+"""The options that several verbs share: output files, JSON, the window of recorded steps, other recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from memprof.cli.options.grouped import option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """Adds ``--json`` to a command with grouped options; it takes ``is_json``."""
+    words = "Print everything as JSON: bytes, microseconds, stable keys."
+    return option("--json", "is_json", group="Output", is_flag=True, help=words)(command)
+
+
+def force_option(command: F) -> F:
+    """Adds ``-f`` to a command with grouped options that writes one file; it takes ``force``."""
+    return option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")(command)
+
+
+def write_option(words: str) -> Callable[[F], F]:
+    """Returns a decorator that adds ``--write FILE``, for a plan; the command takes ``written``.
+
+    Args:
+        words: Its help text.
+    """
+    file = click.Path(path_type=Path)
+    return option("--write", "written", group="Output", type=file, metavar="FILE", help=words)
+
+
+def also_option(group: str) -> Callable[[F], F]:
+    """Returns a decorator that adds ``--also TRACE``, for recordings at other sizes; the command takes ``also``.
+
+    Args:
+        group: Heading that it is listed under.
+    """
+    words = "A recording of the same job at another size; may be repeated."
+    return option("--also", group=group, multiple=True, type=click.Path(), metavar="TRACE", help=words)
+
+
+def window_options(*, has_variables: bool = False) -> Callable[[F], F]:
+    """Returns a decorator that adds ``--skip`` and ``--steps``; the command takes ``skip`` and ``steps``.
+
+    Args:
+        has_variables: Whether ``MEMPROF_SKIP`` and ``MEMPROF_STEPS`` set them too.
+    """
+
+    def add(command: F) -> F:
+        for name, least, usual, words in (("steps", 1, 3, "Steps to record."), ("skip", 0, 2, "Steps to skip first.")):
+            command = option(
+                f"--{name}",
+                group="Recorded steps",
+                type=click.IntRange(min=least),
+                default=usual,
+                show_default=True,
+                envvar=f"MEMPROF_{name.upper()}" if has_variables else None,
+                metavar="N",
+                help=words,
+            )(command)
+        return command
+
+    return add
