@@ -18,8 +18,8 @@ from memprof.errors import MemprofError
 from memprof.version import __version__
 
 #: Verb, and its line in ``memprof --help``. The command is ``memprof.cli.verbs.<verb>.<verb>`` (with underscores for
-#: hyphens, and a trailing one for a Python keyword), imported only when it runs: ``memprof --help`` and shell
-#: completion stay fast.
+#: hyphens, and a trailing one for a Python keyword), or that of ``verbs.plans``, imported only when it runs:
+#: ``memprof --help`` and shell completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "import": "Convert a memory snapshot or a profiler trace to a recording.",
@@ -43,6 +43,9 @@ VERBS = {
     "completion": "Print the shell completion script.",
 }
 
+#: The verbs in ``memprof.cli.verbs.plans``.
+_PLANS = ("suggest", "largest", "devices", "planners", "fit", "predict", "emit", "verify")
+
 _FAILED = 1
 _INTERRUPTED = 130  # 128 + SIGINT, the shell convention
 
@@ -59,7 +62,8 @@ class LazyVerbs(click.Group):
         if cmd_name not in VERBS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"memprof.cli.verbs.{name}"), name)
+        folder = "memprof.cli.verbs.plans" if cmd_name in _PLANS else "memprof.cli.verbs"
+        command = getattr(importlib.import_module(f"{folder}.{name}"), name)
         assert isinstance(command, click.Command)
         if "_MEMPROF_COMPLETE" in os.environ:  # a completion request from the shell
             from memprof.cli.completing import offer_values

@@ -20,8 +20,8 @@ from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary, read_summary, summarise, summary_to_json
 from memprof.analysis.report.splits import KINDS
-from memprof.cli.pages.diff_output import FORMATS, render
-from memprof.cli.pages.diff_words import moved, rank_words
+from memprof.cli.pages.diff.diff_output import FORMATS, render
+from memprof.cli.pages.diff.diff_words import moved, rank_words
 from memprof.errors import InconclusiveError
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace

@@ -25,10 +25,9 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_verb(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With one line each."""
     assert command_line.main([flag]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())  # long lines are wrapped
     for verb, summary in command_line.VERBS.items():
-        assert verb in out
-        assert summary in out
+        assert f" {verb} {summary}" in out
 
 
 @pytest.mark.parametrize("verb", command_line.VERBS)

@@ -37,7 +37,7 @@ def test_every_verb_has_a_page(pages: dict[str, str]) -> None:
     """And memprof's own names them all."""
     assert set(pages) == {"memprof.1", *(f"memprof-{verb}.1" for verb in VERBS)}
     for verb, summary in VERBS.items():
-        assert f"\\fBmemprof\\-{verb}(1)\\fR" in pages["memprof.1"]
+        assert "\\fBmemprof\\-" + verb.replace("-", "\\-") + "(1)\\fR" in pages["memprof.1"]
         assert summary.partition(" ")[0] in pages[f"memprof-{verb}.1"]
 
 

@@ -248,9 +248,9 @@ def prepare(kind: str) -> None:
         import torch._dynamo  # noqa: F401
     else:
         import memprof.analysis.plans.suggest
+        import memprof.cli.verbs.plans.suggest
         import memprof.cli.verbs.record
         import memprof.cli.verbs.report
-        import memprof.cli.verbs.suggest
         import memprof.trace.files.pack  # noqa: F401
     gc.collect()
     gc.freeze()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.options.gate_options import chosen_gates, gate_options
-from memprof.cli.pages.diff_output import FORMATS, write_output
+from memprof.cli.pages.diff.diff_output import FORMATS, write_output
 from memprof.errors import UsageError
 
 

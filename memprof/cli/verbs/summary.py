@@ -9,7 +9,7 @@ import click
 
 from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
-from memprof.cli.pages.diff_output import write_text
+from memprof.cli.pages.diff.diff_output import write_text
 
 
 @click.command(

@@ -10,9 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memprof.machines.architectures import Architecture
-from memprof.recorder.dry.device.attention import Attention
 from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
-from memprof.recorder.dry.device.recurrent import RECURRENT
+from memprof.recorder.dry.device.kernels.attention import Attention
+from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
 
 _Tensor: Any = torch.Tensor
 #: Internal calls of torch functions, inside which the mode is off.

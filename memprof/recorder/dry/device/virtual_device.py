@@ -12,14 +12,14 @@ from memprof.machines.card import Card
 from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
-from memprof.recorder.dry.device.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.face import CUDA
-from memprof.recorder.dry.device.fused import FusedKernels
-from memprof.recorder.dry.device.gradient_sums import GradientSums
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
-from memprof.recorder.dry.device.losses import LOSSES
+from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
+from memprof.recorder.dry.device.kernels.fused import FusedKernels
+from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
+from memprof.recorder.dry.device.kernels.losses import LOSSES
+from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
 from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options

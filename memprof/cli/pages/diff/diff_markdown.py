@@ -11,7 +11,7 @@ from pathlib import Path
 from memprof.analysis.diff.comparison import Change, Diff, Pair
 from memprof.analysis.diff.explain import explain
 from memprof.analysis.diff.gates import Verdict
-from memprof.cli.pages.diff_words import (
+from memprof.cli.pages.diff.diff_words import (
     TITLES,
     changed,
     first_line,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
+from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.recurrent import gates_bytes
-from memprof.recorder.dry.device.reductions import is_reduction, reduction_sizes
 
 _aten = torch.ops.aten
 _FP32 = 4

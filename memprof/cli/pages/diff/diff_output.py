@@ -59,7 +59,7 @@ def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[st
 
         return json.dumps(diff_to_benchmark(found), indent=2) + "\n"
     if form == "junit":
-        from memprof.cli.pages.diff_junit import diff_to_junit
+        from memprof.cli.pages.diff.diff_junit import diff_to_junit
 
         return diff_to_junit(found)
     if form in ("markdown", "github", "html"):
@@ -72,7 +72,7 @@ def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[st
         }[form]
         return write(found, rows, names)
     from memprof.cli.page import Page
-    from memprof.cli.pages.diff_page import fill_diff
+    from memprof.cli.pages.diff.diff_page import fill_diff
 
     page = Page.for_stdout()
     fill_diff(page, found, rows, explains=explains, names=names)

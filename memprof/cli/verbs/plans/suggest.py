@@ -268,7 +268,7 @@ def _show(
 
         write_plan(written, found.predicted(chosen))
     if target is not None:
-        from memprof.cli.verbs.emit import print_suggested
+        from memprof.cli.verbs.plans.emit import print_suggested
 
         print_suggested(found, chosen, target)
     elif is_json:

@@ -10,7 +10,7 @@ from rich.text import Text
 from memprof.analysis.diff.comparison import Change, Diff
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
-from memprof.cli.pages.diff_words import (
+from memprof.cli.pages.diff.diff_words import (
     TITLES,
     changed,
     headline,

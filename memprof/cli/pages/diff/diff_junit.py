@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from memprof.analysis.diff.comparison import Diff
-from memprof.cli.pages.diff_words import headline
+from memprof.cli.pages.diff.diff_words import headline
 
 #: Characters that are invalid in XML 1.0.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -1,0 +1,1 @@
+"""The output of `memprof diff`, as text, Markdown and JUnit."""

@@ -1,0 +1,1 @@
+"""Verbs that find, apply, write and check plans."""

@@ -1,0 +1,1 @@
+"""What CUDA kernels take and return on the device of a dry run."""
