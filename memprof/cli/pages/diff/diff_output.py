@@ -63,7 +63,7 @@ def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[st
 
         return diff_to_junit(found)
     if form in ("markdown", "github", "html"):
-        from memprof.cli.pages import diff_markdown
+        from memprof.cli.pages.diff import diff_markdown
 
         write = {
             "markdown": diff_markdown.to_markdown,
