@@ -1,4 +1,7 @@
-"""Runs one program plain and under memprof, in any mode, and keeps everything that can be seen of each run."""
+"""Runs one program plain and under memprof, in any mode, and keeps everything that can be seen of each run.
+
+In a test that is not marked `cold`, both runs are forks of a process that has imported torch (tests/warm).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.warm import client
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Options of the window that a mode without one of its own records.
@@ -161,7 +166,7 @@ def _start(folder: Path, job: Job, arguments: tuple[str, ...]) -> Running:
         arguments,
         cwd=folder,
         # Kineto's chatter on stderr is silenced in recorded jobs, on purpose (docs/record.md).
-        env={**variables, "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **job.environment},
+        env={**variables, **client.variables(), "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **job.environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,6 +10,9 @@ import pytest
 
 from tests.conformance.running import MODES, Job, run_both
 
+#: How processes end is what is compared.
+pytestmark = pytest.mark.cold
+
 PLACES = ("before", "first", "within", "backward", "after")
 WORK = ("nothing", "trains", "profiles", "forks", "raises")
 _QUICK = ("forks_and_ends.py within trains record",)

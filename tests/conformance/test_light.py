@@ -32,7 +32,8 @@ _NAMES = (
 
 def _marked(case: Case) -> Any:
     is_quick = any(name in " ".join(case.words) for name in _QUICK)
-    return pytest.param(case, id=str(case), marks=[] if is_quick else [pytest.mark.slow])
+    marks = [pytest.mark.slow] * (not is_quick) + [pytest.mark.cold] * case.is_cold
+    return pytest.param(case, id=str(case), marks=marks)
 
 
 @pytest.mark.parametrize(

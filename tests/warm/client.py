@@ -79,6 +79,11 @@ def set_enabled(is_enabled: bool) -> None:
         _client.set_enabled(is_enabled)
 
 
+def variables() -> dict[str, str]:
+    """Returns what hands a process to the servers, for a test that gives it an environment of its own."""
+    return {"PYTHONPATH": str(_HERE)} if _NAME in os.environ else {}
+
+
 def _other_paths(environment: os._Environ[str]) -> list[str]:
     return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
 
