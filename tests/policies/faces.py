@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -103,6 +104,12 @@ def record_step(name: str, plan: Plan | None = None) -> Step:
         return step
 
 
+@cache
+def recorded(name: str) -> Step:
+    """Records a steady step of a job as it is, once for all tests of this process, none of which may change it."""
+    return record_step(name)
+
+
 def peaks(step: Step) -> tuple[int, str]:
     """Returns the peak and the phase it is in."""
     return int(live_bytes(step).during.max()), str(step.ops.phase[peak_op(step)])
@@ -147,5 +154,5 @@ def describe_alive(step: Step, op: int) -> list[str]:
 
 def faces(name: str, plan: Plan) -> tuple[Step, Step]:
     """Returns the predicted and the measured step of a job under a plan; the prediction is made first."""
-    predicted = plan.transform(record_step(name))
+    predicted = plan.transform(recorded(name))
     return predicted, record_step(name, plan)

@@ -34,12 +34,13 @@ from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.building import Op, Storage, make_step
+from tests.policies import faces
 from tests.policies.faces import peaks, record_step, train
 
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Step]:
-    return {name: record_step(name) for name in ("shared", "unet", "lstm")}
+    return {name: faces.recorded(name) for name in ("shared", "unet", "lstm")}
 
 
 def columns(step: Step) -> list[bytes]:

@@ -20,7 +20,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies import faces
-from tests.policies.faces import compare, record_step, train
+from tests.policies.faces import compare, record_step, recorded, train
 
 HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
 FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -29,11 +29,6 @@ OPTIMIZERS = {
     "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
     "SGD Nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
 }
-
-
-@cache
-def recorded(name: str) -> Step:
-    return record_step(name)
 
 
 @cache
@@ -137,7 +132,7 @@ def test_forms_become_each_other(name, form, target, monkeypatch):
     monkeypatch.setattr(job, "BATCH", 1)
     monkeypatch.setattr(job, "LENGTH", 8)
     plan = Plan((OptimizerPolicy.from_flag(target),))
-    predicted, measured = plan.transform(record_step("shared")), record_step("shared", plan)
+    predicted, measured = plan.transform(recorded("shared")), record_step("shared", plan)
     phase = "backward" if target == "in-backward" else "optimizer"
     assert peak(predicted, phase) == peak(measured, phase), compare(predicted, measured)
     assert peak(predicted) == peak(measured), compare(predicted, measured)
