@@ -32,9 +32,9 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         words = words[1:]
     if words[:1] == ["-m"] and len(words) > 1:
         if words[1] in ("memprof", "memprof.cli.main"):
-            return "cli"
+            return "job" if environment.get("WARM_OTHER_MEMPROF") else "cli"
         is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
-        return "job" if is_own or words[1] == "torch.distributed.run" else ""
+        return "job" if is_own or words[1] in ("pytest", "torch.distributed.run") else ""
     return "job" if words and words[0].endswith(".py") and os.path.isfile(words[0]) else ""
 
 
