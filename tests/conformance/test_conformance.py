@@ -12,7 +12,7 @@ import pytest
 
 from memprof.trace.schema import Ops
 from memprof.trace.store import Trace
-from tests.conformance.running import MODES, Job, command, run_both
+from tests.conformance.running import MODES, Job, command, run_both, with_plain_run
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ _SLOW = (
 
 def _marked(case: Case) -> Any:
     is_slow = any(name in " ".join(case.words) for name in _SLOW)
-    marks = [pytest.mark.slow] * is_slow + [pytest.mark.cold] * case.is_cold
+    marks = [with_plain_run(str(case)), *[pytest.mark.slow] * is_slow, *[pytest.mark.cold] * case.is_cold]
     return pytest.param(case, id=str(case), marks=marks)
 
 
