@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import math
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -102,6 +103,20 @@ def record_step(name: str, plan: Plan | None = None) -> Step:
         step = Trace.open(path).steady_step()
         step.check()
         return step
+
+
+def trained(name: str) -> Trained:
+    """Trains a job as it is, once for all tests of this process.
+
+    Only bytes are kept in between: tensors that are alive would be in the recordings of later tests.
+    """
+    found: Trained = pickle.loads(_trained(name))
+    return found
+
+
+@cache
+def _trained(name: str) -> bytes:
+    return pickle.dumps(train(name))
 
 
 @cache
