@@ -78,7 +78,7 @@ def test_the_two_faces_agree(recorded: dict[str, Step], job: str, parts: int, ba
     predicted.check()
     measured = record_step(job, plan)
     (expected, expected_phase), (found, phase) = peaks(predicted), peaks(measured)
-    assert abs(expected - found) <= bar * found
+    assert abs(expected - found) <= bar * found, faces.compare(predicted, measured)
     assert expected_phase == phase
     assert predicted.bytes_at_start() == pytest.approx(measured.bytes_at_start(), rel=0.001)
     assert predicted.ops.micro_batch.max() == measured.ops.micro_batch.max() == parts - 1
