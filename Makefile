@@ -53,7 +53,8 @@ test: $(COMPLETE) ## Run the tests, all but the slow ones.
 
 test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART))
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
 
 mutants: $(READY) ## Test the tests: sample changes of the source, and list those that no test detects in build/mutants.
 	$(BIN)/python -m tests.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import signal
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more threads in each only wait for one another. Before torch is imported.
@@ -26,8 +28,10 @@ settings.load_profile("memprof")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the slow cases, and keeps tests that share a fixture of their module in one worker, which makes it once."""
+    if config.getoption("--shuffle") is not None:
+        _shuffle(items, config.getoption("--shuffle"))
     for item in items:
         if is_slow_case(item.nodeid):
             item.add_marker(pytest.mark.slow)
@@ -37,6 +41,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shared = [found[-1] for found in fixtures.name2fixturedefs.values() if found and found[-1].scope == "module"]
         if shared:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Sorts folders, the files of each and the tests of each file at random: what a file or a folder shares is kept.
+
+    What else is run does not matter, so that a selection can be reduced to what fails.
+    """
+
+    def place(item: pytest.Item) -> list[float]:
+        file = item.nodeid.partition("::")[0]
+        return [random.Random(f"{seed} {name}").random() for name in (str(Path(file).parent), file, item.nodeid)]
+
+    items.sort(key=place)
 
 
 #: Variables by which libraries that earlier tests imported, or the developer's shell, would change what is printed.
@@ -57,14 +74,21 @@ def _forget_older_objects() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets the scripts that tests start run in forks of a process that has imported torch."""
+    """Lets the scripts that tests start run in forks of a process that has imported torch.
+
+    A shell starts what runs in the background with Ctrl-C ignored, which the jobs that tests interrupt would inherit.
+    """
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, default)
     if not config.getoption("--cold"):
         client.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds an option with which every process of a test starts anew."""
+    """Adds an option with which every process of a test starts anew, and one for another order."""
     parser.addoption("--cold", action="store_true", help="Start every process anew, as tests marked `cold` always do")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="Run folders, files and tests in random order")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,6 +22,7 @@ from memprof.trace.store import Trace
 from tests.benchmarks.section import Section, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "tests" / "policies" / "jobs"
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 #: Jobs, and the modules that are checkpointed.
 JOBS = {"gpt": "layers.*", "resnet": "stages.*"}
@@ -95,10 +96,10 @@ def _run(job: str, folder: Path, ranks: int, *flags: str) -> _Run:
     command = (sys.executable, "-m", "memprof", "record", "-f", "-o", str(path), *flags)
     # The job's loader has eight batches, of which each rank takes its share.
     done = subprocess.run(
-        (*command, "--skip", "0", "--steps", "2", "-m", f"tests.policies.jobs.{job}")
+        (*command, "--skip", "0", "--steps", "2", "-m", job)
         if ranks > 2
-        else (*command, "--skip", "1", "--steps", "2", "-m", f"tests.policies.jobs.{job}"),
-        cwd=ROOT,
+        else (*command, "--skip", "1", "--steps", "2", "-m", job),
+        cwd=JOBS,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

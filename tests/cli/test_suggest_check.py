@@ -13,23 +13,12 @@ import pytest
 
 from memprof.cli.main import main
 from memprof.policies.plan.plan_file import read_plan
+from tests.scripts import net_of_blocks
 
 #: Another MiB as soon as any module is checkpointed: as much as no prediction could know.
-TRAINING = """
-import sys, torch
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + self.narrow(torch.relu(self.wide(x)))
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(Block() for _ in range(6)))
-    def forward(self, x):
-        return self.layers(x)
+TRAINING = (
+    net_of_blocks(6)
+    + """\
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(6):
@@ -41,6 +30,7 @@ for step in range(6):
     optimizer.step()
     print("step", step)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Runs one program plain and under memprof, in any mode, and keeps everything observable of each run."""
+"""Runs one program plain and under memprof, in any mode, and keeps everything observable of each run.
+
+In a test that is not marked `cold`, both runs are forks of a process that has imported torch (tests/warm).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
+
+from tests.warm import client
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Options of the window that a mode without one of its own records.
@@ -101,6 +108,10 @@ class Running:
         return Outcome(self.process.returncode, *clean, _files(self.folder))
 
 
+#: What plain runs came to, by what ran.
+_plain_runs: dict[str, Outcome] = {}
+
+
 def start_plain(folder: Path, job: Job) -> Running:
     """Starts a job as it is, in a new folder."""
     if job.shell:
@@ -127,7 +138,7 @@ def start_under(folder: Path, job: Job, recording: Path, options: tuple[str, ...
 
 
 def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple[Outcome, Outcome]:
-    """Runs a job plain and recorded, at the same time.
+    """Runs a job recorded and, where no test of this process has yet, at the same time plain.
 
     Args:
         folder: An empty folder; the recording is ``run.memprof`` in it.
@@ -137,9 +148,17 @@ def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple
     Returns:
         The plain run and the recorded one.
     """
-    plain = start_plain(folder / "plain" / "job", job)
+    key = repr((job, client.variables()))
+    plain = None if key in _plain_runs else start_plain(folder / "plain" / "job", job)
     under = start_under(folder / "recorded" / "job", job, folder / "run.memprof", options)
-    return plain.finish(), under.finish()
+    if plain is not None:
+        _plain_runs[key] = plain.finish()
+    return _plain_runs[key], under.finish()
+
+
+def with_plain_run(name: str) -> pytest.MarkDecorator:
+    """Marks tests that compare with the same plain run: they run in one process, which runs it once."""
+    return pytest.mark.xdist_group(f"plain {name}")
 
 
 def command(*words: str) -> tuple[str, ...]:
@@ -161,7 +180,7 @@ def _start(folder: Path, job: Job, arguments: tuple[str, ...]) -> Running:
         arguments,
         cwd=folder,
         # Kineto's chatter on stderr is silenced in recorded jobs, on purpose (docs/record.md).
-        env={**variables, "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **job.environment},
+        env={**variables, **client.variables(), "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **job.environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

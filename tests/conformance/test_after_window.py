@@ -18,7 +18,11 @@ _DEFAULT: tuple[str, ...] = ()
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[] if what in _QUICK else [pytest.mark.slow]) for what in _WHAT]
+    "what",
+    [
+        pytest.param(what, marks=[] if what in _QUICK else [pytest.mark.slow, *[pytest.mark.cold] * (what == "signal")])
+        for what in _WHAT
+    ],
 )
 def test_behaves_as_without_memprof(what: str, tmp_path: Path) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run, and the larger step is recorded."""

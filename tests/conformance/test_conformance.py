@@ -12,7 +12,7 @@ import pytest
 
 from memprof.trace.schema import Ops
 from memprof.trace.store import Trace
-from tests.conformance.running import MODES, Job, command, run_both
+from tests.conformance.running import MODES, Job, command, run_both, with_plain_run
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Case:
         stdin: What to type into it.
         environment: Variables to set.
         descriptor: What to offer on descriptor 63.
+        is_cold: How the interpreter starts, ends or is seen matters; else only what happens in training does, and
+            processes may be forks of one that has imported torch.
     """
 
     words: tuple[str, ...]
@@ -34,6 +36,7 @@ class Case:
     stdin: bytes = b""
     environment: dict[str, str] = field(default_factory=dict)
     descriptor: bytes | None = None
+    is_cold: bool = True
 
     @property
     def job(self) -> Job:
@@ -50,9 +53,14 @@ def plain(words: str, returncode: int = 0, **more: object) -> Case:
     return Case(tuple(words.split()), returncode, **more)  # type: ignore[arg-type]
 
 
-def training(words: str, returncode: int = 0, **more: object) -> Case:
-    """Makes the case of a program that trains."""
+def whole(words: str, returncode: int = 0, **more: object) -> Case:
+    """Makes the case of a program that trains, compared from the start of its interpreter to its end."""
     return Case(tuple(words.split()), returncode, is_recorded=True, **more)  # type: ignore[arg-type]
+
+
+def training(words: str, returncode: int = 0) -> Case:
+    """Makes the case of a program of which only the training is compared."""
+    return Case(tuple(words.split()), returncode, is_recorded=True, is_cold=False)
 
 
 def python(words: str, returncode: int = 0) -> Case:
@@ -78,7 +86,7 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 CASES = [
     # Memory runs out: the same error, traceback and status, and a job that goes on has its memory back.
     *(
-        training(f"runs_out_of_memory.py {place}", status, environment=ONE_ARENA)
+        whole(f"runs_out_of_memory.py {place}", status, environment=ONE_ARENA)
         for place, status in OUT_OF_MEMORY.items()
     ),
     plain("runs_out_of_memory.py build", 1, environment=ONE_ARENA),
@@ -142,46 +150,46 @@ CASES = [
     # torch.
     plain("never_trains.py"),
     plain("torch_as_found.py"),
-    training("looks_at_modules.py"),
+    whole("looks_at_modules.py"),
     plain("torch_is_broken.py", 1, environment={"PYTHONPATH": "broken_torch"}),
-    training("trains.py"),
+    whole("trains.py"),
     Case(command("-u", "trains.py"), is_recorded=True),
     training("checkpoints.py"),
-    training("compiles.py"),
+    whole("compiles.py"),
     training("fails_in_forward.py shape", 1),
     training("fails_in_forward.py python", 1),
-    training("fails_in_forward.py exit", 11),
+    whole("fails_in_forward.py exit", 11),
     training("fails_in_forward.py caught"),
     training("fails_in_forward.py operator", 1),
     training("fails_in_forward.py from_cause", 1),
     training("fails_in_backward.py hook", 1),
     training("fails_in_backward.py accumulated", 1),
-    training("fails_in_backward.py function", 1),
+    whole("fails_in_backward.py function", 1),
     training("fails_in_backward.py module_hook", 1),
     training("fails_in_backward.py twice", 1),
     training("fails_in_backward.py in_place", 1),
     training("fails_in_optimizer.py own", 1),
     training("fails_in_optimizer.py state", 1),
-    training("fails_between_steps.py raise", 1),
-    training("fails_between_steps.py exit", 1),
-    training("ends_in_step.py exit", 7),
-    training("ends_in_step.py SIGTERM", -signal.SIGTERM),
-    training("ends_in_step.py SIGKILL", -signal.SIGKILL),
-    training("ends_in_step.py SIGINT", -signal.SIGINT),
-    training("handles_signals_in_step.py", 6),
+    whole("fails_between_steps.py raise", 1),
+    whole("fails_between_steps.py exit", 1),
+    whole("ends_in_step.py exit", 7),
+    whole("ends_in_step.py SIGTERM", -signal.SIGTERM),
+    whole("ends_in_step.py SIGKILL", -signal.SIGKILL),
+    whole("ends_in_step.py SIGINT", -signal.SIGINT),
+    whole("handles_signals_in_step.py", 6),
     training("loads_data.py fork works"),
-    training("loads_data.py spawn works"),
+    whole("loads_data.py spawn works"),
     training("loads_data.py fork fails", 1),
-    training("starts_workers.py fork"),
-    training("starts_workers.py spawn"),
+    whole("starts_workers.py fork"),
+    whole("starts_workers.py spawn"),
     training("runs_threads.py"),
-    training("trains_in_thread.py"),
-    training("counts_children.py"),
-    training("imports_nothing.py"),
-    training("own_profiler.py"),
+    whole("trains_in_thread.py"),
+    whole("counts_children.py"),
+    whole("imports_nothing.py"),
+    whole("own_profiler.py"),
     training("own_modes.py"),
-    training("looks_at_stack.py"),
-    training("dumps_stacks.py", -signal.SIGSEGV),
+    whole("looks_at_stack.py"),
+    whole("dumps_stacks.py", -signal.SIGSEGV),
     training("warns_in_step.py"),
     training("finds_anomaly.py", 1),
     training("holds_references.py"),
@@ -235,7 +243,8 @@ _SLOW = (
 
 def _marked(case: Case) -> Any:
     is_slow = any(name in " ".join(case.words) for name in _SLOW)
-    return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if is_slow else [])
+    marks = [with_plain_run(str(case)), *[pytest.mark.slow] * is_slow, *[pytest.mark.cold] * case.is_cold]
+    return pytest.param(case, id=str(case), marks=marks)
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.running import MODES, Job, run_both
+from tests.conformance.running import MODES, Job, run_both, with_plain_run
+
+#: How processes end is what is compared.
+pytestmark = pytest.mark.cold
 
 PLACES = ("before", "first", "within", "backward", "after")
 WORK = ("nothing", "trains", "profiles", "forks", "raises")
@@ -21,7 +24,14 @@ def _cases() -> list[Any]:
     cases += [f"forks_workers.py {way}" for way in ("record", "light", "remat")] + [
         "forks_and_ends.py within trains remat"
     ]
-    return [pytest.param(case, id=case, marks=[] if case in _QUICK else [pytest.mark.slow]) for case in cases]
+    return [
+        pytest.param(
+            case,
+            id=case,
+            marks=[with_plain_run(case.rpartition(" ")[0]), *([] if case in _QUICK else [pytest.mark.slow])],
+        )
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("case", _cases())

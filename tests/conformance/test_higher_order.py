@@ -36,7 +36,8 @@ def _cases() -> list[object]:
     for group in _GROUPS:
         for mode in _MODES:
             is_quick = group == "quick" and mode in ("record", "remat")
-            cases.append(pytest.param(group, mode, id=f"{group}-{mode}", marks=[] if is_quick else [pytest.mark.slow]))
+            marks = [running.with_plain_run(group), *([] if is_quick else [pytest.mark.slow])]
+            cases.append(pytest.param(group, mode, id=f"{group}-{mode}", marks=marks))
     return cases
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.running import MODES, run_both
+from tests.conformance.running import MODES, run_both, with_plain_run
 from tests.conformance.test_conformance import CASES, Case
 
 #: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
@@ -32,7 +32,8 @@ _NAMES = (
 
 def _marked(case: Case) -> Any:
     is_quick = any(name in " ".join(case.words) for name in _QUICK)
-    return pytest.param(case, id=str(case), marks=[] if is_quick else [pytest.mark.slow])
+    marks = [with_plain_run(str(case)), *[pytest.mark.slow] * (not is_quick), *[pytest.mark.cold] * case.is_cold]
+    return pytest.param(case, id=str(case), marks=marks)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.running import MODES, Job, run_both
+from tests.conformance.running import MODES, Job, run_both, with_plain_run
 
 
+@with_plain_run("modes")
 @pytest.mark.parametrize(
     "way", [pytest.param("record", marks=pytest.mark.slow), pytest.param("light", marks=pytest.mark.slow), "all"]
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.running import MODES, Job, run_both
+from tests.conformance.running import MODES, Job, run_both, with_plain_run
 
 #: Every wait and every warm-up up to 3, with the number of active steps and of repetitions changing.
 SCHEDULES = [
@@ -48,7 +48,12 @@ def _cases() -> list[Any]:
         *product(SCHEDULES, ("record", "light")),
     ]
     return [
-        pytest.param(words, way, id=f"{words} {way}", marks=[] if (words, way) in _QUICK else [pytest.mark.slow])
+        pytest.param(
+            words,
+            way,
+            id=f"{words} {way}",
+            marks=[with_plain_run(words), *([] if (words, way) in _QUICK else [pytest.mark.slow])],
+        )
         for words, way in pairs
     ]
 

@@ -12,6 +12,7 @@ from tests.conformance import running
 _MODES = {"record": running.WINDOW, "light": ("--light",), "remat": ("--remat", "1GiB", *running.WINDOW)}
 
 
+@running.with_plain_run("tensor kinds")
 @pytest.mark.parametrize(
     "mode", [pytest.param(mode, marks=[] if mode == "record" else [pytest.mark.slow]) for mode in _MODES]
 )

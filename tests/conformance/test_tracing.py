@@ -19,6 +19,7 @@ _TRANSFORMED = ("func_grad", "func_hessian", "func_vmap", "per_sample_grads", "j
 _ALL = (*_TRACED, *_SCRIPTED, *_FX, *_AUTOGRAD)
 
 
+@running.with_plain_run("traces")
 @pytest.mark.parametrize(
     ("mode", "programs"),
     [

@@ -26,23 +26,12 @@ from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
+from tests.scripts import net_of_blocks
 
 #: Six blocks that keep about 1 MiB each for backward; what stands for {more} runs in every step.
-TRAINING = """
-import sys, torch
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + self.narrow(torch.relu(self.wide(x)))
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(Block() for _ in range(6)))
-    def forward(self, x):
-        return self.layers(x)
+TRAINING = (
+    net_of_blocks(6)
+    + """\
 torch.manual_seed(0)
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -56,6 +45,7 @@ for step in range(6):
     optimizer.step()
     print("step", step, flush=True)
 """
+)
 
 #: As much as nobody could have known from the recording: another MiB once any module is checkpointed.
 HEAVIER = "extra = torch.ones(2**18) if planned else None"

@@ -15,8 +15,6 @@ import pytest
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
 
-pytestmark = pytest.mark.cold
-
 TRAINING = """
 import os, sys, time, torch
 torch.manual_seed(0)
@@ -55,6 +53,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"train.py", "hello.py", "ran", "pyproject.toml"}
 
 
+@pytest.mark.cold
 def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
     """The recording is packed into one file; stderr names its content and the next command, stdout is the job's.
 
@@ -103,6 +102,7 @@ def test_job_shorter_than_the_skip_keeps_its_warm_up() -> None:
     assert set(Trace.open("run.memprof").table(Steps).kind) == {"warm_up"}
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -120,6 +120,7 @@ def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str
     assert left(folder) == set()
 
 
+@pytest.mark.cold
 def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
     """With -f an older recording does not stay and pass for the new one."""
     (folder / "run.memprof").write_text("older")
@@ -127,6 +128,7 @@ def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
     assert left(folder) == set()
 
 
+@pytest.mark.cold
 def test_isolated_python_is_explained() -> None:
     """python -I cannot be recorded, and the message says so."""
     ended = record("--", sys.executable, "-I", "hello.py", "x")
@@ -135,6 +137,7 @@ def test_isolated_python_is_explained() -> None:
     assert "python -I, -E and -S disable it" in ended.stderr
 
 
+@pytest.mark.cold
 def test_fault_of_the_recorder_is_explained(folder: Path) -> None:
     """Where the recorder could not start, the reason is in the sentence."""
     (folder / "memprof.py").write_text("mine = True")
@@ -168,6 +171,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(folder: Path, words: t
     assert left(folder) == set()
 
 
+@pytest.mark.cold
 def test_program_without_its_interpreter(folder: Path) -> None:
     """A script whose first line names a missing interpreter is found out by the system alone: 127, nothing left."""
     (folder / "hello.py").write_text("#!/no/such/interpreter\n")
@@ -197,6 +201,7 @@ def test_mistake_in_the_environment_is_a_usage_error(folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.cold
 def test_job_gets_its_words_verbatim() -> None:
     """Whatever follows the script is the job's, options of memprof's and dashes included."""
     words = ["-o", "--steps", "--", "-h", "-m", "", "a b"]
@@ -205,6 +210,7 @@ def test_job_gets_its_words_verbatim() -> None:
     assert record("-q", "--", sys.executable, "hello.py", *words).stdout == f"{words}\n"
 
 
+@pytest.mark.cold
 def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
     """When memprof is killed the job trains on, and its spool opens like a trace."""
     (folder / "train.py").write_text(TRAINING + "open('ended', 'w')")
@@ -223,6 +229,7 @@ def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
     assert launch["options"] == {"skip": 2, "steps": 3, "stop": False, "light": False}
 
 
+@pytest.mark.cold
 def test_killed_job_keeps_what_was_recorded(folder: Path) -> None:
     """SIGKILL to the job leaves a trace that says where it ends, and memprof ends the same way."""
     (folder / "train.py").write_text(
@@ -266,6 +273,7 @@ def test_packing_that_fails_keeps_status_and_spool(folder: Path) -> None:
     assert Trace.open("run.memprof.spool").recorded_steps == (2, 3, 4)
 
 
+@pytest.mark.cold
 def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
     """Until the job has ended memprof holds no pandas, no numpy and no torch."""
     look = "import os\nmaps = open(f'/proc/{os.getppid()}/maps').read()\n"

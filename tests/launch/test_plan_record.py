@@ -18,25 +18,14 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan, write_plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.trace.store import Trace
+from tests.scripts import net_of_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 GPT = str(ROOT / "tests" / "policies" / "jobs" / "gpt.py")
 
-TRAINING = """
-import torch, sys
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + self.narrow(torch.relu(self.wide(x)))
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(Block(), Block(), Block())
-    def forward(self, x):
-        return self.layers(x)
+TRAINING = (
+    net_of_blocks(3)
+    + """\
 torch.manual_seed(0)
 model, loss_of = Net(), nn.MSELoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -50,6 +39,7 @@ for step in range(8):
     optimizer.step()
     print(step, repr(loss.item()), "forward" in model.layers[1].__dict__, flush=True)
 """
+)
 
 TWO_MODELS = """
 import torch

@@ -9,10 +9,12 @@ import contextlib
 import gc
 import importlib
 import math
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -95,12 +97,35 @@ def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path |
 
 def record_step(name: str, plan: Plan | None = None) -> Step:
     """Records a steady step of a job, under a plan or plain."""
+    # What tests have left alive is not of this job: the recorder does not find what the collector does not see.
+    gc.collect()
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.memprof"
         train(name, plan, steps=5, record=path)
         step = Trace.open(path).steady_step()
         step.check()
         return step
+
+
+def trained(name: str) -> Trained:
+    """Trains a job as it is, once for all tests of this process.
+
+    Only bytes are kept in between: tensors that are alive would be in the recordings of later tests.
+    """
+    found: Trained = pickle.loads(_trained(name))
+    return found
+
+
+@cache
+def _trained(name: str) -> bytes:
+    return pickle.dumps(train(name))
+
+
+@cache
+def recorded(name: str) -> Step:
+    """Records a steady step of a job as it is, once for all tests of this process, none of which may change it."""
+    return record_step(name)
 
 
 def peaks(step: Step) -> tuple[int, str]:
@@ -147,5 +172,5 @@ def describe_alive(step: Step, op: int) -> list[str]:
 
 def faces(name: str, plan: Plan) -> tuple[Step, Step]:
     """Returns the predicted and the measured step of a job under a plan; the prediction is made first."""
-    predicted = plan.transform(record_step(name))
+    predicted = plan.transform(recorded(name))
     return predicted, record_step(name, plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from tests.policies.faces import load_job, one_thread, peaks, record_step, train
+from tests.policies.faces import load_job, one_thread, peaks, record_step, recorded, train
 
 #: Job and flag; "" is the root.
 CASES = (
@@ -39,11 +38,6 @@ CASES = (
 
 def policy_of(flag: str) -> Checkpoint:
     return Checkpoint.from_flag(flag) if flag else Checkpoint(modules=("",))
-
-
-@cache
-def recorded(job: str) -> Step:
-    return record_step(job)
 
 
 @pytest.mark.parametrize(("job", "flag"), CASES)

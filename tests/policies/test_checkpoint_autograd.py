@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,13 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import NONE
-from memprof.trace.step import Step
-from tests.policies.faces import peaks, record_step, train
-
-
-@cache
-def recorded() -> Step:
-    return record_step("inplace")
+from tests.policies.faces import peaks, record_step, recorded, train
 
 
 @pytest.mark.parametrize(
@@ -34,7 +27,7 @@ def recorded() -> Step:
 def test_predicted_peak_is_the_measured_one_to_the_byte(flag):
     """Whatever a node of autograd's graph keeps is known: clones of what is overwritten, and what is never read."""
     policy = Checkpoint.from_flag(flag)
-    assert peaks(policy.transform(recorded())) == peaks(record_step("inplace", Plan((policy,))))
+    assert peaks(policy.transform(recorded("inplace"))) == peaks(record_step("inplace", Plan((policy,))))
 
 
 def test_training_stays_the_same_to_the_bit():
@@ -48,19 +41,19 @@ def test_training_stays_the_same_to_the_bit():
 def test_calls_without_gradients_are_no_regions():
     """A frozen teacher runs under no_grad: it is skipped, and is not a region."""
     with pytest.raises(PolicyError, match="backward runs through no call of teacher"):
-        Checkpoint(modules=("teacher",)).transform(recorded())
+        Checkpoint(modules=("teacher",)).transform(recorded("inplace"))
 
 
 def test_functions_that_keep_what_they_made_are_refused():
     """An attribute of ctx stays where a saved tensor would be dropped; the trace shows no difference."""
     for modules in (("turn",), ("",)):
         with pytest.raises(PolicyError, match=r"autograd\.Function or .* keep tensors made on the way"):
-            Checkpoint(modules=modules).transform(recorded())
+            Checkpoint(modules=modules).transform(recorded("inplace"))
 
 
 def test_regions_that_backward_runs_through_twice_are_refused():
     """With retain_graph a region is recomputed for each backward: this is refused; other cases are predicted."""
-    step = recorded()
+    step = recorded("inplace")
     # The backward of `out` comes again at the end of backward, as another one through the same graph would.
     module = step.modules.name.tolist().index("out")
     ops = step.ops
@@ -78,7 +71,7 @@ def test_regions_that_backward_runs_through_twice_are_refused():
 
 def test_what_runs_again_already_is_refused():
     """A job with activation checkpointing of its own is predicted for the modules apart from that."""
-    own = Checkpoint(modules=("experts",)).transform(recorded())
+    own = Checkpoint(modules=("experts",)).transform(recorded("inplace"))
     for modules in (("experts",), ("experts.router",), ("",)):
         with pytest.raises(PolicyError, match="runs again in backward already"):
             Checkpoint(modules=modules).transform(own)

@@ -12,7 +12,7 @@ from memprof.errors import PolicyError
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from tests.policies.faces import record_step, train
+from tests.policies.faces import recorded, train
 
 HAS_COMPILER = shutil.which("g++") is not None
 
@@ -36,7 +36,7 @@ def test_flag():
 
 def test_unmeasured_plan_is_refused_with_the_way_to_measure():
     """Predicting requires a measurement; the error names the command that makes one."""
-    step = record_step("lstm")
+    step = recorded("lstm")
     with pytest.raises(PolicyError, match=r"memprof record --compile 'layers\.\*@0\.5' train\.py"):
         Compile(("layers.*",), 0.5).transform(step)
     with pytest.raises(PolicyError, match="is not there"):
@@ -47,11 +47,11 @@ def test_measured_run_is_the_prediction(tmp_path):
     """Given a recording of the plan, the prediction is its steady step; one of another model is refused."""
     path = tmp_path / "compiled.memprof"
     train("lstm", steps=4, record=path)
-    step = record_step("lstm")
+    step = recorded("lstm")
     predicted = Compile(("layers.*",), measured=str(path)).transform(step)
     assert list(predicted.ops.name) == list(step.ops.name)
     with pytest.raises(PolicyError, match="another model"):
-        Compile(("layers.*",), measured=str(path)).transform(record_step("shared"))
+        Compile(("layers.*",), measured=str(path)).transform(recorded("shared"))
 
 
 def test_pattern_without_module_is_refused():

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -12,16 +10,10 @@ from memprof.policies.compress.eight_bits import from_eight_bits, to_eight_bits
 from memprof.policies.compress.policy import BLOCK, CHUNK, Compress
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from memprof.trace.step import Step
-from tests.policies.faces import compare, peaks, record_step, train
+from tests.policies.faces import compare, peaks, record_step, recorded, train
 
 #: The largest relative difference of a loss over eight steps that is promised.
 LOSS_TOLERANCE = 0.02
-
-
-@cache
-def baseline(name: str) -> Step:
-    return record_step(name)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------
@@ -100,15 +92,15 @@ def test_what_is_not_finite_is_not_packed(bad):
 def test_prediction_meets_its_bar(name, patterns, bar):
     """The predicted peak is exact, but for what a job's own functions hold until they return (ViT)."""
     plan = Plan((Compress(modules=patterns),))
-    predicted = plan.transform(baseline(name))
+    predicted = plan.transform(recorded(name))
     measured = record_step(name, plan)
     assert peaks(predicted)[0] == pytest.approx(peaks(measured)[0], rel=bar, abs=0), compare(predicted, measured)
-    assert peaks(predicted)[0] < peaks(baseline(name))[0]
+    assert peaks(predicted)[0] < peaks(recorded(name))[0]
 
 
 def test_transform_leaves_the_step():
     """The recorded step stays as it is, and the new one does not contradict itself."""
-    step = baseline("gpt")
+    step = recorded("gpt")
     storages, saved, ops = len(step.storages), len(step.saved), len(step.ops)
     freed = step.storages.freed_op_id.copy()
     changed = Compress(modules=("layers.*",)).transform(step)
@@ -208,7 +200,7 @@ def test_integers_and_views():
 def test_refuses_a_pattern_without_a_match():
     """Both faces name what is near, and the model stays as it was."""
     with pytest.raises(PolicyError, match=r"did you mean .*layers"):
-        Compress(modules=("layer.*",)).transform(baseline("gpt"))
+        Compress(modules=("layer.*",)).transform(recorded("gpt"))
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(PolicyError, match="No module"):
         Compress(modules=("layers.*",)).apply(Job(model))

@@ -27,7 +27,7 @@ from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 from memprof.units import format_bytes_between
-from tests.policies.faces import record_step
+from tests.policies.faces import record_step, recorded
 
 BF16, PURE = Precision("bf16"), Precision("bf16", "bf16")
 
@@ -40,7 +40,7 @@ def interval(step, *policies):
 
 
 def test_what_is_replayed_is_known_to_the_byte():
-    step = record_step("gpt")
+    step = recorded("gpt")
     peak = int(live_bytes(Checkpoint(("layers.*",)).transform(step)).during.max())
     assert interval(step, Checkpoint(("layers.*",))) == Interval(peak, peak)
     assert interval(step).is_exact
@@ -60,7 +60,7 @@ def test_what_is_modelled_has_been_off(kind):
 @pytest.mark.parametrize("job", ["gpt", "resnet", "lstm", "vit", "unet"])
 def test_measured_peaks_lie_between(job):
     """The bounds hold on the samples, and errors of several policies add up."""
-    step = record_step(job)
+    step = recorded(job)
     bounds = interval(step, BF16)
     measured = int(live_bytes(record_step(job, Plan((BF16,)))).during.max())
     assert bounds.least_bytes <= measured <= bounds.most_bytes
@@ -113,7 +113,7 @@ def test_casts_of_the_models_own_are_within(policy, tmp_path):
 
 def test_remat_holds_the_job_whatever_is_not_known():
     """But for what kernels take meanwhile, which is known when it is taken."""
-    step = record_step("gpt")
+    step = recorded("gpt")
     budget = int(0.8 * live_bytes(step).during.max())
     predicted = int(live_bytes(Plan((Remat(budget=str(budget)), BF16)).transform(step)).during.max())
     assert interval(step, Remat(budget=str(budget)), BF16).most_bytes <= max(1.02 * budget, predicted)
@@ -121,7 +121,7 @@ def test_remat_holds_the_job_whatever_is_not_known():
 
 def test_precision_is_less_sure_beside_what_handles_saved_tensors():
     """What runs again in the short type, or is moved in it, was further off than either alone."""
-    step = record_step("gpt")
+    step = recorded("gpt")
 
     def width(*policies):
         bounds = interval(step, *policies)
@@ -134,7 +134,7 @@ def test_precision_is_less_sure_beside_what_handles_saved_tensors():
 
 def test_a_plan_fits_with_its_upper_end():
     """Unless plans are checked: then the predicted peak has to fit."""
-    step = record_step("gpt")
+    step = recorded("gpt")
     bench = Workbench(step, deadline=math.inf)
     one = bench.try_plan(BF16)
     assert one is not None
@@ -152,7 +152,7 @@ def test_a_plan_file_holds_its_bounds(tmp_path):
     """Written by predict, read back by verify; plans of older versions have none."""
     from memprof.policies.plan.plan_file import read_plan, write_plan
 
-    plan, _ = Plan((BF16,)).predict(record_step("gpt"))
+    plan, _ = Plan((BF16,)).predict(recorded("gpt"))
     write_plan(tmp_path / "plan.toml", plan)
     assert read_plan(tmp_path / "plan.toml").prediction.interval == plan.prediction.interval
     text = (tmp_path / "plan.toml").read_text()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -18,16 +16,11 @@ from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
-from tests.policies.faces import compare, record_step, train
+from tests.policies.faces import compare, record_step, recorded, train
 from tests.recorder.recorded import record
 
 HEADS = {"gpt": "head", "lstm": "predict", "shared": "head"}
 cross_entropy = F.cross_entropy  # as a script would import it, before any plan
-
-
-@cache
-def recorded(name: str) -> Step:
-    return record_step(name)
 
 
 def peak(step: Step) -> int:

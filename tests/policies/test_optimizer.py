@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies import faces
-from tests.policies.faces import compare, record_step, train
+from tests.policies.faces import compare, record_step, recorded, train, trained
 
 HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
 FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -29,16 +28,6 @@ OPTIMIZERS = {
     "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
     "SGD Nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
 }
-
-
-@cache
-def recorded(name: str) -> Step:
-    return record_step(name)
-
-
-@cache
-def trained(name: str) -> faces.Trained:
-    return train(name)
 
 
 def peak(step: Step, phase: str = "") -> int:

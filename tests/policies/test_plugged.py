@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import client
+
 _TOP = Path(__file__).parents[2]
 _GPT = str(_TOP / "sample_traces" / "gpt" / "train.py")
 _SMALL = ("--layers", "2", "--width", "32", "--batch-size", "4", "--length", "32", "--steps", "8")
@@ -51,11 +53,11 @@ class House:
 
     def python(self, *words: str) -> str:
         """Runs Python with the copy, and returns what it printed."""
-        paths = os.pathsep.join(map(str, (self.folder, _TOP)))
+        own = client.variables(str(self.folder), str(_TOP), with_memprof=False)
         done = subprocess.run(
             [sys.executable, "-P", *words],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=200,

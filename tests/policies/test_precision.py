@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import gc
 import weakref
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,20 +23,10 @@ from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
-from tests.policies.faces import record_step, train
+from tests.policies.faces import record_step, recorded, train, trained
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 TABLES = ("modules", "module_calls", "ops", "storages", "uses", "saved", "memory")
-
-
-@cache
-def recorded(job):
-    return record_step(job)
-
-
-@cache
-def trained(job):
-    return train(job)
 
 
 def small_model():

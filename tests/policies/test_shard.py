@@ -20,7 +20,8 @@ from memprof.replay.live import alive_at, live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step
-from tests.policies.faces import peaks, record_step
+from tests.policies import faces
+from tests.policies.faces import peaks
 
 #: Parameters of each of two layers, and of the root's own head.
 LAYER, HEAD = 64 * 128, 64 * 16
@@ -82,7 +83,7 @@ def held_at_update(step: Step) -> int:
 
 @pytest.fixture(scope="module")
 def recorded() -> Step:
-    return record_step("gpt")
+    return faces.recorded("gpt")
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "tests" / "policies" / "jobs"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 #: 3 layers of 7 x 14 + 14 + 14 x 7 + 7 numbers, and a head of 3 x 7 + 3.
 ELEMENTS = 3 * (98 + 14 + 98 + 7) + 24
@@ -44,7 +45,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Step:
     path = tmp_path_factory.mktemp("base") / "base.memprof"
-    done = run(sys.executable, "-m", "memprof", "record", "-o", str(path), "-m", "tests.policies.jobs.gpt")
+    done = run(sys.executable, "-m", "memprof", "record", "-o", str(path), "-m", "gpt", cwd=JOBS)
     assert done.returncode == 0, done.stderr
     return Trace.open(path).steady_step()
 
@@ -146,7 +147,7 @@ def test_an_unmodified_script_holds_what_was_predicted(
     The job has no code for ranks. For split, the tolerance covers what only a second batch size could determine.
     """
     path = tmp_path / "run.memprof"
-    done = run(sys.executable, "-m", "memprof", "record", "-o", str(path), *flags, "-m", "tests.policies.jobs.gpt")
+    done = run(sys.executable, "-m", "memprof", "record", "-o", str(path), *flags, "-m", "gpt", cwd=JOBS)
     assert done.returncode == 0, done.stderr
     predicted = int(live_bytes(Plan(policies).transform(recorded)).during.max())
     steps = [Trace.open(path, rank).steady_step() for rank in range(2)]
@@ -163,8 +164,8 @@ def test_an_unmodified_script_holds_what_was_predicted(
 def test_too_few_ranks_end_the_job_with_125(tmp_path: Path) -> None:
     """The sentence says what to write; nothing is recorded."""
     path = tmp_path / "run.memprof"
-    command = ("record", "-o", str(path), "--shard", "fsdp:4", "--", *TORCHRUN, "-m", "tests.policies.jobs.gpt")
-    done = run(sys.executable, "-m", "memprof", *command)
+    command = ("record", "-o", str(path), "--shard", "fsdp:4", "--", *TORCHRUN, "-m", "gpt")
+    done = run(sys.executable, "-m", "memprof", *command, cwd=JOBS)
     assert done.returncode == 125
     assert "The plan shards over 4 ranks, and this job has 2" in done.stderr
     assert not path.exists()

@@ -5,7 +5,6 @@ import gc
 import resource
 import threading
 import weakref
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -23,16 +22,10 @@ from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
 from memprof.trace.schema import TABLES
-from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from tests.policies.faces import compare, load_job, peaks, record_step, train
+from tests.policies.faces import compare, load_job, peaks, record_step, recorded, train
 
 LAYERS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "down.*", "shared": "mixer"}
-
-
-@cache
-def baseline(name: str) -> Step:
-    return record_step(name)
 
 
 def disk(name: str, **settings: object) -> Swap:
@@ -94,17 +87,17 @@ def test_describes_itself():
 def test_prediction_is_exact(name, settings):
     """The peak predicted from the plain step is the measured one to the byte (one element stands in for state)."""
     plan = Plan((disk(name, **settings),))
-    predicted = plan.transform(baseline(name))
+    predicted = plan.transform(recorded(name))
     measured = record_step(name, plan)
     assert peaks(predicted)[0] == pytest.approx(peaks(measured)[0], abs=4), compare(predicted, measured)
-    assert peaks(predicted)[0] < peaks(baseline(name))[0]
-    assert predicted.duration_us > baseline(name).duration_us
+    assert peaks(predicted)[0] < peaks(recorded(name))[0]
+    assert predicted.duration_us > recorded(name).duration_us
 
 
 @pytest.mark.parametrize("what", ["activations", "optimizer", "parameters"])
 def test_transform_leaves_the_step_and_adds_copies(what):
     """The recorded step stays as it is; the copies are operators of kind copy, and nothing contradicts itself."""
-    step = baseline("gpt")
+    step = recorded("gpt")
     tables = [field.name for field in dataclasses.fields(step) if isinstance(getattr(step, field.name), TABLES)]
     before = {name: [c.copy() for c in vars(getattr(step, name)).values()] for name in tables}
     changed = disk("gpt", what=what).transform(step)
@@ -119,7 +112,7 @@ def test_transform_leaves_the_step_and_adds_copies(what):
 
 def test_slow_copies_stall_the_step():
     """At 0.01 GB/s the step takes at least as long as its copies out and back."""
-    step = baseline("gpt")
+    step = recorded("gpt")
     slow = disk("gpt", gbps=0.01).transform(step)
     copies = slow.ops.take(slow.ops.kind == "copy")
     assert slow.duration_us >= copies.duration_us.sum()
@@ -128,7 +121,7 @@ def test_slow_copies_stall_the_step():
 
 def test_nothing_large_enough_changes_nothing_in_memory():
     """With a minimum above every storage the peak stays."""
-    step = baseline("gpt")
+    step = recorded("gpt")
     assert peaks(disk("gpt", minimum_bytes=1 << 40).transform(step)) == peaks(step)
 
 
@@ -325,7 +318,7 @@ def test_a_full_disk_stops_swapping_not_training():
 def test_refuses_host_memory_for_a_job_in_it():
     """On a processor there is nowhere to go but the disk: both faces say so."""
     with pytest.raises(PolicyError, match=r"already in host memory.*to = 'disk'"):
-        Swap(modules=("layers.*",)).transform(baseline("gpt"))
+        Swap(modules=("layers.*",)).transform(recorded("gpt"))
     with pytest.raises(PolicyError, match=r"already in host memory.*to = 'disk'"):
         Swap().apply(Job(nn.Linear(4, 4)))
 
@@ -359,7 +352,7 @@ def test_refuses_two_policies_for_the_same_modules():
             Plan(both).apply(job)
         assert all("forward" not in vars(module) for module in model.modules())
         with pytest.raises(PolicyError, match="choose separate modules"):
-            Plan(both).transform(baseline("gpt"))
+            Plan(both).transform(recorded("gpt"))
 
 
 @pytest.mark.parametrize("what", ["activations", "optimizer", "parameters"])

@@ -11,7 +11,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
-from tests.policies.faces import compare, faces, record_step, train
+from tests.policies.faces import compare, faces, recorded, train
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10)
 PARAMETERS = Swap(modules=("**",), what="parameters", to="disk", minimum_bytes=1 << 10)
@@ -47,7 +47,7 @@ def test_peak_is_predicted(swapped: str) -> None:
 @pytest.mark.parametrize("loop", ["foreach", "fused"])
 def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: str) -> None:
     """A single update of all swapped state is refused with a message that names swap; a loop is predicted."""
-    step = record_step("gpt")
+    step = recorded("gpt")
     with pytest.raises(PolicyError, match="Swapped parameters or state can only be predicted"):
         Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)
     Plan((swapped, OptimizerPolicy(loop="loop"))).transform(step).check()

@@ -123,9 +123,9 @@ def test_everybody_who_needs_a_copy_waits_for_it() -> None:
 
 def test_copies_take_as_long_as_the_link_says() -> None:
     """Each direction has its own speed: 4,000,000 bytes take 80 us out at 50 GB/s and 100 us back at 40."""
-    from tests.policies.faces import record_step
+    from tests.policies.faces import recorded
 
-    step = record_step("gpt")
+    step = recorded("gpt")
     on_device = dataclasses.replace(
         step,
         storages=step.storages.replace(device=np.full(len(step.storages), "cuda:0", dtype=object)),

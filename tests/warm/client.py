@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-_NAME, _PREFIX = "WARM_PYTHON", "WARM_PREFIX"
+_NAME, _PREFIX, _OTHER = "WARM_PYTHON", "WARM_PREFIX", "WARM_OTHER_MEMPROF"
 _KINDS = ("job", "cli")
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<frozen warm>', 'exec'))"
 
 
 class Client:
-    """The servers that this process starts with the first process that it starts, and the variable that names them."""
+    """The servers that this process starts with the first process that it starts, and the variable that names them.
+
+    Where it was itself started by a test, they are those of that test's process.
+    """
 
     def __init__(self) -> None:
         """Starts nothing."""
@@ -25,7 +28,10 @@ class Client:
         self._address = Path(tempfile.gettempdir()) / f"warm-python-{self._pid}"
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self._is_enabled = False
-        self._has_begun = False
+        # Tests that a test runs go to the servers of that test's process.
+        self._has_begun = _NAME in os.environ
+        if self._has_begun:
+            self._address = Path(os.environ[_NAME])
 
     def start_with(self, event: str, _: Any) -> None:
         """Starts the server where a first process is started; an audit hook."""
@@ -77,6 +83,20 @@ def set_enabled(is_enabled: bool) -> None:
     """Says whether the jobs that this process starts are handed to the server, where there is one."""
     if _client is not None:
         _client.set_enabled(is_enabled)
+
+
+def variables(*paths: str, with_memprof: bool = True) -> dict[str, str]:
+    """Returns what a test adds to a process's environment, where that is not the test's own.
+
+    Args:
+        paths: What the process has in ``PYTHONPATH``.
+        with_memprof: Whether its memprof is the one that the servers have imported; else a command of memprof runs
+            where only torch was imported.
+    """
+    is_enabled = _NAME in os.environ
+    before = [str(_HERE)] if is_enabled else []
+    found = {"PYTHONPATH": os.pathsep.join([*before, *paths])} if before or paths else {}
+    return found if with_memprof or not is_enabled else {**found, _OTHER: "1"}
 
 
 def _other_paths(environment: os._Environ[str]) -> list[str]:

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 #: Signals that a job may be sent.
 _RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
+#: What pip installs to be typed.
+_COMMAND = os.path.join(sys.prefix, "bin", "memprof")
+
 _LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 #: Settings of the interpreter's that the server's fork follows.
@@ -30,10 +33,12 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         return ""
     while words[:1] in (["-u"], ["-P"]):
         words = words[1:]
-    if words[:1] == ["-m"] and len(words) > 1:
-        if words[1] in ("memprof", "memprof.cli.main"):
-            return "cli"
-        return "job" if words[1].startswith("tests.") or words[1] == "torch.distributed.run" else ""
+    is_module = words[:1] == ["-m"] and len(words) > 1
+    if words[:1] == [_COMMAND] or (is_module and words[1] in ("memprof", "memprof.cli.main")):
+        return "job" if environment.get("WARM_OTHER_MEMPROF") else "cli"
+    if is_module:
+        is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
+        return "job" if is_own or words[1] in ("pytest", "torch.distributed.run") else ""
     return "job" if words and words[0].endswith(".py") and os.path.isfile(words[0]) else ""
 
 

@@ -247,7 +247,16 @@ def prepare(kind: str) -> None:
         import torch
         import torch._dynamo  # noqa: F401
     else:
+        import pandas  # noqa: F401
+
+        import memprof.analysis.diff.budget
+        import memprof.analysis.plans.another_size
+        import memprof.analysis.plans.compare_planners
         import memprof.analysis.plans.suggest
+        import memprof.cli.pages.diff.diff_page
+        import memprof.cli.pages.plan_page
+        import memprof.cli.pages.report_page
+        import memprof.cli.pages.suggest_page
         import memprof.cli.verbs.plans.suggest
         import memprof.cli.verbs.record
         import memprof.cli.verbs.report

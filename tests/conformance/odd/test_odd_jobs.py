@@ -16,6 +16,9 @@ from tests.conformance.odd.surroundings import SURROUNDINGS
 from tests.conformance.odd.training import TRAINING
 from tests.conformance.running import MODES, Outcome, start_plain, start_under
 
+#: They look at how an interpreter starts, ends and finds things.
+pytestmark = pytest.mark.cold
+
 _SENTENCE = re.compile(rb"^memprof: the plan was not applied: [^\n]*\n", re.MULTILINE)
 JOBS = [*PROCESSES, *INTERPRETERS, *SURROUNDINGS, *TRAINING]
 #: What `make test` runs, and in which modes: one of each kind, most of them without torch. `make test-all` runs every

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -103,23 +101,7 @@ def loss_of(model, batch):
     return F.mse_loss(model(inputs), targets)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=8)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    loader = make_loader()
-    model = make_model()
-    optimizer = make_optimizer(model)
-    for step, batch in enumerate(loader):
-        if step == args.steps:
-            break
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        print(f"step {step} loss {loss.item()!r}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    from training import train
+
+    train(__doc__, make_loader, make_model, make_optimizer, loss_of)
