@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.accumulate.refusals import DROPPED, LBFGS, left_whole
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import Gradients, require_backward
 from memprof.policies.runtime.replaced import replace
@@ -118,10 +119,7 @@ class OptimizerGate:
         """
         if self._is_installed and self.is_open:
             if self._round.backwards > self._backwards_at_call:
-                raise PolicyError(
-                    "accumulate cannot keep this job's gradients: its loop drops some with zero_grad() that no step() "
-                    "has used, as when two networks train in turn; train without accumulate."
-                )
+                raise PolicyError(DROPPED)
             return
         self._zero_grad(*args, **kwargs)
 
@@ -173,10 +171,7 @@ class OptimizerGate:
             why = f"its batches are not split, as {current.reason or 'their size is unknown'}"
         else:
             why = "its loop reads from no DataLoader"
-        raise PolicyError(
-            f"accumulate cannot split this job's batches: {why}; in the training loop, write "
-            f"'for part in memprof.micro_batches(batch, {current.micro_batches}):' around forward, backward and step()."
-        )
+        raise PolicyError(left_whole(why, current.micro_batches))
 
 
 def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
@@ -186,10 +181,7 @@ def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
         PolicyError: It does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise PolicyError(
-            "accumulate does not support LBFGS, which calls its closure many times in a step; "
-            "use another optimizer, or evaluate the whole batch in the closure."
-        )
+        raise PolicyError(LBFGS)
 
 
 class Gates:

@@ -46,12 +46,15 @@ def build_manifest(
     spool = recording.spool
     start = spool.records["start"][0]
     common = describe_start(spool, launch, speed)
+    usages: Mapping[str, list[str]] = next(reversed(spool.records.get("usages", [])), {})
     return replace(
         common,
         machine=_machine(recording, common.machine),
         node=start.get("node", ""),
         clock=start.get("clock", ""),
         undivided=next(reversed(spool.records.get("batches", [])), ""),
+        optimizers=tuple(usages.get("optimizers", ())),
+        usages=tuple(usages.get("seen", ())),
         backend=backend_of(recording),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
