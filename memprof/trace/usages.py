@@ -8,7 +8,7 @@ from dataclasses import dataclass
 #: A hook of the job runs whenever a gradient is complete (``register_post_accumulate_grad_hook``).
 GRADIENT_HOOKS = "gradient hooks"
 #: Settings of an optimizer, such as its learning rate, change between backward and ``step()``.
-SETTINGS_CHANGED = "settings changed after backward"
+CHANGES_SETTINGS = "settings changed after backward"
 #: A model is trained in evaluation mode.
 TRAINED_IN_EVALUATION = "trained in evaluation mode"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", ":clip_grad_value_")
 #: In the stack of every operator that a DataLoader runs.
 DATA_LOADER = "torch/utils/data/dataloader.py:"
+
+#: In the stack of what begins a backward whose gradients are returned, not accumulated.
+_RETURNED = re.compile(r"torch/autograd/__init__\.py:[0-9]+:grad\b|torch/_functorch/")
 
 
 def refuse_loop(step: Step, policy: Accumulate) -> None:
@@ -98,12 +102,12 @@ def _differentiates_gradients(step: Step) -> bool:
 
 
 def _sets_gradients(step: Step) -> bool:
-    """Returns whether an update uses gradients, and backward accumulates none: the loop sets them itself."""
-    ops, uses = step.ops, step.uses
-    is_gradient = (step.storages.category == "gradient")[uses.storage_id]
-    is_used = np.any(is_gradient & (ops.phase[uses.op_id] == "optimizer"))
-    accumulates = (ops.phase == "backward") & (ops.forward_op_id == NONE)
-    return bool(is_used) and not accumulates.any()
+    """Returns whether the loop sets gradients that torch.autograd.grad or torch.func has returned: none accumulate."""
+    ops = step.ops
+    if np.any((ops.phase == "backward") & (ops.forward_op_id == NONE)):
+        return False
+    stacks = np.unique(ops.stack_id[ops.stack_id != NONE])
+    return any(_RETURNED.search(str(step.stacks.frames[stack])) for stack in stacks)
 
 
 def _drops_gradients(step: Step) -> bool:

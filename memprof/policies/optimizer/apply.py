@@ -9,7 +9,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
-from memprof.policies.optimizer.refusals import DISTRIBUTED, needs_whole, no_form
+from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, needs_whole, no_form
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
 from memprof.recorder.steps.usages import needs_closure
 
@@ -55,9 +55,7 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
         raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
     is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
-        raise PolicyError(
-            "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
-        )
+        raise PolicyError(FUSED_SGD)
     if (policy.in_backward or policy.state == "host") and needs_closure(type(optimizer)):
         raise PolicyError(needs_whole(kind))
     if job.has_parts and (policy.in_backward or policy.state):

@@ -31,6 +31,8 @@ SETTINGS_CHANGED = (
     "step-in-backward used the old ones. Change them before backward."
 )
 
+FUSED_SGD = "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
+
 
 def clipped(function: str) -> str:
     """Returns the sentence for gradients that a function of torch.nn.utils clips."""

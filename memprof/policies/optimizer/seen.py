@@ -21,7 +21,7 @@ from memprof.policies.optimizer.refusals import (
     no_form,
 )
 from memprof.trace.schema import NONE, Bools, Ints
-from memprof.trace.usages import NEEDS_CLOSURE, SETTINGS_CHANGED as CHANGES_SETTINGS
+from memprof.trace.usages import CHANGES_SETTINGS, NEEDS_CLOSURE
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy

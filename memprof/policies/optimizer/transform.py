@@ -16,9 +16,11 @@ from memprof.policies.optimizer.recognise import (
     gradients_of_earlier_steps,
     recognise_updates,
 )
+from memprof.policies.optimizer.refusals import FUSED_SGD
 from memprof.policies.optimizer.seen import refuse_gradients, refuse_loop, refuse_optimizers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
+from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
 
@@ -38,7 +40,7 @@ _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 #: Copies that swap inserted between the updates.
-_SWAPS = ("memprof.swap_in", "memprof.swap_out")
+_SWAPS = (SWAP_IN, SWAP_OUT)
 
 
 def transform(step: Step, policy: OptimizerPolicy) -> Step:
@@ -82,6 +84,11 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
             "Unsupported optimizer: only Adam, AdamW and SGD can be predicted in full; for others only in_backward can "
             "be predicted, and only if they run as a loop."
         )
+    rows = np.array([update.storages[PARAMETER] for update in updates.updates], dtype=np.int64)
+    parameters = step.storages.take(rows)
+    is_short = np.any((parameters.dtype == "bfloat16") & (parameters.device == "cpu"))
+    if policy.loop == "fused" and updates.algorithm == "sgd" and is_short:
+        raise PolicyError(FUSED_SGD)
     if policy.state == "8bit" and updates.algorithm != "adam":
         raise PolicyError("8-bit state is predicted for Adam and AdamW only.")
     if policy.state == "host" and "cpu" in set(step.storages.device[step.storages.category == "parameter"]):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from memprof.trace.usages import (
+    CHANGES_SETTINGS,
     FORMS,
     GRADIENT_HOOKS,
     IS_LBFGS,
     NEEDS_CLOSURE,
-    SETTINGS_CHANGED,
     TRAINED_IN_EVALUATION,
 )
 
@@ -53,7 +53,7 @@ class Usages:
         self.optimizers[_describe(optimizer)] = None
         left = self._settings.pop(id(optimizer), None)
         if left is not None and left != plain_settings(optimizer):
-            self.seen[SETTINGS_CHANGED] = None
+            self.seen[CHANGES_SETTINGS] = None
         if any(has_gradient_hooks(each) for group in optimizer.param_groups for each in group["params"]):
             self.seen[GRADIENT_HOOKS] = None
 

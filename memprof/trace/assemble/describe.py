@@ -49,9 +49,7 @@ def build_manifest(
     usages: Mapping[str, list[str]] = next(reversed(spool.records.get("usages", [])), {})
     return replace(
         common,
-        machine=_machine(recording, common.machine),
-        node=start.get("node", ""),
-        clock=start.get("clock", ""),
+        machine=machine_of(spool, recording.heard.device, common.machine),
         undivided=next(reversed(spool.records.get("batches", [])), ""),
         optimizers=tuple(usages.get("optimizers", ())),
         usages=tuple(usages.get("seen", ())),
@@ -95,23 +93,31 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         rank=start["rank"],
         world_size=start["world_size"],
         pid=start["pid"],
+        node=start.get("node", ""),
+        clock=start.get("clock", ""),
         plan=next(reversed(spool.records.get("plan", [])), None),
     )
 
 
-def _machine(recording: Recording, host: Machine) -> Machine:
-    if recording.heard.device == CPU:
+def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
+    """Returns a machine with the device that was recorded.
+
+    Args:
+        spool: The records of the process.
+        device: The device, such as ``cuda:0``.
+        host: The machine as a host.
+    """
+    if device == CPU:
         return host
-    told = {record["device"]: record for record in recording.spool.records.get("device", [])}
-    device = told.get(recording.heard.device, {})
-    kind = device.get("kind", recording.heard.device.partition(":")[0])
+    told = {record["device"]: record for record in spool.records.get("device", [])}.get(device, {})
+    kind = told.get("kind", device.partition(":")[0])
     return replace(
         host,
-        device_name=device.get("name", recording.heard.device),
+        device_name=told.get("name", device),
         device_kind="cuda" if kind == "rocm" else kind,
-        capacity_bytes=device.get("capacity_bytes", 0),
-        driver=device.get("driver", ""),
-        cuda=f"ROCm {device['cuda']}" if kind == "rocm" else device.get("cuda", ""),
+        capacity_bytes=told.get("capacity_bytes", 0),
+        driver=told.get("driver", ""),
+        cuda=f"ROCm {told['cuda']}" if kind == "rocm" else told.get("cuda", ""),
     )
 
 
