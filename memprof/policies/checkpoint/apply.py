@@ -13,8 +13,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
-from memprof.policies.checkpoint.refusals import changes_in_place
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Job
