@@ -8,6 +8,8 @@ scale.
 
 from __future__ import annotations
 
+import functools
+import types
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.runtime.own_types import is_in_transform
-from memprof.policies.runtime.replaced import replace_method, replace_weakly
+from memprof.policies.runtime.replaced import replace_weakly
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
@@ -133,11 +135,13 @@ class LossScaling:
 
     def _take_over(self, job: Job, optimizer: torch.optim.Optimizer) -> None:
         """Adds the overflow check to ``optimizer.step``."""
+        had_own = "step" in optimizer.__dict__
         before = optimizer.step
         scaler = self.scaler
         is_inside = False
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(before)
+        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal is_inside
             if is_inside or not any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 return before(*args, **kwargs)
@@ -157,7 +161,16 @@ class LossScaling:
             self._refresh()
             return loss if closure is not None else result
 
-        job.on_undo(replace_method(optimizer, "step", step))
+        # A bound method, because learning rate schedulers read its __func__.
+        optimizer.__dict__["step"] = types.MethodType(step, optimizer)
+
+        def restore() -> None:
+            if had_own:
+                optimizer.__dict__["step"] = before
+            else:
+                optimizer.__dict__.pop("step", None)
+
+        job.on_undo(restore)
 
 
 class _Unscaled(torch.amp.GradScaler):
