@@ -22,6 +22,7 @@ from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
 from memprof.recorder.thread_end import ThreadEnd
 from memprof.recorder.thread_observation import ThreadObservation
@@ -111,6 +112,8 @@ class Observation(ThreadObservation):
         self._paused_ns = 0
         self._sampled_rss_ns = 0
         self._has_new_gradients = False
+        self._usages = Usages()
+        self._is_in_evaluation = False
         self._noted: set[str] = set()
 
     @property
@@ -136,6 +139,7 @@ class Observation(ThreadObservation):
         self.is_paused = False
         self.progress.begin_step()
         self._trained.begin_step()
+        self._usages.begin_step()
         self._step_first_op = self._log.op_count
         if self.is_recording:
             if not self._sources.is_open:
@@ -169,6 +173,9 @@ class Observation(ThreadObservation):
             self._state_optimizers()
             self._sources.cut()
             self._log.sample_rss()
+            usages = self._usages.take_news()
+            if usages is not None:
+                self._log.record("usages", usages)
         # Once the job's own profiler took over, the rest of the step was not recorded.
         self._write_step(step, end_ns, is_complete=is_whole and (self._sources.is_open or not self.is_recording))
 
@@ -290,6 +297,7 @@ class Observation(ThreadObservation):
             with torch._C.DisableTorchFunction(), untraced():
                 is_in_function = self._stacks.is_in_function(stack)
                 self._trained.begin_call(progress, module, module_number, is_in_function=is_in_function)
+                self._is_in_evaluation = progress.is_eval_mode
                 self._inventory.inputs(args, kwargs)
         self._state_new_models()
         call = OpenCall(
@@ -323,6 +331,8 @@ class Observation(ThreadObservation):
         if self.is_recording:
             self.progress.begin_optimizer()
             self._state_gradients(optimizer)
+            with torch._C.DisableTorchFunction():
+                self._usages.begin_update(optimizer)
 
     def end_update(self) -> None:
         """Records that an optimizer has updated."""
@@ -334,6 +344,8 @@ class Observation(ThreadObservation):
             self._sampled_rss_ns = now_ns
             self._log.sample_rss()
         if is_backward:
+            if not self._has_new_gradients:
+                self._begin_backward()
             self._has_new_gradients = True
         elif self._has_new_gradients and torch._C._current_graph_task_id() == -1:
             self._has_new_gradients = False
@@ -347,6 +359,11 @@ class Observation(ThreadObservation):
                 self._sources.cut()
             self._log.flush()
             self._paused_ns += time.time_ns() - now_ns
+
+    def _begin_backward(self) -> None:
+        self._usages.begin_backward(self._rounds.alive())
+        if self._is_in_evaluation:
+            self._usages.train_in_evaluation()
 
     def _note_out_of_memory(self, error: BaseException) -> None:
         """Flushes everything to disk: the job may end or be killed now."""

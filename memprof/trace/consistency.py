@@ -15,6 +15,7 @@ import numpy as np
 from memprof.phases import MOST_NAMES, is_own_name
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import (
+    MOST_REQUESTED_BYTES,
     NONE,
     RANK_TABLES,
     AllocatorEvents,
@@ -97,7 +98,7 @@ _ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
 #: counters of a step (table memory), as may streams and addresses.
 _SIGNED = ("workspace_bytes", "stream", "address")
 #: Limit on values, so that their sums fit in 63 bits with room to spare.
-_MOST_BYTES = 2.0**60
+_MOST_BYTES = float(MOST_REQUESTED_BYTES)
 #: Limit on the number of a step, a micro-batch or an operation.
 _MOST_COUNT = 2**53
 #: Latest time (Unix time of the year 33,000), and longest duration.
@@ -249,7 +250,9 @@ def _what_is_wrong(name: str, text: str) -> str:
 
 
 def _require_sum(kind: type[Table], name: str, values: Any) -> None:
-    """Checks that all bytes together fit, since totals are sums."""
+    """Checks that all bytes together fit, since totals are sums; requests that failed are in no total."""
+    if (kind, name) == (OutOfMemory, "requested_bytes"):
+        return
     if len(values) and float(np.abs(values, dtype=np.float64).sum()) > _MOST_BYTES:
         raise InvariantError(f"table {kind.table_name}: {name} sums to more than 2**60")
 

@@ -161,6 +161,8 @@ class Manifest(_Json):
         node: Name of the machine it ran on; "" in recordings of older versions.
         clock: Identifies the clock of its times, shared by all processes of one running system; "" where unknown.
         plan: The plan in effect, or None.
+        optimizers: Its optimizers seen updating, each as its class and what its updates need or have (``usages.py``).
+        usages: What it does in the recorded steps that no operator shows, by the names of ``usages.py``.
         backend: Source of the memory events, and its blind spots.
         capture: How completely the job was recorded.
         window: The requested steps.
@@ -185,6 +187,8 @@ class Manifest(_Json):
     clock: str = ""
     plan: dict[str, Any] | None = None
     undivided: str = ""
+    optimizers: tuple[str, ...] = ()
+    usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)
     capture: Capture = field(default_factory=Capture)
     window: Window = field(default_factory=Window)

@@ -37,6 +37,9 @@ SCHEMA_VERSION = 1
 #: A missing id.
 NONE = -1
 
+#: Largest request that a trace holds, 1 EiB; larger ones, with which scripts probe memory, are cut to it.
+MOST_REQUESTED_BYTES = 2**60
+
 # Equivalent to numpy.typing.NDArray, which the recorder does not import into the job.
 Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -438,7 +441,7 @@ class OutOfMemory(Table):
     phase: Texts = _phase("part of the step; null where unknown")
     module_id: Ints = _id("innermost module whose forward or backward made the request; null outside")
     stack_id: Ints = _id("Python stack of the request; null where not taken")
-    requested_bytes: Ints = _id("requested bytes; null where the error does not state them")
+    requested_bytes: Ints = _id("requested bytes, at most 2**60; null where the error does not state them")
     allocated_bytes: Ints = _id("allocated bytes at the time; null where the allocator keeps no count")
     reserved_bytes: Ints = _id("segments the allocator held; null where it has none, as on CPU")
     largest_free_bytes: Ints = _id("largest free block in those segments; null where unknown")

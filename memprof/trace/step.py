@@ -20,6 +20,7 @@ from memprof.trace.schema import (
     Storages,
     Uses,
 )
+from memprof.trace.usages import OptimizerTraits
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,8 @@ class Step:
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
+        optimizers: The optimizers that update in the recorded steps; none in recordings of older versions.
+        usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
     """
 
     number: int
@@ -68,6 +71,8 @@ class Step:
     short_types: tuple[str, ...] = ("bfloat16",)
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
+    optimizers: tuple[OptimizerTraits, ...] = ()
+    usages: frozenset[str] = frozenset()
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

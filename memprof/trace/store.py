@@ -24,6 +24,7 @@ from memprof.trace.rank_summary import join_summaries, summarise_rank
 from memprof.trace.schema import NONE, Ints, Ops, Steps, Storages, Table
 from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
+from memprof.trace.usages import read_optimizers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +207,13 @@ class Trace:
             UsageError: The trace has no operators of it; the message lists the steps it has.
         """
         machine = self.manifest.machine
-        step = replace(cut_step(self, number), undivided=self.manifest.undivided)
+        manifest = self.manifest
+        step = replace(
+            cut_step(self, number),
+            undivided=manifest.undivided,
+            optimizers=tuple(read_optimizers(manifest.optimizers)),
+            usages=frozenset(manifest.usages),
+        )
         try:
             step.check_lives()
         except InvariantError as error:

@@ -45,6 +45,7 @@ def test_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[
     assert sizes[largest]
     assert not sizes[largest + 1]
     plan = read_plan(Path("plan.toml"))
+    assert (plan.at_batch, plan.at_length) == (largest, None)
     assert plan.prediction is not None
     assert plan.prediction.peak_allocated_bytes == told["plan"]["peak_allocated_bytes"] < told["budget_bytes"]
     sized = scale_by_shape(Trace.open(RESNET).fullest_step(is_whole=True))

@@ -13,6 +13,7 @@ from torch import nn
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.refusals import BY_HAND, CHANGED
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -53,12 +54,13 @@ def clips_them(model: nn.Module, batch: torch.Tensor) -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1e-4)
 
 
-@pytest.mark.parametrize(("train", "operator"), [(sets_them, "aten.div.Tensor"), (scales_them, "aten.mul_")])
-def test_gradients_that_the_loop_makes_or_changes_are_refused(train: Between, operator: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("train", "sentence"), [(sets_them, BY_HAND), (scales_them, CHANGED)])
+def test_gradients_that_the_loop_makes_or_changes_are_refused(train: Between, sentence: str, tmp_path: Path) -> None:
     """They would be made, or changed, once for each micro-batch."""
     step = record(tmp_path / "run.memprof", train)
-    with pytest.raises(PolicyError, match=rf"between backward and step\(\) \({operator}"):
+    with pytest.raises(PolicyError) as refused:
         Accumulate(2).transform(step)
+    assert str(refused.value) == sentence
 
 
 def test_clipping_by_torch_is_held_back(tmp_path: Path) -> None:

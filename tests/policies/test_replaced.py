@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad
 
-from memprof.policies.runtime.replaced import cell_of_body, replace
+from memprof.policies.runtime.replaced import cell_of_body, replace, replace_method
 
 
 def _adding(letter: str) -> Callable[[Any], Any]:
@@ -75,3 +75,26 @@ def test_the_body_of_clipping_is_replaced_for_those_who_imported_it() -> None:
     undo()
     held([weight], 1.0)
     assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_method_of_one_object_is_replaced_while_others_wrap_it() -> None:
+    """An LR scheduler put around it since stays and reaches torch's own step; without one, the object is as before."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer, other = torch.optim.SGD([weight], lr=0.1), torch.optim.SGD([weight], lr=0.1)
+    seen: list[str] = []
+    own = other.step
+    undo_other = replace_method(other, "step", lambda: seen.append("other"))
+    undo = replace_method(optimizer, "step", lambda: seen.append("step"))
+    other.step()
+    undo_other()
+    assert "step" not in vars(other)
+    assert other.step == own
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+    assert seen == ["other", "step"]
+    undo()
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    scheduler.step()
+    assert weight.item() == pytest.approx(0.9)
+    assert seen == ["other", "step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -123,6 +124,52 @@ def test_the_highest_count_of_each_module_is_kept_with_its_step(whole_run: Whole
 def _layers() -> list[torch.nn.Parameter]:
     sizes = ((64, 256), (256, 256), (256, 10))
     return [parameter for sides in sizes for parameter in torch.nn.Linear(*sides).parameters()]
+
+
+def test_the_manifest_names_the_machine_and_its_clock(whole_run: WholeRun) -> None:
+    """As a full recording does: ranks are put on one axis by them."""
+    manifest = Trace.open(whole_run[1]).manifest
+    assert manifest.node == platform.node()
+    assert manifest.clock
+
+
+_CHECKPOINTS = """
+import io, torch, traceback
+from torch import nn
+model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 256)).sum().backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    states = torch.load(file)
+    model.load_state_dict(states["model"])
+    optimizer.load_state_dict(states["optimizer"])
+    del states
+try:
+    torch.load(io.BytesIO(b"no checkpoint"))
+except Exception:
+    traceback.print_exc()
+"""
+
+
+def test_saving_and_loading_are_phases_and_their_tracebacks_are_unchanged(tmp_path: Path) -> None:
+    """Weights and state are there twice when they are loaded, which is the peak; torch's functions stay its own."""
+    done, path = _record(tmp_path, _CHECKPOINTS)
+    assert done.returncode == 0, done.stderr
+    trace = Trace.open(path)
+    peaks = trace.table(StepPeaks)
+    assert peaks.phase[np.argmax(peaks.allocated_bytes)] == "loading"
+    assert {"saving", "loading"} <= set(trace.table(ModulePeaks).phase)
+    plain = subprocess.run(
+        [sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    told = "".join(line for line in done.stderr.splitlines(keepends=True) if not line.startswith("memprof: "))
+    assert told == plain.stderr
+    assert "Traceback" in told
 
 
 def test_a_killed_job_leaves_its_ring(tmp_path: Path) -> None:

@@ -173,6 +173,24 @@ def test_job_that_catches_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_requests_beyond_every_machine_are_cut_and_leave_a_recording(tmp_path: Path) -> None:
+    """A script probes memory with 4 EiB in each step, catches the errors, and is recorded like any other."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof"):
+        for _ in range(6):
+            model(torch.randn(4, 8)).sum().backward()
+            with pytest.raises(RuntimeError, match="you tried to allocate"):
+                torch.empty(2**60)
+            optimizer.step()
+    trace = Trace.open(tmp_path / "run.memprof")
+    failures = trace.table(OutOfMemory)
+    assert len(trace.recorded_steps) == 3
+    assert len(failures) >= 3
+    assert set(failures.requested_bytes) == {2**60}
+    assert failures.is_caught.all()
+
+
 def test_error_that_ends_the_block(tmp_path: Path) -> None:
     """The error that ends a recorded block goes on, and the recording tells that it ended it."""
     model = Greedy()

@@ -168,3 +168,19 @@ def test_looking_for_objects_leaves_a_tuple_in_the_making_alone() -> None:
         yield from range(1, 40)
 
     assert tuple(numbers()) == tuple(range(40))
+
+
+@pytest.mark.parametrize("collected", [(), (0,), (1,), (0, 1), (0, 1, 2)])
+def test_equal_models_are_listed_in_the_order_of_their_creation(collected: tuple[int, ...]) -> None:
+    """Whenever the garbage collector runs: their names, Net and Net#2, follow this order."""
+    gc.collect()
+    gc.disable()
+    try:
+        made = []
+        for number in range(3):
+            made.append(nn.Bilinear(2, 2, 2))
+            if number in collected:
+                gc.collect(number)
+        assert [id(each) for each in live_objects(nn.Bilinear)] == [id(each) for each in made]
+    finally:
+        gc.enable()

@@ -56,7 +56,8 @@ def show_largest(
         found = find_largest(sized, request, bar.add)
     best = None if found.answer is None else found.answer.best
     if written is not None and best is not None and best.policies and found.step is not None:
-        plan, _ = best.plan.predict(found.step, trace=trace)
+        at: dict[str, Any] = {"at_batch" if what == "batch" else "at_length": found.size}
+        plan, _ = dataclasses.replace(best.plan, **at).predict(found.step, trace=trace)
         assert plan.prediction is not None
         # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)

@@ -113,6 +113,13 @@ def graph_of(step: Step) -> Graph:
     is_foreign = writes & (~is_made | is_lasting)[uses.storage_id] & (category[uses.storage_id] != "buffer")
     can_repeat[uses.op_id[is_foreign]] = False
 
+    # What is older than the step and freed in forward is gone when backward would run its readers again.
+    turns = np.append(np.flatnonzero(ops.phase == "backward"), len(ops))
+    turn = turns[np.searchsorted(turns[:-1], uses.op_id)]
+    freed = storages.freed_op_id[uses.storage_id]
+    is_gone = ~is_made[uses.storage_id] & (freed != NONE) & (freed < turn)
+    can_repeat[uses.op_id[is_gone & (storages.allocated_bytes[uses.storage_id] > 0)]] = False
+
     # A storage is a value if all its writers may repeat, and an operator may repeat only then: iterate to a fixed
     # point.
     is_value = is_made & ~is_lasting & (storages.allocated_bytes > 0)

@@ -139,7 +139,8 @@ def _line(graph: Graph, first: int, turn: int, end: int, widest: int | None, mos
 def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) -> list[int]:
     """Returns the operators before which values of at most one operator are still to be read in forward."""
     count = turn - first + 1
-    born, last = graph.value_op[values] - first, last_read[values] - first
+    # What a later round reads as well, such as what Python kept from one micro-batch to the next, passes every cut.
+    born, last = graph.value_op[values] - first, np.minimum(last_read[values], turn - 1) - first
     passes = last > born
     crossing, makers = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     for sums, weight in ((crossing, np.ones(len(values), dtype=np.int64)), (makers, born)):

@@ -11,6 +11,7 @@ from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.together import require_composable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
 
@@ -60,6 +61,7 @@ class Workbench:
         if known is not None or key in self.refused or (key and self.is_late()):
             return known
         try:
+            require_composable(key)
             steps = self._steps_under(key)
             fullest = self._steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
         except PolicyError as error:

@@ -8,13 +8,12 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.seen import reads_loader
 from memprof.policies.base import Candidates
 from memprof.trace.step import Step
 
 #: Micro-batch counts tried; higher ones cost more calls and free less each.
 _MICRO_BATCHES = (2, 4, 8, 16)
-#: In the stack of every operator that a DataLoader runs.
-_DATA_LOADER = "torch/utils/data/dataloader.py:"
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
@@ -27,7 +26,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
 
 def _why_whole(step: Step) -> str:
     """Explains why the job's batches cannot be split; "" where they can."""
-    if not any(_DATA_LOADER in str(frames) for frames in step.stacks.frames):
+    if not reads_loader(step):
         return (
             "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."

@@ -15,6 +15,7 @@ from torch.utils.data import dataloader
 
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import Part, split_batch
+from memprof.policies.runtime.replaced import replace
 from memprof.recorder.memory.live_objects import live_objects
 
 _ITERATOR = dataloader._BaseDataLoaderIter
@@ -38,7 +39,7 @@ class BatchFeed:
         self.follow(model)
         self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
-        self._before = _ITERATOR.__next__
+        self._restore: Callable[[], None] = _nothing
 
     def follow(self, model: torch.nn.Module | None) -> None:
         """From now on, splits batches while this model is in training mode."""
@@ -46,20 +47,16 @@ class BatchFeed:
 
     def install(self) -> None:
         """Starts splitting."""
-        feed, before = self, self._before
-
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - becomes the method of that name
-            return feed._next(iterator, before, looks_ahead=_looks_ahead(sys._getframe(1)))
-
-        setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - mypy rejects assigning to a method
+        self._restore = replace(_ITERATOR, "__next__", lambda before: lambda iterator: self._next(iterator, before))
 
     def remove(self) -> None:
         """Restores the iterators; micro-batches not yet yielded are dropped with their batch."""
-        setattr(_ITERATOR, "__next__", self._before)  # noqa: B010 - as above
+        self._restore()
         self._waiting.clear()
 
-    def _next(self, iterator: Any, before: Any, *, looks_ahead: bool) -> Any:
+    def _next(self, iterator: Any, before: Any) -> Any:
         """Returns the next batch for the loop, or the loader around it, and records what the loop then holds."""
+        looks_ahead = _looks_ahead(sys._getframe(1))
         try:
             batch, note = self._take(iterator, before)
         except StopIteration:
@@ -98,8 +95,12 @@ def _nothing() -> None:
     pass
 
 
-def _looks_ahead(caller: FrameType) -> bool:
-    """Whether the caller is an accelerate loader, which passes a batch on only after fetching the next one."""
+def _looks_ahead(caller: FrameType | None) -> bool:
+    """Whether an accelerate loader calls, through memprof: it passes a batch on only after fetching the next one."""
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith("memprof."):
+        caller = caller.f_back
+    if caller is None:
+        return False
     return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
 
 

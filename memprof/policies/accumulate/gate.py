@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import MethodType
 from typing import Any
 
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.accumulate.refusals import DROPPED, LBFGS, left_whole
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import Gradients, require_backward
-from memprof.policies.runtime.replaced import replace
+from memprof.policies.runtime.replaced import replace, replace_method
 
 
 class OptimizerGate:
@@ -42,9 +41,9 @@ class OptimizerGate:
         self._calls = 0
         self._backwards_at_call = 0
         self._is_inside = False
-        self._is_installed = False
         self._step: Any = None
         self._zero_grad: Any = None
+        self._restore: list[Callable[[], None]] = []
 
     @property
     def is_open(self) -> bool:
@@ -59,36 +58,17 @@ class OptimizerGate:
 
     def install(self) -> None:
         """Starts deferring."""
-        gate = self
         self._step, self._zero_grad = self.optimizer.step, self.optimizer.zero_grad
-
-        @functools.wraps(self._step)  # keeps the attributes that LR schedulers set on it and check for
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            return gate.step(*args, **kwargs)
-
-        @functools.wraps(self._zero_grad)
-        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            gate.zero_grad(*args, **kwargs)
-
-        # Methods, not functions: an LR scheduler created later takes step.__func__.
-        self._mine = (MethodType(step, self.optimizer), MethodType(zero_grad, self.optimizer))
-        self._had_own = {name: self.optimizer.__dict__.get(name) for name in ("step", "zero_grad")}
-        self.optimizer.step, self.optimizer.zero_grad = self._mine  # type: ignore[method-assign]
-        self._is_installed = True
+        self._restore = [replace_method(self.optimizer, each.__name__, each) for each in (self.step, self.zero_grad)]
 
     def remove(self) -> None:
         """Restores every call; wrappers added around it since remain."""
-        self._is_installed = False
-        for name, mine in zip(("step", "zero_grad"), self._mine, strict=True):
-            if self.optimizer.__dict__.get(name) is mine:
-                if self._had_own[name] is None:
-                    del self.optimizer.__dict__[name]
-                else:
-                    self.optimizer.__dict__[name] = self._had_own[name]
+        for restore in self._restore:
+            restore()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Updates at the last micro-batch; before that, only runs a closure, for its backward."""
-        if not self._is_installed or self._is_inside or (self._round.is_resting and not self.is_open):
+        if self._is_inside or (self._round.is_resting and not self.is_open):
             return self._step(*args, **kwargs)
         self.require_micro_batches()
         closure = args[0] if args else kwargs.get("closure")
@@ -116,12 +96,9 @@ class OptimizerGate:
             PolicyError: Gradients of a backward without a step() would be accumulated: a generator's, through the
                 discriminator of a GAN.
         """
-        if self._is_installed and self.is_open:
+        if self.is_open:
             if self._round.backwards > self._backwards_at_call:
-                raise PolicyError(
-                    "accumulate cannot keep this job's gradients: its loop clears some with zero_grad() before any "
-                    "step() has used them, as when two networks train in turn; train without accumulate."
-                )
+                raise PolicyError(DROPPED)
             return
         self._zero_grad(*args, **kwargs)
 
@@ -173,10 +150,7 @@ class OptimizerGate:
             why = f"its batches are not split, as {current.reason or 'their size is unknown'}"
         else:
             why = "its loop reads from no DataLoader"
-        raise PolicyError(
-            f"accumulate cannot split this job's batches: {why}; in the training loop, write "
-            f"'for part in memprof.micro_batches(batch, {current.micro_batches}):' around forward, backward and step()."
-        )
+        raise PolicyError(left_whole(why, current.micro_batches))
 
 
 def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
@@ -186,10 +160,7 @@ def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
         PolicyError: It does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise PolicyError(
-            "accumulate does not support LBFGS, which calls its closure many times in a step; "
-            "use another optimizer, or evaluate the whole batch in the closure."
-        )
+        raise PolicyError(LBFGS)
 
 
 class Gates:

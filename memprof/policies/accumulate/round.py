@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memprof.policies.accumulate.refusals import IN_EVALUATION
 from memprof.recorder.steps.batch_structure import first_tensor
 
 #: Rounds of the jobs under accumulate.
@@ -104,7 +105,7 @@ class Round:
         Args:
             still_evaluates: Returns whether the model is in evaluation mode.
         """
-        self.reason = "the model was in evaluation mode when the DataLoader yielded them"
+        self.reason = IN_EVALUATION
         self._still_evaluates, self._backwards_before = still_evaluates, self.backwards
 
     def trains_in_evaluation(self) -> bool:

@@ -10,14 +10,14 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.scale import Scaled, scale_step
+from memprof.policies.accumulate.seen import HELD, refuse_changes, refuse_loop
 from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Saved, Storages, Uses, is_beside
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.accumulate.policy import Accumulate
 
-#: Stack functions of operators that are deferred to the last micro-batch, or that fetch a whole batch.
-_HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", ":clip_grad_value_")
+#: In the stack of operators that fetch a whole batch.
 _FETCHES = ("torch/utils/data/",)
 
 
@@ -41,44 +41,24 @@ def transform(step: Step, policy: Accumulate) -> Step:
             "accumulate delays the optimizer's update, and the recorded step has none; use it in a loop that calls an "
             "optimizer's step()."
         )
+    refuse_loop(step, policy)
     if np.any(phase[forward[0] : backward[-1]] == "optimizer"):
         raise PolicyError(
             "accumulate does not fit the recorded step: its optimizer runs before the last backward (within it, or "
             "between two networks that train in turn), where gradients of the whole batch would not be complete."
         )
-    _require_untouched_gradients(step, int(backward[-1]))
+    refuse_changes(step, int(backward[-1]))
     batch = find_batch(step)
     parts = part_sizes(batch.size, policy.micro_batches)
     repeats = _repeated(step, int(forward[0]))
     return _Repetition(step, repeats, int(forward[0]), scale_step(step, batch, parts, repeats)).build()
 
 
-def _require_untouched_gradients(step: Step, last_backward: int) -> None:
-    """Checks that the update uses the gradients backward left, which are what micro-batches add up.
-
-    Raises:
-        PolicyError: The loop sets or changes gradients between backward and update.
-    """
-    ops, uses = step.ops, step.uses
-    first_update = int(np.flatnonzero(ops.phase == "optimizer")[0])
-    is_held = np.array([any(place in text for place in _HELD) for text in step.stacks.frames] + [False], dtype=np.bool_)
-    rows = np.arange(len(ops))
-    between = is_beside(ops.phase) & (rows > last_backward) & (rows < first_update) & ~is_held[ops.stack_id]
-    is_gradient = (step.storages.category == "gradient")[uses.storage_id]
-    writes = uses.take(between[uses.op_id] & is_gradient & np.isin(uses.role, ("write", "mutate")))
-    if len(writes):
-        raise PolicyError(
-            "accumulate adds up what backward() leaves in p.grad, and this job's loop sets or changes gradients itself "
-            f"between backward and step() ({ops.name[writes.op_id[0]]}), which would happen once for each micro-batch. "
-            "Clip with torch.nn.utils.clip_grad_norm_, or train without accumulate."
-        )
-
-
 def _repeated(step: Step, first_forward: int) -> Bools:
     """Returns the operators that run for each micro-batch, shape (ops,)."""
     ops = step.ops
     frames = step.stacks.frames
-    is_held = np.array([any(place in text for place in _HELD) for text in frames] + [False], dtype=np.bool_)
+    is_held = np.array([any(place in text for place in HELD) for text in frames] + [False], dtype=np.bool_)
     fetches = np.array([any(place in text for place in _FETCHES) for text in frames] + [False], dtype=np.bool_)
     is_other = is_beside(ops.phase)
     before = np.arange(len(ops)) < first_forward

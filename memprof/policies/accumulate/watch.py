@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.accumulate.refusals import BY_HAND, CHANGED, HOOKS, NOT_A_MEAN
 from memprof.policies.accumulate.round import Round
 from memprof.policies.runtime.own_types import OWN_TYPES
 from memprof.policies.runtime.replaced import replace
+from memprof.recorder.steps.usages import has_gradient_hooks
 
 
 class Gradients:
@@ -38,11 +40,7 @@ class Gradients:
         found, left = self._versions(), self._left
         self._left = {}
         if any(found.get(key, version) != version for key, version in left.items()):
-            raise PolicyError(
-                "accumulate cannot keep this job's gradients: its loop changes them between backward and step(), which "
-                "would happen once for each micro-batch. Clip with torch.nn.utils.clip_grad_norm_, which is delayed "
-                "until they are complete, or train without accumulate."
-            )
+            raise PolicyError(CHANGED)
 
     def _versions(self) -> dict[int, tuple[int, int]]:
         return {
@@ -59,13 +57,8 @@ def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
         PolicyError: There is one.
     """
     for parameter in parameters:
-        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            owner = getattr(hook, "__self__", None)
-            if not type(owner).__module__.startswith("memprof."):
-                raise PolicyError(
-                    "accumulate: a hook runs when a gradient is complete (register_post_accumulate_grad_hook) and "
-                    "would run once for each micro-batch; use register_hook, or train without accumulate."
-                )
+        if has_gradient_hooks(parameter):
+            raise PolicyError(HOOKS)
 
 
 def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
@@ -76,10 +69,7 @@ def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
             has_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
             given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
             if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
-                raise PolicyError(
-                    "accumulate cannot split a loss computed from gradients of the parameters (torch.autograd.grad "
-                    "with create_graph=True): it is not a mean over the samples. Train without accumulate."
-                )
+                raise PolicyError(NOT_A_MEAN)
             return before(outputs, inputs, *args, **kwargs)
 
         return grad
@@ -94,7 +84,4 @@ def require_backward(current: Round) -> None:
         PolicyError: step() was called in a micro-batch without one.
     """
     if current.is_split and not current.backwards_here:
-        raise PolicyError(
-            "accumulate sums the gradients that backward() writes to p.grad, but this loop sets gradients itself "
-            "(torch.autograd.grad, torch.func) before step(). Call backward(), or train without accumulate."
-        )
+        raise PolicyError(BY_HAND)

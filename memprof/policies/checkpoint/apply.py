@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Job
@@ -192,10 +192,7 @@ def _region(
         versions = [tensor._version for tensor in watched]
         result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
         if versions != [tensor._version for tensor in watched]:
-            raise PolicyError(
-                f"{name or 'The model'} changes an input or a buffer of its own in place, so its forward cannot run "
-                "again; choose modules inside or around it that do not."
-            )
+            raise PolicyError(changes_in_place(name))
         return result
 
     return call

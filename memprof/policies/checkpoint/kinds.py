@@ -62,6 +62,18 @@ RANDOM_REFUSAL = (
 )
 
 
+def changes_in_place(name: str) -> str:
+    """Returns the sentence for a module whose forward cannot run again.
+
+    Args:
+        name: Its qualified name, "" for the model.
+    """
+    return (
+        f"{name or 'The model'} changes an input or a buffer of its own in place, so its forward cannot run again; "
+        "choose modules inside or around it that do not."
+    )
+
+
 def check_kinds(kinds: Iterable[str]) -> None:
     """Checks that each is a kind or looks like an operator's name.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.ends import StorageEnds, find_lives
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
 from memprof.policies.checkpoint.nodes import find_nodes
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
@@ -25,6 +25,9 @@ from memprof.trace.step import Step
 REGION_US = 110.0
 SAVED_TENSOR_US = 18.0
 SELECTIVE_OPERATOR_US = 15.0
+
+#: In the type of modules whose buffers are restored after a recompute: running statistics.
+_RESTORED = ("BatchNorm", "InstanceNorm")
 
 
 def transform(step: Step, policy: Checkpoint) -> Step:
@@ -137,12 +140,8 @@ def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
     is_change &= (step.ops.phase[uses.op_id] == "forward") & (regions.innermost[uses.op_id] != NONE)
     owners = storages.module_id[uses.storage_id[is_change]]
     for owner, op in zip(owners.tolist(), uses.op_id[is_change].tolist(), strict=True):
-        if owner == NONE or "Norm" not in str(step.modules.type[owner]):
-            name = step.modules.name[regions.module_id[regions.innermost[op]]] or "the model"
-            raise PolicyError(
-                f"{name} changes a buffer of its own in place, so its forward cannot run again; choose modules inside "
-                "it that do not."
-            )
+        if owner == NONE or not any(kind in str(step.modules.type[owner]) for kind in _RESTORED):
+            raise PolicyError(changes_in_place(str(step.modules.name[regions.module_id[regions.innermost[op]]])))
 
 
 def _refuse_run_again(step: Step, regions: Regions) -> None:

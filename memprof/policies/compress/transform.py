@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memprof.policies.compress.policy import BLOCK, CHUNK
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import new_ops
+from memprof.policies.rewrite.new_ops import COMPRESS, new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded
@@ -48,7 +48,7 @@ def transform(step: Step, policy: Compress) -> Step:
     temporary = chunk * np.where(item == 2, 8, item) + -(-chunk // BLOCK) * 4
     speed = _bytes_per_us(step)
 
-    packs = _ops(step, records, records.packed, "memprof.compress", _PACK_PASSES * size / speed + _PACK_US, temporary)
+    packs = _ops(step, records, records.packed, COMPRESS, _PACK_PASSES * size / speed + _PACK_US, temporary)
     pack_ids = draft.insert_ops(packs, records.packed)
     # Backward takes the original where somebody still holds it.
     is_packed: Bools = records.held < records.unpacked

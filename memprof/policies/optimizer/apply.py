@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,9 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
+from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, needs_whole, no_form
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
+from memprof.recorder.steps.usages import needs_closure
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -49,21 +50,14 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
     if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
         raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if policy.loop and not all(key in group for group in optimizer.param_groups for key in _needed(policy.loop)):
-        raise PolicyError(f"{kind} has no {policy.loop} form; leave loop out.")
+        raise PolicyError(no_form(kind, policy.loop))
     if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
         raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
     is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
-        raise PolicyError(
-            "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
-        )
-    if policy.in_backward or policy.state == "host":
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise PolicyError(
-                f"{kind} recomputes the loss inside its step and needs all parameters there; it cannot update one "
-                "parameter at a time. Leave in_backward and host out."
-            )
+        raise PolicyError(FUSED_SGD)
+    if (policy.in_backward or policy.state == "host") and needs_closure(type(optimizer)):
+        raise PolicyError(needs_whole(kind))
     if job.has_parts and (policy.in_backward or policy.state):
         raise PolicyError(
             "Parameters and optimizer state are sharded over ranks; leave state and in_backward out, or use shard "
@@ -78,10 +72,7 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
         if any(not parameter.is_leaf for parameter in parameters):
             raise PolicyError(f"{kind} updates non-leaf tensors; it cannot update them inside backward.")
         if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in job.model.modules()):
-            raise PolicyError(
-                "DistributedDataParallel sums gradients after they are complete; a step inside backward would run "
-                "before that. Use sharding, or leave in_backward out."
-            )
+            raise PolicyError(DISTRIBUTED)
 
 
 def _needed(loop: str) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.refusals import NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
 from memprof.policies.optimizer.updates import Updates
-from memprof.policies.optimizer.used import SECOND_BACKWARD, UsedGradient
+from memprof.policies.optimizer.used import UsedGradient
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
+from memprof.recorder.steps.usages import plain_settings
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
@@ -113,7 +115,7 @@ class InBackward:
             self._is_unreset = False
             _require_reset(self._caller)
         if id(optimizer) not in self._settings:
-            self._settings[id(optimizer)] = _settings(optimizer)
+            self._settings[id(optimizer)] = plain_settings(optimizer)
         self._updated.add(id(parameter))
         one = self._updates_of(optimizer)
         with one.lock, self._job.around_update(optimizer, parameter):
@@ -142,11 +144,8 @@ class InBackward:
                 "averages them; step-in-backward has updated without that. Leave in_backward out."
             )
         used = self._settings.pop(id(optimizer), None)
-        if used is not None and used != _settings(optimizer):
-            raise PolicyError(
-                "The optimizer's settings (such as the learning rate) were changed between backward and "
-                "optimizer.step(); step-in-backward used the old ones. Change them before backward."
-            )
+        if used is not None and used != plain_settings(optimizer):
+            raise PolicyError(SETTINGS_CHANGED)
         self._stepping = optimizer
         for parameter in parameters:
             if isinstance(parameter.grad, UsedGradient):
@@ -189,18 +188,12 @@ class InBackward:
         """Rejects clipping of gradients that are already freed."""
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(id(parameter) in self._hooked for parameter in given):
-            raise PolicyError(
-                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, because "
-                "they are already used. Leave in_backward out, or do not clip."
-            )
+            raise PolicyError(clipped(before.__name__))
         return before(given, *args, **kwargs)
 
     def _scale(self, before: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         if scaler.is_enabled():
-            raise PolicyError(
-                "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
-                "which needs no scaling, or leave in_backward out."
-            )
+            raise PolicyError(SCALED)
         return before(scaler, outputs)
 
 
@@ -217,13 +210,4 @@ def _require_reset(frame: FrameType | None) -> None:
         if any(each.opname == "STORE_ATTR" and each.argval == "grad" for each in instructions):
             return
         frame = frame.f_back
-    raise PolicyError(
-        "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate "
-        "them, because they are already used. Leave in_backward out, or call zero_grad() in each step."
-    )
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings an update reads, plain values only: comparing tensors would synchronise with the device."""
-    plain = (bool, int, float, str, tuple)
-    return [{k: v for k, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]
+    raise PolicyError(NEVER_RESET)

@@ -13,7 +13,7 @@ from memprof.trace.step import Step
 #: Keys of an update's parameter and gradient, next to those of its state.
 PARAMETER, GRADIENT = "", "gradient"
 
-_ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
+ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
 _ADAM = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 _SGD = {"momentum_buffer"}
 _NAMES = (
@@ -70,7 +70,7 @@ def recognise_updates(step: Step) -> Updates:
         PolicyError: The step has none.
     """
     ops, storages, uses = step.ops, step.storages, step.uses
-    own = np.flatnonzero((ops.phase == "optimizer") & ~np.isin(ops.name, _ZEROING))
+    own = np.flatnonzero((ops.phase == "optimizer") & ~np.isin(ops.name, ZEROING))
     is_own: Bools = np.zeros(len(ops), dtype=np.bool_)
     is_own[own] = True
     inside = np.flatnonzero(is_own[uses.op_id])

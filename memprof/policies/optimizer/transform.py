@@ -16,8 +16,11 @@ from memprof.policies.optimizer.recognise import (
     gradients_of_earlier_steps,
     recognise_updates,
 )
+from memprof.policies.optimizer.refusals import FUSED_SGD
+from memprof.policies.optimizer.seen import refuse_gradients, refuse_loop, refuse_optimizers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
+from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
 
@@ -37,7 +40,7 @@ _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 #: Copies that swap inserted between the updates.
-_SWAPS = ("memprof.swap_in", "memprof.swap_out")
+_SWAPS = (SWAP_IN, SWAP_OUT)
 
 
 def transform(step: Step, policy: OptimizerPolicy) -> Step:
@@ -46,6 +49,9 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     Raises:
         PolicyError: The step has no updates, or none that the policy can change.
     """
+    refuse_optimizers(step, policy)
+    if policy.in_backward:
+        refuse_loop(step)
     updates = recognise_updates(step)
     form = policy.loop or updates.form
     _check(step, updates, policy, form)
@@ -78,35 +84,18 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
             "Unsupported optimizer: only Adam, AdamW and SGD can be predicted in full; for others only in_backward can "
             "be predicted, and only if they run as a loop."
         )
+    rows = np.array([update.storages[PARAMETER] for update in updates.updates], dtype=np.int64)
+    parameters = step.storages.take(rows)
+    is_short = np.any((parameters.dtype == "bfloat16") & (parameters.device == "cpu"))
+    if policy.loop == "fused" and updates.algorithm == "sgd" and is_short:
+        raise PolicyError(FUSED_SGD)
     if policy.state == "8bit" and updates.algorithm != "adam":
         raise PolicyError("8-bit state is predicted for Adam and AdamW only.")
     if policy.state == "host" and "cpu" in set(step.storages.device[step.storages.category == "parameter"]):
         raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if not policy.in_backward:
         return
-    ops, uses = step.ops, step.uses
-    if ops.micro_batch.max(initial=0) > 0:
-        raise PolicyError(
-            "The step accumulates gradients over several micro-batches, which step-in-backward does not support."
-        )
-    gradients = [update.storages[GRADIENT] for update in updates.updates if GRADIENT in update.storages]
-    # A second backward adds to an existing gradient: one from this step, or an older one set to zero.
-    adds = (ops.phase == "backward") & (ops.forward_op_id == NONE) & (ops.name == "aten.add_.Tensor")
-    rows = (uses.role == "mutate") & adds[uses.op_id]
-    added = np.bincount(uses.storage_id[rows], minlength=len(step.storages))[gradients]
-    if np.any(added + (step.storages.created_op_id[gradients] != NONE) > 1):
-        raise PolicyError(
-            "The step accumulates gradients over several backward calls before the update, which step-in-backward does "
-            "not support."
-        )
-    last = max((update.completed_by for update in updates.updates), default=NONE)
-    is_between = np.isin(uses.storage_id, gradients) & (uses.op_id > last) & ~np.isin(uses.op_id, updates.ops)
-    if is_between.any():
-        name = ops.name[uses.op_id[is_between][0]]
-        raise PolicyError(
-            f"Gradients are used between backward and the update ({name}: are they clipped?); step-in-backward would "
-            "use them before that."
-        )
+    refuse_gradients(step, updates)
     missing = [update.name for update in updates.updates if update.completed_by == NONE]
     if missing:
         raise PolicyError(

@@ -8,19 +8,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-
-_USED = (
-    "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
-    "in_backward out, or access it in a hook on the parameter (register_hook)."
-)
-SECOND_BACKWARD = (
-    "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
-    "already used. Leave in_backward out, or do not accumulate gradients."
-)
-_AVERAGED = (
-    "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
-    "it: step-in-backward has already used it. Leave in_backward out, or shard instead."
-)
+from memprof.policies.optimizer.refusals import AVERAGED, SECOND_BACKWARD, USED
 
 Tensor = torch.Tensor
 
@@ -95,7 +83,7 @@ class UsedGradient(torch.Tensor):
             return made
         if func is torch._has_compatible_shallow_copy_type:  # then the module takes the cast gradient unchanged
             return False
-        raise PolicyError(_USED)
+        raise PolicyError(USED)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -105,6 +93,6 @@ class UsedGradient(torch.Tensor):
             PolicyError: Always; autograd adds another gradient to this one, or something reads it.
         """
         if torch._C._current_graph_task_id() == -1:
-            raise PolicyError(_USED)
+            raise PolicyError(USED)
         is_added = func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
-        raise PolicyError(SECOND_BACKWARD if is_added else _AVERAGED)
+        raise PolicyError(SECOND_BACKWARD if is_added else AVERAGED)

@@ -36,4 +36,9 @@ def _contradiction(first: Policy, second: Policy) -> str:
             "Loss scaling for fp16 checks gradients for overflow before the update, but step-in-backward has used them "
             "by then: write precision bf16, or leave in_backward out of the plan."
         )
+    if first.name == "compile" and second.name == "remat":
+        return (
+            "Operators that torch.compile has compiled are invisible to remat: leave one of the two out, or set a "
+            "budget for the compiler itself with --compile."
+        )
     return ""

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from memprof.errors import PolicyError
 from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.pure import shorten_weights
+from memprof.policies.precision.refusals import LBFGS
 from memprof.policies.precision.scaling import LossScaling
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.recorder.machine import short_types
@@ -79,10 +80,7 @@ def _refuse(job: Job, policy: Precision) -> None:
     if policy.dtype != "fp16":
         return
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
-        raise PolicyError(
-            "precision: LBFGS runs the model several times per step, which fp16 loss scaling does not support; "
-            "write dtype = 'bf16'."
-        )
+        raise PolicyError(LBFGS)
 
 
 def _in_autocast(

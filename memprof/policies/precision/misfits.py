@@ -8,6 +8,8 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
+from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
+from memprof.policies.precision.roots import of_trained_models
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
@@ -88,6 +90,25 @@ def refuse_sparse(step: Step, types: Types) -> None:
                 "precision: unsupported: aten.mm with a sparse tensor, because the recording does not contain the "
                 "size of its short copy; leave the policy out."
             )
+
+
+def refuse_unscaled(step: Step, types: Types) -> None:
+    """Rejects a loss whose gradients loss scaling would lose, or scale twice.
+
+    Raises:
+        PolicyError: Backward runs through gradients of the model, or part of the loss reads parameters outside it.
+    """
+    ops, uses = step.ops, step.uses
+    has_forward = types.forward != NONE
+    is_scaled = has_forward & (types.region[types.forward] != NONE) & (ops.phase == "backward")
+    if np.any(has_forward & is_scaled[types.forward]):
+        raise PolicyError(CREATE_GRAPH)
+    is_parameter = (step.storages.category == "parameter") & of_trained_models(step)
+    is_outside = (ops.phase == "forward") & (types.region == NONE) & (ops.module_id == NONE)
+    reads = np.unique(uses.op_id[is_parameter[uses.storage_id] & (uses.role == "read") & is_outside[uses.op_id]])
+    goes_round = (ops.phase == "backward") & np.isin(types.forward, reads)
+    if np.isin(ops.micro_batch[goes_round], ops.micro_batch[is_scaled]).any():
+        raise PolicyError(NOT_OF_OUTPUT)
 
 
 def refuse_recurrent(step: Step, types: Types, policy: Precision) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.policies.runtime.replaced import replace_weakly
 
@@ -84,10 +85,7 @@ class LossScaling:
             PolicyError: Its gradients will be differentiated, which would divide them by the scale twice.
         """
         if torch.is_grad_enabled():
-            raise PolicyError(
-                "precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support; "
-                "write dtype = 'bf16'."
-            )
+            raise PolicyError(CREATE_GRAPH)
         task = torch._C._current_graph_task_id()
         if not self._is_scaled or task != self._task:
             # A different task means that the previous one was aborted by an exception.
@@ -129,11 +127,7 @@ class LossScaling:
             goes_round |= known is not None and known[0]() is getattr(node, "variable", None)
             waiting += [following for following, _ in node.next_functions]
         if has_left and goes_round:
-            raise PolicyError(
-                "precision: part of the loss does not come from the model's output (a penalty on weights, or a "
-                "tensor that a hook or an attribute took out of the model), and loss scaling for fp16 would lose its "
-                "gradient; return it from forward, or write dtype = 'bf16'."
-            )
+            raise PolicyError(NOT_OF_OUTPUT)
 
     def _refresh(self) -> None:
         self.scale = self.scaler.scale(torch.ones_like(self.scale))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
@@ -16,14 +17,17 @@ from memprof.policies.precision.misfits import (
     refuse_own_autocast,
     refuse_recurrent,
     refuse_sparse,
+    refuse_unscaled,
 )
 from memprof.policies.precision.outputs import cast_outputs
+from memprof.policies.precision.refusals import LBFGS
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools
+from memprof.trace.usages import IS_LBFGS
 
 if TYPE_CHECKING:
     from memprof.policies.precision.policy import Precision
@@ -45,10 +49,14 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
         PolicyError: The step has no model in float32, or one that does not support a short type.
     """
     refuse_own_autocast(step, policy)
+    if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
+        raise PolicyError(LBFGS)
     types = follow_types(step, is_pure=policy.is_pure, has_own_casts=at_most)
     refuse_mixed_types(step, types)
     refuse_recurrent(step, types, policy)
     refuse_sparse(step, types)
+    if policy.dtype == "fp16":
+        refuse_unscaled(step, types)
     nodes = Nodes(step, types)
     draft = Draft(step)
     casts = Casts(step, types, nodes, draft, SHORT_TYPES[policy.dtype], Rates(step, types))

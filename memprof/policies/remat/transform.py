@@ -12,6 +12,7 @@ from memprof.policies.remat.names import keys_of
 from memprof.policies.remat.simulation import Course, Simulation
 from memprof.policies.remat.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
@@ -26,7 +27,7 @@ OPERATOR_US, SAVED_US = 20.0, 12.0
 #: Largest excess of the runtime's minimum over the predicted one, as a fraction of the budget.
 ROOM = 0.05
 #: Operators inserted by policies that replace saved tensors.
-_OTHERS = ("memprof.swap_out", "memprof.compress")
+_OTHERS = (SWAP_OUT, COMPRESS)
 #: Error where both are in one plan.
 OVERLAP = "Two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
 

@@ -9,6 +9,9 @@ import numpy as np
 from memprof.trace.schema import Ints, Ops
 from memprof.trace.step import Step
 
+#: Names of the copies that policies and schedules insert: to host memory or disk, back, and into 8 bits.
+SWAP_OUT, SWAP_IN, COMPRESS = "memprof.swap_out", "memprof.swap_in", "memprof.compress"
+
 
 def new_ops(step: Step, name: str, before: Ints, *, kind: str = "compute", **columns: Any) -> Ops:
     """Returns rows for ``Draft.insert_ops``, in the phase, micro-batch and time of the operators that they precede.

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CellType
+from types import CellType, MethodType
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -31,6 +31,39 @@ def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
     if not isinstance(replaced, _Replaced) or replaced.function is not current:
         replaced = _Replaced(owner, name)
     return replaced.add(wrap)
+
+
+def replace_method(instance: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
+    """Replaces a method of one object, such as an optimizer's ``step``.
+
+    Args:
+        instance: The object.
+        name: The method's name.
+        call: Called with the arguments of the call, without the object.
+
+    Returns:
+        A function that lets calls through again; wrappers that others have put around the method since remain.
+    """
+    before, own = getattr(instance, name), vars(instance).get(name)
+    is_on = True
+
+    @functools.wraps(before)  # keeps the marks that LR schedulers leave on it and look for
+    def method(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs) if is_on else before(*args, **kwargs)
+
+    # A method, not a function: an LR scheduler created later takes step.__func__.
+    vars(instance)[name] = mine = MethodType(method, instance)
+
+    def restore() -> None:
+        nonlocal is_on
+        is_on = False
+        if vars(instance).get(name) is mine:
+            if own is None:
+                del vars(instance)[name]
+            else:
+                vars(instance)[name] = own
+
+    return restore
 
 
 def replace_weakly(owner: Any, name: str, method: Any) -> Callable[[], Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import dataloader
 
 from memprof.policies.accumulate.split import split_batch
+from memprof.policies.runtime.replaced import replace
 
 _ITERATOR = dataloader._BaseDataLoaderIter
 
@@ -33,41 +35,28 @@ class RankFeed:
         """
         self._rank, self._ranks, self._is_split = rank, ranks, is_split
         self._is_training: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._next_index: Any = _ITERATOR._next_index
-        self._next: Any = _ITERATOR.__next__
+        self._restore: Callable[[], None] = lambda: None
         self.divided = self.whole = 0
 
     def install(self) -> None:
         """Starts dividing."""
-        feed = self
-
-        def _next_index(iterator: Any) -> Any:
-            return feed._index_for(iterator)
-
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - it becomes the method of that name
-            return feed._batch_for(iterator)
-
-        # mypy rejects assignments to methods.
-        if self._is_split:
-            setattr(_ITERATOR, "__next__", __next__)  # noqa: B010
-        else:
-            setattr(_ITERATOR, "_next_index", _next_index)  # noqa: B010
+        name, method = ("__next__", self._batch_for) if self._is_split else ("_next_index", self._index_for)
+        self._restore = replace(_ITERATOR, name, lambda before: lambda iterator: method(before, iterator))
 
     def remove(self) -> None:
         """Restores the iterators."""
-        setattr(_ITERATOR, "_next_index", self._next_index)  # noqa: B010 - as above
-        setattr(_ITERATOR, "__next__", self._next)  # noqa: B010 - as above
+        self._restore()
 
-    def _index_for(self, iterator: Any) -> Any:
+    def _index_for(self, before: Any, iterator: Any) -> Any:
         """Draws one batch per rank and keeps this rank's; an incomplete round ends the loop, on all ranks at once."""
         if not self._is_divided(iterator):
-            return self._next_index(iterator)
-        indices = [self._next_index(iterator) for _ in range(self._ranks)]
+            return before(iterator)
+        indices = [before(iterator) for _ in range(self._ranks)]
         return indices[self._rank]
 
-    def _batch_for(self, iterator: Any) -> Any:
+    def _batch_for(self, before: Any, iterator: Any) -> Any:
         """Returns this rank's samples of the next batch."""
-        batch = self._next(iterator)
+        batch = before(iterator)
         if not self._is_divided(iterator):
             return batch
         size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)

@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
@@ -98,10 +99,10 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     draft = Draft(step)
     like = np.minimum(start, len(step.ops) - 1)
     link = link_of(step, policy)
-    ins = copy_ops(step, start, at, like, "memprof.swap_in", link.in_bytes_per_us)
+    ins = copy_ops(step, start, at, like, SWAP_IN, link.in_bytes_per_us)
     in_ids = draft.insert_ops(ins, start)
     changed = np.flatnonzero(is_changed)
-    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], "memprof.swap_out", link.out_bytes_per_us)
+    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], SWAP_OUT, link.out_bytes_per_us)
     out_ids = draft.insert_ops(outs, end[changed] + 1)
     last = end.copy()
     last[changed] = out_ids

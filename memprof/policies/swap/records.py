@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
 from memprof.policies.rewrite.variables import variable_ends
 from memprof.policies.runtime.model_names import chosen_modules
 from memprof.policies.swap.reruns import find_reruns
@@ -23,7 +24,7 @@ from memprof.trace.step import Step
 #: Categories that are never moved: they have lifetimes of their own, and their owners hold them anyway.
 _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
 #: Operators that these policies insert into forward.
-_INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
+_INSERTED = (SWAP_OUT, SWAP_IN, COMPRESS)
 #: Error if two of them choose the same modules.
 OVERLAP = "Two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
 #: Error if a module cannot be chosen.

@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us
 from memprof.policies.swap.link import link_of
 from memprof.policies.swap.owned_transform import transform_parameters, transform_state
@@ -56,9 +57,7 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     stalls_us = copy_stalls_us(step, records, let_go, back, is_moved, policy)
     draft.duration_us = step.duration_us + stalls_us
     link = link_of(step, policy)
-    outs = copy_ops(
-        step, records.packed, records.storage, records.forward_op, "memprof.swap_out", link.out_bytes_per_us
-    )
+    outs = copy_ops(step, records.packed, records.storage, records.forward_op, SWAP_OUT, link.out_bytes_per_us)
     out_ids = draft.insert_ops(outs, records.packed)
     draft.use(out_ids, records.storage, "read")
 
@@ -68,7 +67,7 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     order = np.lexsort((-np.arange(len(records)), back))
     order = order[is_moved[order]]
     moved, last, back = records.take(order), last[order], back[order]
-    ins = copy_ops(step, back, moved.storage, moved.forward_op, "memprof.swap_in", link.in_bytes_per_us)
+    ins = copy_ops(step, back, moved.storage, moved.forward_op, SWAP_IN, link.in_bytes_per_us)
     draft.split_lives(moved.storage, last, draft.insert_ops(ins, back), moved.released)
     return draft.build()
 

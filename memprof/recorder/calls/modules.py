@@ -55,9 +55,9 @@ class ModuleCallObserver:
         """
         self._function: FunctionType = torch.nn.Module._wrapped_call_impl  # type: ignore[assignment]
         self._original: CodeType = self._function.__code__
-        self.code: CodeType = recompiled(self._function, partial(_observe, entry=_EVERY_CALL))
+        self.code: CodeType = recompiled(self._function, partial(wrap_body, entry=_EVERY_CALL, leave=_EXIT))
         self.root_code: CodeType | None = (
-            recompiled(self._function, partial(_observe, entry=_ROOT_CALLS)) if finds_roots else None
+            recompiled(self._function, partial(wrap_body, entry=_ROOT_CALLS, leave=_EXIT)) if finds_roots else None
         )
         self._callbacks: dict[str, Any] = {_ENTER: enter, _EXIT: leave, _ID: id, _ROOTS: {}}
         self.is_installed = False
@@ -87,12 +87,19 @@ class ModuleCallObserver:
             self.is_installed = False
 
 
-def _observe(definition: ast.FunctionDef, entry: str) -> None:
-    definition.body = _wrapped(definition.body, entry)
+def wrap_body(definition: ast.FunctionDef, entry: str, leave: str) -> None:
+    """Wraps a function's body with entry and exit hooks.
+
+    Args:
+        definition: The function.
+        entry: Expression that returns a token, or None for a call that is not observed.
+        leave: Name of the function that is called with the token, and with the error that ends the call or None.
+    """
+    definition.body = _wrapped(definition.body, entry, leave)
 
 
-def _wrapped(body: list[ast.stmt], entry_expression: str) -> list[ast.stmt]:
-    """Wraps a function body with entry and exit hooks.
+def _wrapped(body: list[ast.stmt], entry_expression: str, leave: str) -> list[ast.stmt]:
+    """Returns a wrapped body.
 
     The names are looked up in torch.nn.modules.module's globals; `torch.compiler.is_compiling` guards nothing
     here, since dynamo inlines a module's forward without going through this method.
@@ -103,12 +110,12 @@ __memprof_token = {entry_expression}
 try:
     pass
 except BaseException as __memprof_error:
-    {_EXIT}(__memprof_token, __memprof_error)
+    {leave}(__memprof_token, __memprof_error)
     __memprof_token = None
     raise
 finally:
     if __memprof_token is not None:
-        {_EXIT}(__memprof_token, None)
+        {leave}(__memprof_token, None)
 """
     )
     attempt = frame.body[1]

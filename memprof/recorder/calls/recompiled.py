@@ -15,7 +15,7 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     Names used by the additions are looked up in the globals of the function's module.
 
     Args:
-        function: A plain function, without decorators and free variables.
+        function: A plain function without free variables; of a decorated one, the function inside its decorators.
         rewrite: Changes the function's syntax tree; added nodes need locations (``ast.copy_location``).
 
     Raises:
@@ -32,8 +32,9 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse(textwrap.dedent(source))
     definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
+    if not isinstance(definition, ast.FunctionDef):
         raise RuntimeError(f"cannot recompile {name}: it is not a plain function")
+    definition.decorator_list.clear()  # they stay around the function whose code this becomes
     ast.increment_lineno(tree, first - 1)
     for node in ast.walk(tree):  # dedent shifted the columns; tracebacks underline by column
         for place in ("col_offset", "end_col_offset"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.device.sampling import describe_cuda
 from memprof.recorder.light.log import LightLog
 from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
 from memprof.trace.files.whole_file import whole_file
@@ -59,6 +60,7 @@ class CudaHistory:
         """Starts, once CUDA is in use. A history that the job itself keeps is left unchanged, and read."""
         history = cls(log.main_folder)
         log.record("counted_device", f"cuda:{torch.cuda.current_device()}")
+        log.record("device", describe_cuda(torch.cuda.current_device()))
         is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if is_on is not None and is_on():
             log.record("notes", "the job keeps CUDA's memory history itself: its settings were not changed")

@@ -24,7 +24,16 @@ from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
 from memprof.recorder.thread_observation import ThreadObservation
-from memprof.trace.files.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
+from memprof.trace.files.spool import (
+    BACKWARD,
+    EVALUATION,
+    FLAG_CALL_RECOMPUTE,
+    FORWARD,
+    LOADING,
+    OPTIMIZER,
+    OTHER,
+    SAVING,
+)
 
 _FLUSH_NS = 1_000_000_000
 #: Steps of a stretch: the second one starts in the usual state, with the gradients of the step before.
@@ -245,6 +254,22 @@ class LightObservation(ThreadObservation):
         self._move(OPTIMIZER, -1)
         if self._events.is_running:
             self._state_gradients(optimizer)
+
+    def begin_storing(self, phase: int) -> tuple[int, int] | None:
+        """Records that the job begins to save or load.
+
+        Returns:
+            The phase and the module around it; None within such a call, an update or backward.
+        """
+        if self._base in (SAVING, LOADING, OPTIMIZER) or _graph_task() != -1:
+            return None
+        around = (self._base, self._module)
+        self._move(phase, -1)
+        return around
+
+    def end_storing(self, around: tuple[int, int]) -> None:
+        """Records that the job has saved or loaded."""
+        self._move(*around)
 
     def change_name(self) -> None:
         """Records that a phase named by the job begins or ends."""

@@ -10,6 +10,7 @@ import torch
 from memprof.phases import follow, unfollow
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
+from memprof.recorder.light.storing import StoringObserver
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
@@ -24,6 +25,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         """Prepares a recording; the arguments are those of `ProcessRecorder`."""
         super().__init__(folder, is_late=is_late, plan=plan)
         self._count = AllocatorCount()
+        self._storing = StoringObserver(self._begin_storing, self._end_storing)
         self._is_over = False
         self._must_step_aside = False
         self._thread_end: ThreadEnd | None = None
@@ -36,6 +38,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         if self._table.is_available:
             self._count.find()
         follow(self._follow_name)
+        self._storing.install()
 
     @property
     def has_operators(self) -> bool:
@@ -88,6 +91,21 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         observation = self._observation
         if observation is not None and self._is_observed():
             self._guarded(observation.change_name)
+
+    def _begin_storing(self, phase: int) -> tuple[int, int] | None:
+        observation = self._observation
+        if observation is None or not self._is_observed():
+            return None
+        try:
+            return observation.begin_storing(phase)
+        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
+            self._fail(error)
+            return None
+
+    def _end_storing(self, before: tuple[int, int], error: BaseException | None) -> None:
+        observation = self._observation
+        if observation is not None and self._is_observed():
+            self._guarded(lambda: observation.end_storing(before))
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._is_observed():
@@ -148,3 +166,4 @@ class LightRecorder(ProcessRecorder[LightObservation]):
     def _remove(self) -> None:
         super()._remove()
         unfollow(self._follow_name)
+        self._storing.remove()

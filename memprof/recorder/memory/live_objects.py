@@ -25,13 +25,23 @@ def live_optimizers(*, is_late: bool) -> list[Any]:
 
 
 def live_objects(kind: type) -> list[Any]:
-    """Lists the objects of a type (or a subclass) tracked by the garbage collector.
+    """Lists the objects of a type (or a subclass) tracked by the garbage collector, oldest first.
+
+    The collector keeps its objects in the order of their creation, in each of its generations; the oldest is read
+    first. A collection in between would move objects into a generation that has been read.
 
     Checks the type, never `__class__`: lazy proxies load the object they stand for when it is read.
 
-    Nothing in here is Python code, so that no other thread runs while all objects are referenced: some may be tuples
-    still being filled from a generator, for which Python raises SystemError if anything else references them.
+    Nothing in the search is Python code, so that no other thread runs while all objects are referenced: some may be
+    tuples still being filled from a generator, for which Python raises SystemError if anything else references them.
     """
-    objects = chain.from_iterable(map(gc.get_objects, (None,)))  # called on the first item
+    generations = reversed(range(len(gc.get_count())))
+    objects = chain.from_iterable(map(gc.get_objects, generations))
     twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
-    return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
+    finally:
+        if collects:
+            gc.enable()

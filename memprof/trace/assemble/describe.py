@@ -46,12 +46,13 @@ def build_manifest(
     spool = recording.spool
     start = spool.records["start"][0]
     common = describe_start(spool, launch, speed)
+    usages: Mapping[str, list[str]] = next(reversed(spool.records.get("usages", [])), {})
     return replace(
         common,
-        machine=_machine(recording, common.machine),
-        node=start.get("node", ""),
-        clock=start.get("clock", ""),
+        machine=machine_of(spool, recording.memory_events.device, common.machine),
         undivided=next(reversed(spool.records.get("batches", [])), ""),
+        optimizers=tuple(usages.get("optimizers", ())),
+        usages=tuple(usages.get("seen", ())),
         backend=backend_of(recording),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
@@ -92,23 +93,31 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         rank=start["rank"],
         world_size=start["world_size"],
         pid=start["pid"],
+        node=start.get("node", ""),
+        clock=start.get("clock", ""),
         plan=next(reversed(spool.records.get("plan", [])), None),
     )
 
 
-def _machine(recording: Recording, host: Machine) -> Machine:
-    if recording.memory_events.device == CPU:
+def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
+    """Returns a machine with the device that was recorded.
+
+    Args:
+        spool: The records of the process.
+        device: The device, such as ``cuda:0``.
+        host: The machine as a host.
+    """
+    if device == CPU:
         return host
-    known = {record["device"]: record for record in recording.spool.records.get("device", [])}
-    device = known.get(recording.memory_events.device, {})
-    kind = device.get("kind", recording.memory_events.device.partition(":")[0])
+    known = {record["device"]: record for record in spool.records.get("device", [])}.get(device, {})
+    kind = known.get("kind", device.partition(":")[0])
     return replace(
         host,
-        device_name=device.get("name", recording.memory_events.device),
+        device_name=known.get("name", device),
         device_kind="cuda" if kind == "rocm" else kind,
-        capacity_bytes=device.get("capacity_bytes", 0),
-        driver=device.get("driver", ""),
-        cuda=f"ROCm {device['cuda']}" if kind == "rocm" else device.get("cuda", ""),
+        capacity_bytes=known.get("capacity_bytes", 0),
+        driver=known.get("driver", ""),
+        cuda=f"ROCm {known['cuda']}" if kind == "rocm" else known.get("cuda", ""),
     )
 
 

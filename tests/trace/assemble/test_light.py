@@ -101,6 +101,9 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path / LIGHT_FOLDER)
     writer.write_record("start", _START)
     writer.write_record("counted_device", "cuda:3")
+    writer.write_record(
+        "device", {"device": "cuda:3", "kind": "cuda", "name": "RTX", "capacity_bytes": 24, "cuda": "13"}
+    )
     writer.write_record("modules", [[0, "", "GPT", -1, 100], [0, "head", "Linear", 0, 100]])
     rows = [7, 0, 10**6, 1, 1, BACKWARD, -1, 500, 800, 2, OTHER, -1]
     rows += [8, 10**6, 15 * 10**5, 0, 0, FORWARD, 1, 300, 800, 0, FORWARD, 1]
@@ -110,6 +113,13 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     assert packed is not None
     trace = Trace.of([packed], "run.memprof")
     assert trace.manifest.backend.name == "cuda-light"
+    machine = trace.manifest.machine
+    assert (machine.device_kind, machine.device_name, machine.capacity_bytes, machine.memory_bytes) == (
+        "cuda",
+        "RTX",
+        24,
+        1,
+    )
     assert trace.manifest.capture.ends_at == "step 8, forward of head"
     peaks = trace.table(StepPeaks)
     assert peaks.device.tolist() == ["cuda:3", "cuda:3"]

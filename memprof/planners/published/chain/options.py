@@ -137,7 +137,7 @@ class _Weighing:
         """Computes the cost of keeping nothing, and of every option."""
         rehearsal = self._rehearsal
         inputs, outputs = set(self._stage.inputs), set(self._stage.outputs)
-        again = rehearsal.making(outputs, set())
+        again = rehearsal.making(outputs, set(inputs))  # an output may be an input that a later stage reads, too
         return StageCosts(
             options=tuple(_undominated(self._options())),
             pass_us=rehearsal.time_of(again),
@@ -177,7 +177,7 @@ class _Weighing:
         held = set(kept)
         passed = held | set(self._stage.outputs)
         rehearsal = self._rehearsal
-        again = rehearsal.making(passed, set())
+        again = rehearsal.making(passed, set(self._stage.inputs))
         backward, spent_us = rehearsal.backward(held)
         return Option(
             kept=tuple(place for place, value in enumerate(self._stage.values) if value in held),

@@ -12,7 +12,7 @@ import torch
 from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
 from memprof.recorder.log import RawLog
-from memprof.replay.allocator.blocks import ALLOCATED, Block
+from memprof.replay.allocator.blocks import Block
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
 from memprof.trace.schema import ACTIONS
@@ -205,25 +205,6 @@ class VirtualMemory:
         now = time.time_ns()
         for block in self._in_use():
             log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
-
-    def segment_records(self) -> list[dict[str, Any]]:
-        """Returns the current segments, in the format of torch's snapshots."""
-        return [
-            {
-                "device": 0,
-                "address": segment.address,
-                "total_size": segment.size,
-                "allocated_size": sum(block.size for block in used),
-                "active_size": sum(block.size for block in used),
-                "requested_size": sum(block.requested for block in used),
-                "stream": 0,
-                "type": "small" if segment.pool.is_small else "large",
-                "pool": [0, 0],
-                "is_expandable": segment.is_expandable,
-            }
-            for segment in self.allocator.segments.values()
-            for used in [[block for block in segment.blocks() if block.state == ALLOCATED]]
-        ]
 
     def _in_use(self) -> list[Block]:
         return [*self._kept, *self._raw.values(), *(block for _, block in self._blocks.values())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from memprof.machines.card import Card
+from memprof.recorder.device.snapshot import segment_records
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.log import RawLog
 
@@ -39,8 +40,8 @@ class VirtualEvents:
     def stop(self) -> None:
         """Logs the current segments, and stops."""
         if self.is_running:
-            now = time.time_ns()
-            self._log.record("segments", {"time_ns": now, "segments": self._memory.segment_records()})
+            segments = segment_records(self._memory.snapshot()["segments"])
+            self._log.record("segments", {"time_ns": time.time_ns(), "segments": segments})
             self.abandon()
 
     def abandon(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from memprof.trace.assemble.describe import describe_end, describe_start, read_speed
+from memprof.trace.assemble.describe import describe_end, describe_start, machine_of, read_speed
 from memprof.trace.assemble.light.run import Run
 from memprof.trace.files.size_limit import describe_fault
 from memprof.trace.files.spool import Spool
@@ -70,7 +70,7 @@ def light_manifest(
     is_cuda = run.device != "cpu"
     return replace(
         common,
-        machine=replace(common.machine, device_kind="cuda") if is_cuda else common.machine,
+        machine=machine_of(main, run.device, common.machine),
         backend=CUDA_LIGHT if is_cuda else CPU_LIGHT,
         capture=_capture(main, exit_record, run, modules),
         window=Window(steps=len(run)),

@@ -11,7 +11,7 @@ from memprof.phases import PHASES
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.spool import Spool
-from memprof.trace.schema import NONE, Ints, Ops, OutOfMemory, Stacks, Storages
+from memprof.trace.schema import MOST_REQUESTED_BYTES, NONE, Ints, Ops, OutOfMemory, Stacks, Storages
 
 _SIZES = (
     "requested_bytes",
@@ -45,7 +45,7 @@ def failure_table(
     frames = [str(text) for text in stacks.frames]
     rows = [_row(recording, ops, record, frames) for record in records]
     is_caught = [not is_fatal(recording.spool, number, recording.names, exit_record) for number in range(len(records))]
-    sizes = {name: [NONE if record[name] is None else record[name] for record in records] for name in _SIZES}
+    sizes = {name: [_size(record[name]) for record in records] for name in _SIZES}
     counted = _counted(recording, [record["time_ns"] for record in records])
     sizes["allocated_bytes"] = [
         known if known != NONE or record["device"] != "cpu" or record["op"] < 0 else count
@@ -65,6 +65,11 @@ def failure_table(
         message=texts.as_texts([record["message"] for record in records]),
     )
     return table, Stacks.of(stack_id=np.arange(len(frames)), frames=texts.as_texts(frames))
+
+
+def _size(found: int | None) -> int:
+    """Returns a size as its column holds it; scripts probe memory with requests beyond what any column may sum to."""
+    return NONE if found is None else min(found, MOST_REQUESTED_BYTES)
 
 
 def kept_for_backward(storages: Storages, failures: OutOfMemory, ops: Ops) -> Storages:

@@ -1,0 +1,55 @@
+"""Why the optimizer policy is refused: the sentences that a prediction and a run share."""
+
+from __future__ import annotations
+
+USED = (
+    "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
+    "in_backward out, or access it in a hook on the parameter (register_hook)."
+)
+SECOND_BACKWARD = (
+    "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
+    "already used. Leave in_backward out, or do not accumulate gradients."
+)
+AVERAGED = (
+    "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
+    "it: step-in-backward has already used it. Leave in_backward out, or shard instead."
+)
+DISTRIBUTED = (
+    "DistributedDataParallel sums gradients after they are complete; a step inside backward would run before that. "
+    "Use sharding, or leave in_backward out."
+)
+SCALED = (
+    "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, which needs no "
+    "scaling, or leave in_backward out."
+)
+NEVER_RESET = (
+    "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate them, "
+    "because they are already used. Leave in_backward out, or call zero_grad() in each step."
+)
+SETTINGS_CHANGED = (
+    "The optimizer's settings (such as the learning rate) were changed between backward and optimizer.step(); "
+    "step-in-backward used the old ones. Change them before backward."
+)
+
+FUSED_SGD = "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
+
+
+def clipped(function: str) -> str:
+    """Returns the sentence for gradients that a function of torch.nn.utils clips."""
+    return (
+        f"torch.nn.utils.{function} was called: step-in-backward cannot clip gradients, because they are already used. "
+        "Leave in_backward out, or do not clip."
+    )
+
+
+def needs_whole(kind: str) -> str:
+    """Returns the sentence for an optimizer that cannot update without a closure."""
+    return (
+        f"{kind} recomputes the loss inside its step and needs all parameters there; it cannot update one parameter at "
+        "a time. Leave in_backward and host out."
+    )
+
+
+def no_form(kind: str, loop: str) -> str:
+    """Returns the sentence for an optimizer without an update form."""
+    return f"{kind} has no {loop} form; leave loop out."

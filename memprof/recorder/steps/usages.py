@@ -1,0 +1,99 @@
+"""Notes what a job does in its steps that no operator shows: predictions refuse what the run would refuse for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from memprof.trace.usages import (
+    CHANGES_SETTINGS,
+    FORMS,
+    GRADIENT_HOOKS,
+    IS_LBFGS,
+    NEEDS_CLOSURE,
+    TRAINED_IN_EVALUATION,
+)
+
+_PLAIN = (bool, int, float, str)
+
+
+class Usages:
+    """What was seen in the recorded steps.
+
+    Attributes:
+        seen: Names of ``memprof.trace.usages``, in order of occurrence.
+        optimizers: The optimizers that have updated: the class, and what its updates need or have.
+    """
+
+    def __init__(self) -> None:
+        """Starts with nothing seen."""
+        self.seen: dict[str, None] = {}
+        self.optimizers: dict[str, None] = {}
+        self._settings: dict[int, list[dict[str, Any]]] = {}
+        self._recorded: dict[str, list[str]] = {"seen": [], "optimizers": []}
+
+    def begin_step(self) -> None:
+        """Forgets the settings of the last step's backward."""
+        self._settings.clear()
+
+    def begin_backward(self, optimizers: Iterable[Any]) -> None:
+        """Notes with which settings the job's optimizers enter backward."""
+        for optimizer in optimizers:
+            self._settings[id(optimizer)] = plain_settings(optimizer)
+
+    def train_in_evaluation(self) -> None:
+        """Notes that backward runs through a model in evaluation mode."""
+        self.seen[TRAINED_IN_EVALUATION] = None
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Notes how an optimizer that is about to update was used."""
+        self.optimizers[_describe(optimizer)] = None
+        left = self._settings.pop(id(optimizer), None)
+        if left is not None and left != plain_settings(optimizer):
+            self.seen[CHANGES_SETTINGS] = None
+        if any(has_gradient_hooks(each) for group in optimizer.param_groups for each in group["params"]):
+            self.seen[GRADIENT_HOOKS] = None
+
+    def take_news(self) -> dict[str, list[str]] | None:
+        """Returns the record of the ``usages`` stream, which replaces earlier ones; None if nothing has changed."""
+        record = {"seen": list(self.seen), "optimizers": list(self.optimizers)}
+        if record == self._recorded:
+            return None
+        self._recorded = record
+        return record
+
+
+def plain_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Returns the settings an update reads, plain values only: comparing tensors would synchronise with the device."""
+    return [{k: v for k, v in group.items() if _is_plain(v)} for group in optimizer.param_groups]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(each, _PLAIN) for each in value))
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether a hook of the job runs when a parameter's gradient is complete; those of policies are not the job's."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    owners = (getattr(hook, "__self__", None) for hook in hooks.values())
+    return any(not type(owner).__module__.startswith("memprof.") for owner in owners)
+
+
+def needs_closure(kind: type[Any]) -> bool:
+    """Whether an optimizer's class cannot update without a closure that recomputes the loss."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _describe(optimizer: Any) -> str:
+    kind = type(optimizer)
+    words = [kind.__name__]
+    words += [form for form in FORMS if all(form in group for group in optimizer.param_groups)]
+    if needs_closure(kind):
+        words.append(NEEDS_CLOSURE)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        words.append(IS_LBFGS)
+    return " ".join(words)

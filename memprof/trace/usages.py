@@ -1,0 +1,44 @@
+"""Names of what a job does in its steps that no operator shows, as manifests hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+#: A hook of the job runs whenever a gradient is complete (``register_post_accumulate_grad_hook``).
+GRADIENT_HOOKS = "gradient hooks"
+#: Settings of an optimizer, such as its learning rate, change between backward and ``step()``.
+CHANGES_SETTINGS = "settings changed after backward"
+#: A model is trained in evaluation mode.
+TRAINED_IN_EVALUATION = "trained in evaluation mode"
+
+#: Update forms that an optimizer may have beside a loop over its parameters.
+FORMS = ("foreach", "fused")
+#: Its ``step`` cannot be called without a closure.
+NEEDS_CLOSURE = "closure"
+#: It is LBFGS, or a subclass of it.
+IS_LBFGS = "lbfgs"
+
+
+@dataclass(frozen=True)
+class OptimizerTraits:
+    """An optimizer of a recorded job.
+
+    Attributes:
+        name: Name of its class.
+        words: What its updates need or have: some of FORMS, NEEDS_CLOSURE, IS_LBFGS.
+    """
+
+    name: str
+    words: frozenset[str]
+
+    def has_form(self, loop: str) -> bool:
+        """Whether its updates can be given a form: loop, foreach or fused."""
+        return ("fused" if loop == "fused" else "foreach") in self.words
+
+
+def read_optimizers(described: Iterable[str]) -> Iterator[OptimizerTraits]:
+    """Yields the optimizers of a manifest's ``optimizers``."""
+    for each in described:
+        name, *words = each.split(" ")
+        yield OptimizerTraits(name, frozenset(words))
