@@ -81,6 +81,32 @@ def test_an_operator_whose_rule_refuses_what_the_processor_takes(tmp_path: Path)
     assert dry.peak == real.peak
 
 
+_DATASET = """
+import torch
+images = torch.zeros(512, 64)
+foreign = torch.from_numpy(torch.zeros(4096).clone().numpy())
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        return torch.from_numpy(images[i].numpy().copy())
+model = torch.nn.Linear(64, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=8):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_data_set_that_numpy_shares_is_counted(tmp_path: Path) -> None:
+    """Tensors whose memory numpy shares belong to torch's allocator as before: 512 x 64 numbers of 4 bytes."""
+    window = ("--skip", "1", "--steps", "2")
+    real = record_script(tmp_path, _DATASET, *window, name="real.memprof")
+    dry = record_script(tmp_path, _DATASET, "--dry-run", *window, name="dry.memprof")
+    assert dry.peak == real.peak > 512 * 64 * 4
+
+
 _LARGE = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(32)])
