@@ -78,6 +78,8 @@ def _is_lent(tensor: torch.Tensor) -> bool:
 
 
 def _of_fake(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.device.type == "meta":
+        return 0, 0  # the job's own, or a view through which torch copies a storage: it has no memory in a real run
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
