@@ -49,6 +49,8 @@ class Step:
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
+        trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
+            evaluates has none of its own.
     """
 
     number: int
@@ -68,6 +70,7 @@ class Step:
     short_types: tuple[str, ...] = ("bfloat16",)
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
+    trained_modules: tuple[int, ...] = ()
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

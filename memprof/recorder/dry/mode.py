@@ -19,7 +19,7 @@ from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.dry.packed import kernel_bytes, sized_by_data
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -152,7 +152,9 @@ class DryMode(FakeTensorMode):
         sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
-                return sized(*args, **kwargs)
+                result = sized(*args, **kwargs)
+            self.extra_bytes = kernel_bytes(func, args) if self._device is None else 0
+            return result
         if has_data:
             args = _lent(args, self)
             kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
