@@ -24,6 +24,8 @@ SEARCH_S = 20
 CHOSEN = "UNSEEN_JOBS"
 #: The environment variable that names the folder in which the outcomes of each finished job are kept.
 RESULTS = "UNSEEN_RESULTS"
+#: Steps of a dry run: those that a real run records by default.
+_WINDOW = ("--skip", "2", "--steps", "3")
 #: Lines that say what to type next.
 _NEXT = re.compile(r"memprof: (next|then):")
 COLUMNS = (
@@ -186,7 +188,7 @@ def _try_budget(job: Job, prepared: Prepared, base: Path, share: int, printed: s
         return Outcome(job.name, job.kind, share, _why_not(answer, said), answer.get("budget_bytes", 0))
     best = answer["plans"][0]
     ran = prepared.run("-o", str(head), "--plan", str(plan))
-    dry_run = prepared.run("--dry-run", "-o", str(dry), "--plan", str(plan))
+    dry_run = prepared.run("--dry-run", *_WINDOW, "-o", str(dry), "--plan", str(plan))
     found, said = ask("verify", str(plan), str(head), "--json")
     measured = found.get("measured_bytes") or 0
     return Outcome(

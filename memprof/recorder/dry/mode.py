@@ -20,6 +20,7 @@ from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.packed import kernel_bytes, sized_by_data
+from memprof.recorder.dry.random_stream import RandomStream
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -71,6 +72,7 @@ class DryMode(FakeTensorMode):
         self._refuse = refuse
         self._device = device
         self._in_place = InPlace()
+        self._random = RandomStream()
         self._is_inside = False
         self.is_begun = device is None
 
@@ -186,6 +188,7 @@ class DryMode(FakeTensorMode):
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and _is_data(func, result):
             return func(*args, **kwargs)
+        self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             self._answers.mark(func, args, result)
         return result
