@@ -46,6 +46,7 @@ class Step:
         to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
         from_host_bytes_per_us: The same in the other direction.
         short_types: Types shorter than float32 that oneDNN computes in on the CPU it ran on.
+        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
@@ -68,6 +69,7 @@ class Step:
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
+    has_amx: bool = False
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     trained_modules: tuple[int, ...] = ()
