@@ -1,6 +1,7 @@
 """Measures every figure memprof promises, prints them, and rewrites their tables in docs/benchmarks.md.
 
-python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER] [--job NAME]... [--results FOLDER]
+python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
+    [--job NAME]... [--results FOLDER]
 
 With --only, the other tables of the page stay as they are; each table says when it was measured.
 """

@@ -201,7 +201,7 @@ def _tiled_convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_s
     """Adds to convolutions in AMX tiles a second copy of the output, in another layout.
 
     Measured on an Intel Xeon with oneDNN limited to AMX and to AVX-512: twice the output instead of once in seven of
-    nine convolutions, of 1 x 1 and 3 x 3; two with strides took 1.2 and 5 times the output more. Backward is as without.
+    nine convolutions, of 1 x 1 and 3 x 3; the two with strides took more. Backward is as without.
     """
     uses, storages = step.uses, step.storages
     is_tiled = runs_short & is_one_of(types.names, ("convolution",)) & (of_op == np.arange(len(own)))

@@ -1,4 +1,4 @@
-"""Operators on sequences whose lengths size the result: packing, padding and CTC; torch's code reads them in a kernel."""
+"""Operators on sequences whose lengths size the result, read by torch's own code: packing, padding and CTC."""
 
 from __future__ import annotations
 

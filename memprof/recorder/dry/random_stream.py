@@ -1,7 +1,7 @@
 """Draws the random numbers that a real run would draw, so that what is computed later from others is the same.
 
-Batches, their lengths and their order are drawn from the same generators as initial weights and dropout, which a dry run
-does not compute.
+Batches, their lengths and their order are drawn from the same generators as initial weights and dropout, which a dry
+run does not compute.
 """
 
 from __future__ import annotations
