@@ -104,7 +104,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
             shares = SHARES[1:2] if quick else SHARES
             results.keep(job, list(try_job(job, prepare(job, checkouts, folder), folder, shares)))
     kept = [job for job in read_jobs() if results.has(job)]
-    skipped = [(job, reason) for job in jobs if (reason := job.lacks(checkouts)) and job not in kept]
+    skipped = [(job, job.lacks(checkouts) or "not measured in this run") for job in read_jobs() if job not in kept]
     return section_of([outcome for job in kept for outcome in results.read(job)], skipped)
 
 
@@ -156,9 +156,9 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
         "Public training scripts, and some written for this table in the style of such jobs, on random data, one "
         "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
         f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
-        "and the upper end of its interval, the peak of a dry run under it, and that of a run. The last column "
-        "compares what the job printed with the plain run: equal, or changed where a policy of the plan rounds or "
-        "splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
+        "and the upper end of its interval, the peak of a dry run under it over the default window (none for remat), "
+        "and that of a run. The last column compares what the job printed with the plain run: equal, or changed where a "
+        "policy of the plan rounds or splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
         "owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
     )
     if skipped:
