@@ -157,9 +157,9 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
         "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
         f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
         "and the upper end of its interval, the peak of a dry run under it over the default window (none for remat), "
-        "and that of a run. The last column compares what the job printed with the plain run: equal, or changed where a "
-        "policy of the plan rounds or splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
-        "owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
+        "and that of a run. The last column compares what the job printed with the plain run: equal, or changed where "
+        "a policy of the plan rounds or splits batches. The scripts by others are not part of this repository: clone "
+        "each into a folder, as owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
     )
     if skipped:
         how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
