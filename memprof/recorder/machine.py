@@ -21,6 +21,8 @@ _open = open
 
 #: oneDNN ISA levels that include fp16.
 _WITH_FP16 = ("AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512", "AVX10_1_512_AMX")
+#: oneDNN ISA levels that include AMX, besides no limit.
+_WITH_AMX = ("", "ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512_AMX", "AVX10_1_512_AMX_FP16")
 
 
 def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "os": _system(),
             "allocator_settings": _allocator_settings(),
             "short_types": short_types(),
+            "has_amx": has_amx(),
         },
     }
 
@@ -61,7 +64,7 @@ def short_types() -> list[str]:
     given = _field("flags", "Features")
     if given is None:
         return ["bfloat16"]
-    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+    limit = _isa_limit()
     flags = set(given.split())
     found = []
     if ("avx512bw" in flags and limit != "AVX" and not limit.startswith(("SSE", "AVX2"))) or "bf16" in flags:
@@ -69,6 +72,16 @@ def short_types() -> list[str]:
     if "avx512_fp16" in flags and limit in ("", "ALL", "DEFAULT", *_WITH_FP16):
         found.append("float16")
     return found
+
+
+def has_amx() -> bool:
+    """Returns whether oneDNN multiplies bfloat16 in AMX tiles, for which its convolutions take other temporaries."""
+    flags = (_told("flags") or "").split()
+    return "amx_tile" in flags and "amx_bf16" in flags and _isa_limit() in _WITH_AMX
+
+
+def _isa_limit() -> str:
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
 
 
 def _allocator_settings() -> str:

@@ -57,6 +57,7 @@ def cut_step(trace: TableSource, number: int) -> Step:
     ops = ops.replace(op_id=ops.op_id - first, forward_op_id=_rebase(ops.forward_op_id, first, last))
 
     storages = trace.table(Storages)
+    trained = storages.module_id[(storages.module_id != NONE) & (storages.category == "gradient")]
     is_born = (storages.created_op_id == NONE) | (storages.created_op_id <= last)
     is_left = (storages.freed_op_id == NONE) | (storages.freed_op_id >= first)
     storages = storages.take(is_born & is_left)
@@ -99,6 +100,7 @@ def cut_step(trace: TableSource, number: int) -> Step:
         memory=memory.replace(op_id=memory.op_id - first),
         first_op_id=first,
         storage_ids=storage_ids,
+        trained_modules=tuple(np.unique(trained).tolist()),
     )
 
 

@@ -80,6 +80,7 @@ class Machine(_Json):
         speed: Its speed; unknown in recordings of older versions, and in those made inside a ``with`` statement.
         short_types: Types shorter than float32 that oneDNN computes in on its CPU, by their torch names; in
             recordings of older versions, those of a CPU with AVX-512.
+        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on its CPU.
     """
 
     device_name: str = ""
@@ -93,6 +94,7 @@ class Machine(_Json):
     os: str = ""
     speed: Speed = field(default_factory=Speed)
     short_types: tuple[str, ...] = ("bfloat16",)
+    has_amx: bool = False
 
 
 @dataclass(frozen=True)

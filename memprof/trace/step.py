@@ -47,11 +47,14 @@ class Step:
         to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
         from_host_bytes_per_us: The same in the other direction.
         short_types: Types shorter than float32 that oneDNN computes in on the CPU it ran on.
+        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
         optimizers: The optimizers that update in the recorded steps; none in recordings of older versions.
         usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
+        trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
+            evaluates has none of its own.
     """
 
     number: int
@@ -69,10 +72,12 @@ class Step:
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
+    has_amx: bool = False
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()
     usages: frozenset[str] = frozenset()
+    trained_modules: tuple[int, ...] = ()
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

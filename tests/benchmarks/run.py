@@ -1,6 +1,7 @@
 """Measures every published figure of memprof, prints them, and rewrites their tables in docs/benchmarks.md.
 
 python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
+    [--job NAME]... [--results FOLDER]
 
 With --only, the other tables of the page are unchanged; each table states when it was measured.
 """
@@ -71,9 +72,17 @@ def main() -> None:
     parser.add_argument(
         "--unseen", type=Path, metavar="FOLDER", help="checkouts of the scripts by others, as owner+name"
     )
+    parser.add_argument("--job", action="append", default=[], help="of the unseen jobs, run this one (repeatable)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", help="keep the outcomes of each unseen job here, and go on from them"
+    )
     args = parser.parse_args()
     if args.unseen:
         os.environ["UNSEEN_CHECKOUTS"] = str(args.unseen.resolve())
+    if args.results:
+        os.environ["UNSEEN_RESULTS"] = str(args.results.resolve())
+    if args.job:
+        os.environ["UNSEEN_JOBS"] = ",".join(args.job)
     console, sections = Console(), []
     console.print(describe_machine())
     with tempfile.TemporaryDirectory(prefix="memprof-benchmarks-") as folder:

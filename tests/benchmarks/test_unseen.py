@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.unseen import COLUMNS, Outcome, section_of
+from tests.benchmarks import unseen
+from tests.benchmarks.unseen import CHOSEN, COLUMNS, RESULTS, Outcome, section_of
 from tests.benchmarks.unseen_jobs import FOLDER, Job, clone_commands, losses_of, prepare, read_jobs
 
 
@@ -76,3 +77,23 @@ def test_the_table_says_what_is_over_and_what_failed():
     assert section.bar.endswith("NOT passed.")
     assert "Not run here: d (no checkout of owner/name)." in section.how
     assert all(len(row) == len(COLUMNS) for row in section.rows)
+
+
+def test_a_stopped_benchmark_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Jobs with outcomes in the folder of results are not run again; the table has them all, in the file's order."""
+    first, second, third = [job.name for job in read_jobs() if job.folder == "own" and not job.packages][:3]
+    ran = []
+
+    def try_job(job, prepared, folder, shares):
+        assert prepared.folder.is_dir()
+        ran.append(job.name)
+        yield Outcome(job.name, job.kind, 80, "precision bf16", 1000, 990, 999, 995, 998, "equal")
+
+    monkeypatch.setattr(unseen, "try_job", try_job)
+    monkeypatch.setenv(RESULTS, str(tmp_path / "results"))
+    for turn, chosen in enumerate((third, f"{third},{first}", first)):
+        monkeypatch.setenv(CHOSEN, chosen)
+        section = unseen.measure(tmp_path / str(turn), quick=False)
+    assert ran == [third, first]
+    assert [row[0] for row in section.rows] == [first, third]
+    assert f"{second} (not measured in this run)" in section.how

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from tests.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, losses_of, pr
 
 SHARES = (80, 60, 40)
 SEARCH_S = 20
-#: The environment variable that names some of the jobs, separated by commas.
+#: The environment variable that names some of the jobs, separated by commas, in the order in which they run.
 CHOSEN = "UNSEEN_JOBS"
+#: The environment variable that names the folder in which the outcomes of each finished job are kept.
+RESULTS = "UNSEEN_RESULTS"
+#: Steps of a dry run: those that a real run records by default.
+_WINDOW = ("--skip", "2", "--steps", "3")
 #: Lines that say what to type next.
 _NEXT = re.compile(r"memprof: (next|then):")
 COLUMNS = (
@@ -87,21 +91,57 @@ class Outcome:
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
-    """Runs every job that can run here under a plan for each budget."""
+    """Runs every job that can run here under a plan for each budget.
+
+    Jobs whose outcomes the folder of results holds are not run again, so that a stopped benchmark can go on.
+    """
     checkouts = Path(os.environ[CHECKOUTS]) if CHECKOUTS in os.environ else None
     jobs = chosen_jobs()
-    skipped = [(job, reason) for job in jobs if (reason := job.lacks(checkouts))]
+    results = Results(Path(os.environ.get(RESULTS, folder / "results")))
     ready = [job for job in jobs if not job.lacks(checkouts)]
-    outcomes: list[Outcome] = []
     for job in ready[:2] if quick else ready:
-        outcomes += try_job(job, prepare(job, checkouts, folder), folder, SHARES[1:2] if quick else SHARES)
-    return section_of(outcomes, skipped)
+        if not results.has(job):
+            shares = SHARES[1:2] if quick else SHARES
+            results.keep(job, list(try_job(job, prepare(job, checkouts, folder), folder, shares)))
+    kept = [job for job in read_jobs() if results.has(job)]
+    skipped = [(job, job.lacks(checkouts) or "not measured in this run") for job in read_jobs() if job not in kept]
+    return section_of([outcome for job in kept for outcome in results.read(job)], skipped)
 
 
 def chosen_jobs() -> list[Job]:
-    """Returns the jobs that the environment names; all where it names none."""
+    """Returns the jobs that the environment names, in its order; all where it names none."""
+    jobs = {job.name: job for job in read_jobs()}
     chosen = [name for name in os.environ.get(CHOSEN, "").split(",") if name]
-    return [job for job in read_jobs() if not chosen or job.name in chosen]
+    return [jobs[name] for name in chosen or jobs]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The outcomes of finished jobs, one JSON file per job; delete a file to measure its job again.
+
+    Attributes:
+        folder: Where the files are.
+    """
+
+    folder: Path
+
+    def has(self, job: Job) -> bool:
+        """Whether a job's outcomes are there."""
+        return self._file(job).exists()
+
+    def read(self, job: Job) -> list[Outcome]:
+        """Returns the outcomes of a job, in the order of its budgets."""
+        return [Outcome(**outcome) for outcome in json.loads(self._file(job).read_text(encoding="utf-8"))]
+
+    def keep(self, job: Job, outcomes: list[Outcome]) -> None:
+        """Writes the outcomes of a job, all or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self._file(job).with_suffix(".part")
+        written.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+        written.replace(self._file(job))
+
+    def _file(self, job: Job) -> Path:
+        return self.folder / f"{job.name}.json"
 
 
 def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Section:
@@ -116,10 +156,10 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
         "Public training scripts, and some written for this table in the style of such jobs, on random data, one "
         "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
         f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
-        "and the upper end of its interval, the peak of a dry run under it, and that of a run. The last column "
-        "compares the job's output with that of the plain run: equal, or changed where a policy of the plan rounds or "
-        "splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
-        "owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
+        "and the upper end of its interval, the peak of a dry run under it over the default window (none for remat), "
+        "and that of a run. The last column compares the job's output with that of the plain run: equal, or changed "
+        "where a policy of the plan rounds or splits batches. The scripts by others are not part of this repository: "
+        "clone each into a folder, as owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
     )
     if skipped:
         how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
@@ -148,7 +188,7 @@ def _try_budget(job: Job, prepared: Prepared, base: Path, share: int, printed: s
         return Outcome(job.name, job.kind, share, _why_not(answer, said), answer.get("budget_bytes", 0))
     best = answer["plans"][0]
     ran = prepared.run("-o", str(head), "--plan", str(plan))
-    dry_run = prepared.run("--dry-run", "-o", str(dry), "--plan", str(plan))
+    dry_run = prepared.run("--dry-run", *_WINDOW, "-o", str(dry), "--plan", str(plan))
     found, said = ask("verify", str(plan), str(head), "--json")
     measured = found.get("measured_bytes") or 0
     return Outcome(

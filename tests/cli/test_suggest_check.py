@@ -84,6 +84,19 @@ def test_best_plan_is_confirmed_by_a_dry_run(capfd: pytest.CaptureFixture[str]) 
     assert "next: memprof record --plan kept.toml train.py light" in page
 
 
+def test_steps_of_the_recording_are_checked(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is predicted for the fullest recorded step, the fourth: the dry run reaches it, and agrees to the byte."""
+    monkeypatch.chdir(tmp_path)
+    longer = TRAINING.replace("torch.randn(512, 64)", "torch.randn(1024 if step == 3 else 512, 64)")
+    Path("train.py").write_text(longer)
+    record = [sys.executable, "-m", "memprof", "record", "-q", "--stop", "-o", "run.memprof", "train.py"]
+    subprocess.run(record, check=True, capture_output=True, timeout=240)
+    (one,) = checked(run(capfd, "run.memprof", "--budget", "70%", "--allow", "checkpoint", "--check", "--json"))
+    assert one["dry_run_peak_allocated_bytes"] == one["predicted_peak_allocated_bytes"]
+
+
 def test_plans_that_do_not_fit_as_applied_are_said_to_and_none_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     """A MiB more than predicted is over the budget: exit code 4, the difference in bytes and as a share, no file."""
     words = ["heavy.memprof", "--budget", "80%", "--allow", "checkpoint", "--write", "none.toml", "--json"]

@@ -9,12 +9,13 @@ import pytest
 
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference, worth_keeping
 from memprof.errors import MemprofError
-from memprof.launch.dry.dry_job import find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.machines.catalogue import find_machine
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
-from memprof.trace.manifest import Machine, Manifest
+from memprof.trace.manifest import Machine, Manifest, Window
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,22 @@ def test_job_that_cannot_be_started_is_said_to_be(manifest: Manifest, sentence: 
         find_recorded_job(manifest)
     assert sentence in str(error.value)
     assert error.value.exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("window", "recorded", "expected"),
+    [
+        (DryWindow(), Window(skip=2, steps=3), DryWindow(skip=2, steps=3)),
+        (DryWindow(isolate=False), Window(skip=4, steps=1), DryWindow(skip=4, steps=1, isolate=False)),
+        (DryWindow(skip=1, steps=2, is_chosen=True), Window(skip=2, steps=3), DryWindow(1, 2, is_chosen=True)),
+        (DryWindow(), Window(), DryWindow()),
+        (DryWindow(), Window(skip=500, steps=3), DryWindow()),
+    ],
+    ids=["default", "later", "chosen", "imported", "too late"],
+)
+def test_a_check_covers_the_recorded_steps(window: DryWindow, recorded: Window, expected: DryWindow) -> None:
+    """A plan is predicted for them; any others may be smaller. Chosen steps stay, and so do those near the start."""
+    assert cover_recorded_steps(window, Manifest(window=recorded)) == expected
 
 
 def test_job_of_a_gpu_is_shown_one_of_its_kind() -> None:

@@ -77,7 +77,7 @@ def test_steps_of_dry_runs_have_a_table_of_their_own(tmp_path: Path) -> None:
     """It chooses their window and makes no run dry; what it leaves out stays as it is without."""
     assert read_dry_window(tmp_path) == DryWindow(skip=1, steps=2)
     write(tmp_path, "[tool.memprof]\nsteps = 9\n[tool.memprof.dry_run]\nskip = 4\nisolate = false\n")
-    assert read_dry_window(tmp_path) == DryWindow(skip=4, steps=2, isolate=False)
+    assert read_dry_window(tmp_path) == DryWindow(skip=4, steps=2, isolate=False, is_chosen=True)
     assert read_project_settings(tmp_path) == {"steps": 9}
 
 

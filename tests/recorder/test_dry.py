@@ -81,6 +81,59 @@ def test_an_operator_whose_rule_refuses_what_the_processor_takes(tmp_path: Path)
     assert dry.peak == real.peak
 
 
+_DATASET = """
+import torch
+images = torch.zeros(512, 64)
+foreign = torch.from_numpy(torch.zeros(4096).clone().numpy())
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        return torch.from_numpy(images[i].numpy().copy())
+model = torch.nn.Linear(64, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=8):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_data_set_that_numpy_shares_is_counted(tmp_path: Path) -> None:
+    """Tensors whose memory numpy shares belong to torch's allocator as before: 512 x 64 numbers of 4 bytes."""
+    window = ("--skip", "1", "--steps", "2")
+    real = record_script(tmp_path, _DATASET, *window, name="real.memprof")
+    dry = record_script(tmp_path, _DATASET, "--dry-run", *window, name="dry.memprof")
+    assert dry.peak == real.peak > 512 * 64 * 4
+
+
+_COPIED = """
+import copy
+import torch
+shell = torch.nn.Linear(1000, 1000, device="meta")
+model = torch.nn.Linear(64, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    output = model(torch.randn(8, 64))
+    best = copy.deepcopy(output.detach())
+    output.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_copies_and_tensors_without_memory_leave_the_device_as_it_is(tmp_path: Path) -> None:
+    """torch copies a storage through a tensor on meta, which is no memory, like the job's own; nor is a copy left out.
+
+    The copies are that of the output, and that of its gradient, expanded from one number, which BLAS cannot read.
+    """
+    window = ("--skip", "1", "--steps", "2")
+    real = record_script(tmp_path, _COPIED, *window, name="real.memprof")
+    dry = record_script(tmp_path, _COPIED, "--dry-run", *window, name="dry.memprof")
+    assert dry.trace.manifest.machine.device_kind == real.trace.manifest.machine.device_kind == "cpu"
+    assert dry.peak == real.peak > 64 * 512 * 4 + 2 * 8 * 512 * 4
+
+
 _LARGE = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(32)])

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, confirmed
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.launch.dry.dry_job import DryOutcome, EndedError, dry_run, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import (
+    DryOutcome,
+    EndedError,
+    cover_recorded_steps,
+    dry_run,
+    find_recorded_device,
+    find_recorded_job,
+)
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
@@ -33,7 +40,7 @@ def check_plans(
     Args:
         found: The search result.
         most: Maximum number of dry runs.
-        window: Steps of a dry run to skip, and to record.
+        window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
         announce: Called before the first dry run with the command and its isolation.
         say: Called with a sentence on each next action.
 
@@ -46,6 +53,7 @@ def check_plans(
         NotExecutableError: The script or program cannot be run.
     """
     target, device = find_recorded_job(found.manifest), find_recorded_device(found.manifest)
+    window = cover_recorded_steps(window, found.manifest)
     checked: list[Checked] = []
     runs, apart = 0, False
     for one in found.plans:

@@ -25,6 +25,8 @@ from memprof.trace.store import Trace
 _WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml allows it.)"
 #: Maximum characters of an error's last line in messages.
 _MOST_SAID = 300
+#: A recorded window that ends later is not followed: a dry run would take too long to reach it.
+_LAST_STEP = 16
 
 
 class EndedError(Exception):
@@ -102,6 +104,21 @@ def find_recorded_device(manifest: Manifest) -> str:
             f"The job was recorded on {machine.device_name or 'a device without a name'}, which dry runs do not "
             "model: verify the plan with a real run, memprof record --plan."
         ) from None
+
+
+def cover_recorded_steps(window: DryWindow, manifest: Manifest) -> DryWindow:
+    """Returns the window of a dry run that is compared with a recording: the recorded steps.
+
+    Other steps may be smaller, such as those with shorter batches or without an evaluation.
+
+    Args:
+        window: The configured window; kept where its steps were chosen.
+        manifest: The recording's.
+    """
+    recorded = manifest.window
+    if window.is_chosen or not recorded.steps or recorded.skip + recorded.steps > _LAST_STEP:
+        return window
+    return replace(window, skip=recorded.skip, steps=recorded.steps)
 
 
 def dry_run(

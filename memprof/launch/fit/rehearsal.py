@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.launch.dry.dry_job import dry_run, find_recorded_device
+from memprof.launch.dry.dry_job import cover_recorded_steps, dry_run, find_recorded_device
 from memprof.launch.fit.request import FitResult
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
@@ -33,7 +33,8 @@ class Rehearsal:
         """
         self._found = found
         self._say = say
-        self._window = found.request.dry_window
+        window = found.request.dry_window
+        self._window = None if window is None else cover_recorded_steps(window, manifest)
         self._manifest = manifest
         self._device = ""
         self._is_tested = False

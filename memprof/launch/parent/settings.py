@@ -70,11 +70,13 @@ class DryWindow:
         skip: Steps to skip.
         steps: Steps to record.
         isolate: Whether ``suggest --check`` redirects the job's writes in its folder and cuts off the network.
+        is_chosen: Whether the steps were configured; otherwise a check covers those of the recording.
     """
 
     skip: int = 1
     steps: int = 2
     isolate: bool = True
+    is_chosen: bool = False
 
 
 #: The keys of ``[tool.memprof]``, with their types.
@@ -141,7 +143,8 @@ def read_dry_window(folder: Path) -> DryWindow:
 
 def _dry_window(path: Path, table: dict[str, Any]) -> DryWindow:
     where = f"tool.memprof.{_DRY_RUN}"
-    return DryWindow(**{key: _checked(path, key, value, _DRY_KEYS, where) for key, value in table.items()})
+    values = {key: _checked(path, key, value, _DRY_KEYS, where) for key, value in table.items()}
+    return DryWindow(**values, is_chosen="skip" in table or "steps" in table)
 
 
 def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:

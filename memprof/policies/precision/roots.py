@@ -28,6 +28,8 @@ def root_of_modules(step: Step) -> Ints:
 def is_trained_root(step: Step, root_of: Ints) -> Bools:
     """Returns which modules are roots of trained models; a plan leaves the others (frozen models) unchanged.
 
+    A model that this step only evaluates is trained in another recorded one.
+
     Raises:
         PolicyError: No model is trained.
     """
@@ -35,8 +37,9 @@ def is_trained_root(step: Step, root_of: Ints) -> Bools:
     is_trained = np.zeros(len(step.modules), dtype=np.bool_)
     owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
     is_trained[root_of[owners]] = True
+    is_trained[root_of[list(step.trained_modules)]] = True
     if not is_trained.any():
-        raise PolicyError("precision: the recorded step trains no model: it has no gradient of a parameter.")
+        raise PolicyError("precision: the recording trains no model: it has no gradient of a parameter.")
     return is_trained
 
 

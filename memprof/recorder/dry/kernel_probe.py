@@ -47,7 +47,7 @@ _TRIED = {
     _aten.soft_margin_loss,
     _aten.soft_margin_loss_backward,
 }
-#: Products, which use temporary memory only in the shorter types.
+#: Products, which use temporary memory only in the shorter types, and for a matrix that BLAS cannot read in place.
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
 _SHORT = (torch.bfloat16, torch.float16)
 #: Operators that wrap a number as a tensor of a few bytes, whatever the size of the other input.
@@ -103,7 +103,7 @@ class Kernels:
         tensors = [*_tensors(args), *_tensors(tuple(kwargs.values())), *_tensors([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
             return result, 0
-        if packet in _PRODUCTS and all(tensor.dtype not in _SHORT for tensor in tensors):
+        if packet in _PRODUCTS and not any(tensor.dtype in _SHORT or _is_copied(tensor) for tensor in tensors):
             return result, 0
         found = self._tried(func, args, kwargs, tensors)
         if found is None:
@@ -250,6 +250,17 @@ def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -
         return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)
     is_alike = (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
     return item if is_alike else make(shape, stride, dtype=dtype)
+
+
+def _is_copied(tensor: torch.Tensor) -> bool:
+    """Whether a product copies a matrix first: BLAS reads rows or columns that are contiguous and do not overlap.
+
+    The gradient of a sum is such a matrix, one number expanded to all places.
+    """
+    if tensor.dim() < 2:
+        return False
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    return not ((column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)))
 
 
 def _two_of(value: Any) -> Any:

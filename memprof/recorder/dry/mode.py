@@ -20,7 +20,8 @@ from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.dry.packed import kernel_bytes, sized_by_data
+from memprof.recorder.dry.random_stream import RandomStream
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -72,6 +73,7 @@ class DryMode(FakeTensorMode):
         self._refuse = refuse
         self._device = device
         self._in_place = InPlace()
+        self._random = RandomStream()
         self._is_inside = False
         self.is_begun = device is None
 
@@ -156,7 +158,9 @@ class DryMode(FakeTensorMode):
         sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
-                return sized(*args, **kwargs)
+                result = sized(*args, **kwargs)
+            self.extra_bytes = kernel_bytes(func, args) if self._device is None else 0
+            return result
         if has_data:
             args = _lent(args, self)
             kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
@@ -188,6 +192,7 @@ class DryMode(FakeTensorMode):
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and _is_data(func, result):
             return func(*args, **kwargs)
+        self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             self._answers.mark(func, args, result)
         return result

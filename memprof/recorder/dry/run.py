@@ -23,7 +23,7 @@ from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools
 from memprof.recorder.dry.replicas import refuse_replicas
-from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
+from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class DryRun:
             self._begin()
         else:
             refuse_missing_device(self._refuse)
+            mark_lent()
         allow_missing_ranks()  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -11,6 +13,8 @@ from memprof.recorder.memory.inventory import owned_span, storage_span
 
 #: Attribute of a fake storage that represents a mapped file, not memory of torch's allocator.
 _MAPPED = "_memprof_mapped"
+#: Attribute of a real storage of torch's allocator that numpy shares.
+_LENT = "_memprof_lent"
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -42,12 +46,40 @@ def dry_storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """The same for a storage that torch's allocator would own."""
     if not isinstance(tensor, FakeTensor):
-        return owned_span(tensor)
+        return storage_span(tensor) if _is_lent(tensor) else owned_span(tensor)
     number, size = _of_fake(tensor)
     return (number, size) if size and not hasattr(tensor.untyped_storage(), _MAPPED) else (0, 0)
 
 
+def mark_lent() -> None:
+    """Marks from now on the storages that ``Tensor.numpy`` shares.
+
+    torch makes them fixed in size, like those over foreign memory, so that they could not be distinguished afterwards
+    (``tensor_to_numpy`` in torch/csrc/utils/tensor_numpy.cpp). A data set that converts its items is an example.
+    """
+    tensors: Any = torch.Tensor
+    original = tensors.numpy
+
+    @wraps(original)
+    def numpy(tensor: Any, **settings: Any) -> Any:
+        if owned_span(tensor)[0]:
+            setattr(tensor.untyped_storage(), _LENT, True)
+        return original(tensor, **settings)
+
+    tensors.numpy = numpy
+
+
+def _is_lent(tensor: torch.Tensor) -> bool:
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False  # sparse and opaque tensors
+    return hasattr(storage, _LENT) and not storage.is_shared()
+
+
 def _of_fake(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.device.type == "meta":
+        return 0, 0  # the job's own, or a view through which torch copies a storage: it has no memory in a real run
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

@@ -88,6 +88,7 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
             os=host["os"],
             allocator_settings=host.get("allocator_settings", ""),
             short_types=tuple(host.get("short_types", Machine.short_types)),
+            has_amx=bool(host.get("has_amx", False)),
             speed=speed,
         ),
         rank=start["rank"],

@@ -1,0 +1,91 @@
+"""Draws the random numbers that a real run would draw, so that what is computed later from others is the same.
+
+Batches, their lengths and their order are drawn from the same generators as initial weights and dropout, which a dry
+run does not compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_LISTS = (list, tuple)
+#: Operators that draw from a generator.
+_DRAWING = {
+    _aten.bernoulli,
+    _aten.bernoulli_,
+    _aten.exponential_,
+    _aten.native_dropout,
+    _aten.normal,
+    _aten.normal_,
+    _aten.rand,
+    _aten.rand_like,
+    _aten.randint,
+    _aten.randint_like,
+    _aten.randn,
+    _aten.randn_like,
+    _aten.random_,
+    _aten.randperm,
+    _aten.rrelu_with_noise,
+    _aten.uniform_,
+}
+#: Most elements drawn in a dry run, half a second's work: after them the numbers differ from those of a real run.
+_MOST_DRAWN = 2**25
+#: Most elements drawn at once, for operators whose numbers are the same when they are drawn part by part.
+_AT_ONCE = 2**20
+_IN_PARTS = {_aten.uniform_.default, _aten.normal_.default}
+
+
+class RandomStream:
+    """Advances the generators of the processor by what the operators of a dry run would draw."""
+
+    def __init__(self) -> None:
+        """Starts with nothing drawn."""
+        self._left = _MOST_DRAWN
+
+    def draw(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Draws an operator's numbers and drops them, unless too many have been needed.
+
+        Args:
+            func: The operator.
+            args: Its arguments, fake tensors.
+            kwargs: Its keyword arguments.
+            result: Its result, a fake tensor or several.
+        """
+        if getattr(func, "overloadpacket", None) not in _DRAWING or not self._left:
+            return
+        made = result[0] if isinstance(result, _LISTS) else result
+        if not isinstance(made, torch.Tensor) or made.device.type != "cpu":
+            return
+        if made.numel() > self._left:
+            self._left = 0  # the next numbers would be others: no reason to draw them
+            return
+        self._left -= made.numel()
+        if func in _IN_PARTS and made.numel() > _AT_ONCE and made.is_contiguous():
+            self._draw_in_parts(func, made, args[1:], kwargs)
+        else:
+            func(*_filled(args), **{name: _filled(value) for name, value in kwargs.items()})
+
+    @staticmethod
+    def _draw_in_parts(func: Any, made: torch.Tensor, settings: Any, kwargs: Any) -> None:
+        """Draws a contiguous tensor's numbers in little memory; the last part has its remainder.
+
+        The processor draws normal numbers in groups of 16, and the last 16 anew if the size is no multiple of that
+        (``normal_fill`` in torch's DistributionTemplates.h).
+        """
+        parts, remainder = divmod(made.numel(), _AT_ONCE)
+        part = torch.empty((_AT_ONCE + remainder,), dtype=made.dtype)
+        for _ in range(parts - 1):
+            func(part[:_AT_ONCE], *settings, **kwargs)
+        func(part, *settings, **kwargs)
+
+
+def _filled(value: Any) -> Any:
+    """Returns zeros with data in place of tensors without."""
+    if isinstance(value, torch.Tensor):
+        places = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        count = places if value.numel() else 0
+        return torch.zeros((count,), dtype=value.dtype).as_strided(value.shape, value.stride())
+    return type(value)(_filled(item) for item in value) if type(value) in _LISTS else value
