@@ -1,0 +1,124 @@
+"""Writes the results of the matrix as the table of docs/libraries.md."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from memprof.units import format_bytes
+from tests.benchmarks.machine import describe_machine
+from tests.libraries.cells import Cell, cells
+from tests.libraries.measure import CARDS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+COLUMNS = ("cell", "library", "plain run", "recorded", "dry run", *CARDS, "plan for 70 %", "predicted", "measured", "error")
+LIBRARIES = (
+    *("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "timm", "torch", "torch-geometric", "torchao"),
+    *("transformers", "trl", "x-transformers"),
+)
+
+
+class Notes:
+    """The sentences under the table, each numbered once."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.sentences: list[str] = []
+
+    def number(self, sentence: str) -> str:
+        """Returns the reference to a sentence."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+        return f"[{self.sentences.index(sentence) + 1}]"
+
+
+def row(cell: Cell, found: dict[str, Any] | None, notes: Notes) -> tuple[str, ...]:
+    """Returns the table's row of a cell."""
+    found = found or {}
+    missing = notes.number("not run yet" if not found else "not run: a step before it failed")
+    cells_of_row = [f"`{cell.name}`", cell.library]
+    plain = found.get("plain", {})
+    cells_of_row.append(f"{plain['seconds']:.0f} s" if "seconds" in plain and "sentence" not in plain else _said(plain, notes) or missing)
+    recorded = found.get("record", {}).get("peak")
+    for way in ("record", "dry", *CARDS):
+        one = found.get(way, {})
+        if "peak" not in one:
+            cells_of_row.append(_said(one, notes) or missing)
+            continue
+        text = format_bytes(one["peak"])
+        if way == "dry" and recorded:
+            text += f" ({_signed(one['peak'] / recorded - 1)})"
+        if way == "record" and not one.get("same_losses"):
+            text += " " + notes.number("the losses printed under the recorder differ from those of the plain run")
+        cells_of_row.append(text)
+    suggested, applied = found.get("suggest", {}), found.get("plan", {})
+    cells_of_row.append(suggested.get("plan") or _said(suggested, notes) or missing)
+    cells_of_row.append(format_bytes(suggested["predicted"]) if "predicted" in suggested else "")
+    if "measured" in applied:
+        cells_of_row += [format_bytes(applied["measured"]), _signed(applied["error"])]
+    else:
+        cells_of_row += [_said(applied, notes) or "", ""]
+    return tuple(cells_of_row)
+
+
+def summary(cell: Cell, found: dict[str, Any]) -> str:
+    """Returns a cell's results in a line, with the sentences in full."""
+    notes = Notes()
+    text = " | ".join(part for part in row(cell, found, notes) if part)
+    return "\n".join([text, *(f"    [{number}] {said}" for number, said in enumerate(notes.sentences, 1) if said != "not run: a step before it failed")])
+
+
+def write_page(found: dict[str, dict[str, Any] | None]) -> None:
+    """Replaces the table between the markers of the page."""
+    notes = Notes()
+    rows = [row(cell, found.get(cell.name), notes) for cell in cells()]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---" + "|--:" * 5 + "|---" + "|--:" * 3 + "|"]
+    lines += ["| " + " | ".join(part.replace("|", "\\|") for part in each) + " |" for each in rows]
+    lines += ["", *(f"{number}. {_escaped(said)}" for number, said in enumerate(notes.sentences, 1))]
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    measured = f"{counts(found)}\n\nMeasured {day} with {versions()} on: {describe_machine()}\n"
+    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{measured}{END}{tail}", encoding="utf-8")
+
+
+def counts(found: dict[str, dict[str, Any] | None]) -> str:
+    """Returns how many cells are numbers, and how near predictions came."""
+    ways = ("plain", "record", "dry", *CARDS, "suggest", "plan")
+    run = {name: one for name, one in found.items() if one is not None}
+    numbers = sum(way in one and "sentence" not in one[way] for one in run.values() for way in ways)
+    errors = [abs(one["plan"]["error"]) for one in run.values() if "error" in one.get("plan", {})]
+    dry = [one for one in run.values() if "peak" in one.get("dry", {}) and "peak" in one.get("record", {})]
+    near = sum(abs(one["dry"]["peak"] / one["record"]["peak"] - 1) <= 0.01 for one in dry)
+    return (
+        f"{len(run)} of {len(found)} trainings were run; {numbers} of their {len(ways) * len(run)} cells are numbers. The "
+        f"dry run's peak is within 1 % of the recorded one in {near} of {len(dry)}, the plan's prediction within 1 % of "
+        f"the measured peak in {sum(error <= 0.01 for error in errors)} of {len(errors)}."
+    )
+
+
+def versions() -> str:
+    """Returns the libraries' installed versions."""
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _said(one: dict[str, Any], notes: Notes) -> str:
+    return notes.number(one["sentence"]) if "sentence" in one else ""
+
+
+def _signed(ratio: float) -> str:
+    return "0" if ratio == 0 else f"{ratio:+.1%}".replace("%", " %")
+
+
+def _escaped(said: str) -> str:
+    return "".join("\\" + letter if letter in "<>*_[]`|" else letter for letter in said)
