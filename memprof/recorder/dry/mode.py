@@ -17,9 +17,11 @@ from torch._subclasses.fake_tensor import (
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
+from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.dry.uniform import follow as follow_uniform
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -32,6 +34,8 @@ _LISTS = (list, tuple)
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
 _MOST_DATA = 2**16
+#: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
+_READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
@@ -149,15 +153,19 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
-        sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
+        sized = sized_by_data(func) or ctc_shape(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
-                return sized(*args, **kwargs)
+                result = sized(*args, **kwargs)
+            self.extra_bytes = ctc_temporary_bytes(func, args) if self._device is None else 0
+            return result
+        given, given_by_name = args, kwargs
         if has_data:
             args = _lent(args, self)
             kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
-        if func is _aten._local_scalar_dense.default:
-            return self._answers.value(args[0])
+        if func in _READS:
+            value = self._answers.value(args[0])
+            return bool(value) if func is _aten.is_nonzero.default else value
         self.cache_enabled = func not in _OF_STORAGES
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -186,6 +194,7 @@ class DryMode(FakeTensorMode):
             return func(*args, **kwargs)
         if isinstance(result, FakeTensor):
             self._answers.mark(func, args, result)
+        follow_uniform(func, given, given_by_name, result)
         return result
 
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
