@@ -40,11 +40,11 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"plain": _plain(script, folder)}
     if "sentence" in found["plain"]:
         return found
-    found["record"] = _recording(folder, "run", script)
+    found["record"] = recording(folder, "run", script)
     found["record"]["same_losses"] = found["record"].pop("printed", None) == found["plain"].pop("printed")
-    found["dry"] = _recording(folder, "dry", script, "--dry-run")
+    found["dry"] = recording(folder, "dry", script, "--dry-run")
     for card in CARDS:
-        found[card] = _recording(folder, card, script, "--dry-run", "--device", card)
+        found[card] = recording(folder, card, script, "--dry-run", "--device", card)
     for way in ("dry", *CARDS):
         found[way].pop("printed", None)
     if "peak" not in found["record"]:
@@ -81,7 +81,15 @@ def _plain(script: list[str], folder: Path) -> dict[str, Any]:
     return {"seconds": round(seconds, 1), "printed": _losses(done.stdout)}
 
 
-def _recording(folder: Path, name: str, script: list[str], *options: str) -> dict[str, Any]:
+def recording(folder: Path, name: str, script: list[str], *options: str) -> dict[str, Any]:
+    """Returns the peak of a script's recording, or the sentence that says why there is none.
+
+    Args:
+        folder: Where the recording is written.
+        name: Its file, without the ending.
+        script: The script and its arguments.
+        options: Options of ``memprof record``.
+    """
     path = folder / f"{name}.memprof"
     done, seconds = _run(folder, ["-m", "memprof", "record", "-f", "-o", str(path), *options, *script])
     if done.returncode:

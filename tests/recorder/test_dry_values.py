@@ -38,15 +38,15 @@ for _ in range(6):
 
 _WRITTEN = """
 import torch
-model = torch.nn.Linear(4, 4)
-unknown = torch.argmax(model(torch.randn(8, 4)), dim=1)
-marks = torch.zeros(100_000, dtype=torch.int64)
+model = torch.nn.Linear(4, 4).cuda()
+unknown = torch.argmax(model(torch.randn(8, 4).cuda()), dim=1)
+marks = torch.zeros(8, dtype=torch.int64, device="cuda")
 print("BEFORE", marks.max().item())
 marks[3:5].copy_(unknown[:2])
 print("AFTER", marks.max().item())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(6):
-    model(torch.randn(8, 4)).sum().backward()
+    model(torch.randn(8, 4).cuda()).sum().backward()
     optimizer.step()
 """
 
@@ -64,10 +64,61 @@ def test_a_rollout_ends_at_its_length(tmp_path: Path, device: str, mode: str) ->
 
 def test_a_value_is_uncertain_once_written_to(tmp_path: Path) -> None:
     """Zeros are known to be zeros until something unknown is copied into a part of them."""
-    ended = record_script(tmp_path, _WRITTEN, "--dry-run")
+    ended = record_script(tmp_path, _WRITTEN, "--dry-run", "--device", "rtx4090")
     assert ended.returncode == 0, ended.stderr
     assert "BEFORE 0" in ended.stdout
     assert "AFTER 1" in ended.stdout  # the placeholder
+
+
+_GRAPHS = """
+import torch
+
+model = torch.nn.Linear(16, 8).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    graphs = torch.tensor([0, 0, 1, 1, 1, 2, 4]).to("cuda")
+    labels = torch.tensor([3, -100, 2, -100, 1, -100, 0], device="cuda")
+    rows = model(torch.randn(7, 16).to("cuda"))
+    count = int(graphs.max()) + 1
+    pooled = torch.zeros(count, 8, device="cuda").index_add(0, graphs, rows)
+    kept = labels.masked_select(labels != -100)
+    places = (labels != -100).nonzero()
+    chosen = rows[labels != -100]
+    print("SIZES", pooled.shape[0], kept.shape[0], places.shape[0], chosen.shape[0], kept.tolist())
+    (pooled.sum() + chosen.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_data_moved_to_a_device_keeps_its_values(tmp_path: Path) -> None:
+    """Five graphs, the largest index being 4; four labels that are not masked out, at four places."""
+    ended = record_script(tmp_path, _GRAPHS, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "SIZES 5 4 4 4 [3, 2, 1, 0]" in ended.stdout
+
+
+_MASKED = """
+import torch
+
+model = torch.nn.Linear(16, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+labels = torch.arange(64) % 4
+for step in range(6):
+    rows = model(torch.randn(64, 16))
+    chosen, single = rows[labels == 1], rows[:, 0].masked_select(labels > 1)
+    print("SIZES", chosen.shape[0], single.shape[0])
+    (chosen.sum() + single.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_mask_with_data_selects_as_many_as_in_a_real_run(tmp_path: Path) -> None:
+    """Of 64 labels 0 to 3, 16 are 1 and 32 are larger; the report has no note of upper bounds."""
+    ended = record_script(tmp_path, _MASKED, "--dry-run")
+    assert "SIZES 16 32" in ended.stdout
+    assert not [note for note in ended.trace.manifest.notes if "upper bounds" in note]
 
 
 _SPEECH = """

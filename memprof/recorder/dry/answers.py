@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.uniform import uniform
+from memprof.recorder.dry.known import known
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.
@@ -88,12 +88,16 @@ class Answers:
         self._values[line_of(frame)] += 1
         if _is_scaler(frame):
             return 0.0  # no overflow: the optimizer steps
-        return _of_type(tensor.dtype, _value_of(tensor))
+        certain = known(tensor)
+        return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if certain is None else certain.item()
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a real tensor filled with a tensor's placeholder."""
         self._values[line_of(sys._getframe(1))] += 1
-        value = _of_type(tensor.dtype, _value_of(tensor))
+        certain = known(tensor)
+        if certain is not None:
+            return certain.clone()
+        value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
 
@@ -124,12 +128,6 @@ class Answers:
             )
         notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
         return notes
-
-
-def _value_of(tensor: Any) -> Any:
-    """Returns the value that is certain, otherwise the placeholder."""
-    certain = uniform(tensor)
-    return getattr(tensor, _VALUE, None) if certain is None else certain
 
 
 def _of_type(dtype: torch.dtype, known: Any) -> Any:

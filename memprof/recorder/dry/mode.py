@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
-from memprof.recorder.dry.bounds import upper_bound
+from memprof.recorder.dry.bounds import is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
+from memprof.recorder.dry.known import compute, follow_values, known, note
 from memprof.recorder.dry.packed import sized_by_data
-from memprof.recorder.dry.uniform import follow as follow_uniform
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -170,11 +170,7 @@ class DryMode(FakeTensorMode):
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except DynamicOutputShapeException:
-            with self:
-                result = upper_bound(func, args, kwargs)
-            if result is None:
-                self._refuse(_cannot(func, "its result shape depends on values"))
-            self._answers.count_bound(func)
+            result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
             if func is not _aten.equal.default:
                 self._refuse(_cannot(func, "its result depends on values"))
@@ -194,7 +190,23 @@ class DryMode(FakeTensorMode):
             return func(*args, **kwargs)
         if isinstance(result, FakeTensor):
             self._answers.mark(func, args, result)
-        follow_uniform(func, given, given_by_name, result)
+        follow_values(func, given, given_by_name, result)
+        return result
+
+    def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:
+        """Returns the result of an operator whose size depends on values: exact if they are known, else the largest."""
+        values = compute(func, given, given_by_name)
+        with self:
+            if values is not None:
+                made = args[0].new_empty(values.shape, dtype=values.dtype)
+                result = made if values.is_contiguous() else made.as_strided(values.shape, values.stride())
+                note(result, values)
+                return result
+            result = upper_bound(func, args, kwargs)
+        if result is None:
+            self._refuse(_cannot(func, "its result shape depends on values"))
+        if not is_exact(func, args):
+            self._answers.count_bound(func)
         return result
 
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -234,7 +246,11 @@ def _lent(value: Any, mode: DryMode) -> Any:
     if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return value  # FakeTensorMode converts the rest
     with torch.no_grad(), mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    values = known(value)
+    if values is not None:
+        note(made, values)
+    return made
 
 
 def _cannot(func: Any, reason: str) -> str:
