@@ -14,7 +14,18 @@ from tests.libraries.measure import CARDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-COLUMNS = ("cell", "library", "plain run", "recorded", "dry run", *CARDS, "plan for 70 %", "predicted", "measured", "error")
+COLUMNS = (
+    "cell",
+    "library",
+    "plain run",
+    "recorded",
+    "dry run",
+    *CARDS,
+    "plan for 70 %",
+    "predicted",
+    "measured",
+    "error",
+)
 LIBRARIES = (
     *("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "timm", "torch", "torch-geometric", "torchao"),
     *("transformers", "trl", "x-transformers"),
@@ -38,10 +49,11 @@ class Notes:
 def row(cell: Cell, found: dict[str, Any] | None, notes: Notes) -> tuple[str, ...]:
     """Returns the table's row of a cell."""
     found = found or {}
-    missing = notes.number("not run yet" if not found else "not run: a step before it failed")
+    missing = "" if _is_whole(found) else notes.number("not run: a step before it failed" if found else "not run yet")
     cells_of_row = [f"`{cell.name}`", cell.library]
     plain = found.get("plain", {})
-    cells_of_row.append(f"{plain['seconds']:.0f} s" if "seconds" in plain and "sentence" not in plain else _said(plain, notes) or missing)
+    ran = "seconds" in plain and "sentence" not in plain
+    cells_of_row.append(f"{plain['seconds']:.0f} s" if ran else _said(plain, notes) or missing)
     recorded = found.get("record", {}).get("peak")
     for way in ("record", "dry", *CARDS):
         one = found.get(way, {})
@@ -68,7 +80,8 @@ def summary(cell: Cell, found: dict[str, Any]) -> str:
     """Returns a cell's results in a line, with the sentences in full."""
     notes = Notes()
     text = " | ".join(part for part in row(cell, found, notes) if part)
-    return "\n".join([text, *(f"    [{number}] {said}" for number, said in enumerate(notes.sentences, 1) if said != "not run: a step before it failed")])
+    said = [f"    [{number}] {sentence}" for number, sentence in enumerate(notes.sentences, 1) if f"[{number}]" in text]
+    return "\n".join([text, *said])
 
 
 def write_page(found: dict[str, dict[str, Any] | None]) -> None:
@@ -95,9 +108,9 @@ def counts(found: dict[str, dict[str, Any] | None]) -> str:
     dry = [one for one in run.values() if "peak" in one.get("dry", {}) and "peak" in one.get("record", {})]
     near = sum(abs(one["dry"]["peak"] / one["record"]["peak"] - 1) <= 0.01 for one in dry)
     return (
-        f"{len(run)} of {len(found)} trainings were run; {numbers} of their {len(ways) * len(run)} cells are numbers. The "
-        f"dry run's peak is within 1 % of the recorded one in {near} of {len(dry)}, the plan's prediction within 1 % of "
-        f"the measured peak in {sum(error <= 0.01 for error in errors)} of {len(errors)}."
+        f"{len(run)} of {len(found)} trainings were run; {numbers} of their {len(ways) * len(run)} cells are numbers. "
+        f"The dry run's peak is within 1 % of the recorded one in {near} of {len(dry)}, the plan's prediction within "
+        f"1 % of the measured peak in {sum(error <= 0.01 for error in errors)} of {len(errors)}."
     )
 
 
@@ -110,6 +123,10 @@ def versions() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+def _is_whole(found: dict[str, Any]) -> bool:
+    return all(way in found for way in ("plain", "record", "dry", *CARDS, "suggest"))
 
 
 def _said(one: dict[str, Any], notes: Notes) -> str:

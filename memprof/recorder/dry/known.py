@@ -6,7 +6,7 @@ until `torch.full((batch,), length >= most)` is true. These values are those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,8 +50,8 @@ def known(tensor: Any) -> torch.Tensor | None:
     if isinstance(tensor, FakeTensor):
         kept: tuple[torch.Tensor, int] | None = getattr(tensor, _KNOWN, None)
         return kept[0] if kept is not None and kept[1] == _writes(tensor) else None
-    is_data = _is_kept(tensor) and tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return tensor if is_data else None
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
 
 
 def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -74,7 +74,7 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
             note(result, values)
 
 
-def note(tensor: FakeTensor, values: torch.Tensor) -> None:
+def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Notes the values of a tensor."""
     setattr(tensor, _KNOWN, (values, _writes(tensor)))
 
@@ -131,6 +131,6 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
             yield from _fakes(value)
 
 
-def _writes(tensor: FakeTensor) -> int:
+def _writes(tensor: torch.Tensor) -> int:
     count: int = getattr(tensor.untyped_storage(), _WRITES, 0)
     return count

@@ -153,7 +153,11 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
-        sized = sized_by_data(func) or ctc_shape(func) or (self._device.shape_of(func) if self._device is not None else None)
+        sized = (
+            sized_by_data(func)
+            or ctc_shape(func)
+            or (self._device.shape_of(func) if self._device is not None else None)
+        )
         if sized is not None:
             with self:
                 result = sized(*args, **kwargs)

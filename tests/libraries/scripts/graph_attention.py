@@ -24,12 +24,13 @@ class Net(torch.nn.Module):
 
 
 graphs = [
-    Data(x=torch.randn(80 + i, 16), edge_index=torch.randint(0, 80, (2, 600)), y=torch.tensor([i % 3])) for i in range(64)
+    Data(x=torch.randn(80 + i, 16), edge_index=torch.randint(0, 80, (2, 600)), y=torch.tensor([i % 3]))
+    for i in range(64)
 ]
 model = Net().to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-for step, batch in enumerate(DataLoader(graphs, batch_size=8)):
-    batch = batch.to(device)
+for step, loaded in enumerate(DataLoader(graphs, batch_size=8)):
+    batch = loaded.to(device)
     optimizer.zero_grad()
     loss = functional.cross_entropy(model(batch), batch.y)
     loss.backward()

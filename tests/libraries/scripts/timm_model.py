@@ -2,10 +2,11 @@
 
 import sys
 
-import torch
 import torchvision_names  # noqa: F401 - before timm, which imports torchvision
 
+# isort: split
 import timm
+import torch
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler

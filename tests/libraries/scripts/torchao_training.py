@@ -13,7 +13,9 @@ torch.manual_seed(0)
 kind = sys.argv[1]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, dropout=0.0)
-model = nn.Sequential(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32 * 128, 16))
+model = nn.Sequential(
+    nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32 * 128, 16)
+)
 model.to(device)
 if kind == "float8":
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training

@@ -1,7 +1,7 @@
 """Declares the operators that torchvision's Python code registers shapes for when it is imported.
 
-The package index has torchvision built for CUDA only, whose operators do not load without CUDA's libraries. timm uses its
-Python code alone, which is imported where the names exist; nothing here calls one.
+The package index has torchvision built for CUDA only, whose operators do not load without CUDA's libraries. timm uses
+its Python code alone, which is imported where the names exist; nothing here calls one.
 """
 
 import torch
