@@ -134,7 +134,8 @@ def _said(one: dict[str, Any], notes: Notes) -> str:
 
 
 def _signed(ratio: float) -> str:
-    return "0" if ratio == 0 else f"{ratio:+.1%}".replace("%", " %")
+    text = f"{ratio:+.1%}".replace("%", " %")
+    return "0" if ratio == 0 else text.replace("+", "").replace("-", "") if text[1:] == "0.0 %" else text
 
 
 def _escaped(said: str) -> str:
