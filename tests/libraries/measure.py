@@ -101,6 +101,7 @@ def recording(folder: Path, name: str, script: list[str], *options: str) -> dict
     if kinds:
         return {"sentence": f"the recorded step has no {', '.join(sorted(kinds))}"}
     numbers = {"peak": measured(trace).peak_bytes, "seconds": round(seconds, 1), "printed": _losses(done.stdout)}
+    numbers["steps"] = {str(number): peak for number, peak in trace.step_peaks().items()}
     if "--device" in options:
         kinds = set(step.storages.device[step.storages.category == "parameter"])
         if not any("cuda" in str(kind) for kind in kinds):
