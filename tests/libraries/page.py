@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from memprof.units import format_bytes
 from tests.benchmarks.machine import describe_machine
 from tests.libraries.cells import Cell, cells
-from tests.libraries.measure import CARDS
+from tests.libraries.measure import CARDS, VISION
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -124,14 +126,10 @@ def counts(found: dict[str, dict[str, Any] | None]) -> str:
 
 
 def versions() -> str:
-    """Returns the libraries' installed versions."""
-    found = []
-    for name in LIBRARIES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    """Returns the libraries' installed versions, those in the folder of timm's too."""
+    paths = [*sys.path, *filter(None, [os.environ.get(VISION)])]
+    installed = {each.name: each.version for each in importlib.metadata.distributions(path=paths)}
+    return ", ".join(f"{name} {installed[name]}" for name in LIBRARIES if name in installed)
 
 
 def _is_whole(found: dict[str, Any]) -> bool:
