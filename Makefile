@@ -5,6 +5,7 @@
 #   PYTEST_ARGS  arguments for pytest; one process a core, tests that share a run in one of them, where not given
 #   MUTANTS      for `make mutants`: how many mutants are sampled
 #   MUTANTS_ARGS for `make mutants`: more arguments, such as --again
+#   LIBRARIES_ARGS  for `make test-libraries`: more arguments, such as --only qlora
 #   GPU_PYTHON   for `make gpu`: an interpreter that has torch already; .venv is then neither made nor used
 #   GPU_ARGS     for `make gpu`: more arguments, such as --only exact
 #   GPU_VERSION  for `make carry`: the Python version of the machine with the GPU
@@ -14,6 +15,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?= -n auto --dist loadgroup
 MUTANTS ?= 200
 MUTANTS_ARGS ?=
+LIBRARIES_ARGS ?=
 GPU_PYTHON ?=
 GPU_ARGS ?=
 GPU_VERSION ?= 3.12
@@ -30,11 +32,16 @@ READY := $(VENV)/.ready
 COMPLETE := $(VENV)/.complete
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-all mutants check bench docs gpu carry man dist clean
+# The matrix of libraries has an environment of its own. The index has torchvision for CUDA alone: where it is installed
+# beside torch for the CPU, no model of transformers can be imported. timm, which needs it, lies with it in a folder of its own.
+LIBRARIES := .venv-libraries
+VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
+
+.PHONY: help demo test test-all test-libraries mutants check bench docs gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in half of it, open the dashboard.
 	$(BIN)/memprof record -f -o demo.memprof sample_traces/gpt/train.py
@@ -55,6 +62,9 @@ test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
+
+test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the table of docs/libraries.md.
+	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python tests/libraries/run.py $(LIBRARIES_ARGS)
 
 mutants: $(READY) ## Test the tests: sample changes of the source, and list those that no test detects in build/mutants.
 	$(BIN)/python -m tests.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)
@@ -86,7 +96,7 @@ dist: $(READY) ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove .venv, caches and everything built.
-	rm -rf $(VENV) build dist demo*.memprof demo*.memprof.spool demo-plan.toml
+	rm -rf $(VENV) $(LIBRARIES) build dist demo*.memprof demo*.memprof.spool demo-plan.toml
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -97,6 +107,13 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+$(LIBRARIES)/.ready: pyproject.toml constraints.txt
+	@test -x $(LIBRARIES)/bin/pip || $(PYTHON) -m venv $(LIBRARIES) || { rm -rf $(LIBRARIES); exit 1; }
+	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) $(TORCH)
+	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[torch,integrations,libraries]'
+	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) --no-deps --upgrade --target $(LIBRARIES)/vision $(VISION)
 	@touch $@
 
 # What the tests and the documentation need besides: the libraries that memprof goes with.

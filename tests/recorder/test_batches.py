@@ -43,6 +43,7 @@ COLLATES: dict[str, Any] = {
     "dataclass": (lambda rows: Record(torch.stack(rows)), lambda batch: batch.x),
     "opaque": (lambda rows: Opaque(torch.stack(rows)), lambda batch: batch.held),
     "pairs": (lambda rows: {"x": torch.cat([*rows, *rows]).view(-1, 8)}, lambda batch: batch["x"]),
+    "prompts": (lambda rows: [{"prompt": "a b"}] * len(rows), lambda batch: torch.randn(len(batch), 8)),
     "packed": (pack_sequence, lambda batch: batch.data.view(-1, 8)),
 }
 
@@ -55,6 +56,10 @@ COLLATES: dict[str, Any] = {
         ("dataclass", ""),
         ("opaque", ""),
         ("pairs", "a DataLoader yields a dict, and no tensor in it has the 4 samples of the loader"),
+        (
+            "prompts",
+            "a DataLoader yields a list of records without tensors, which the loop may compare with one another",
+        ),
         ("packed", "a DataLoader yields a PackedSequence, and no tensor in it has the 4 samples of the loader"),
     ],
 )

@@ -70,3 +70,34 @@ def test_a_packed_parameter_moves_to_a_virtual_device(tmp_path: Path) -> None:
     storages = ended.step.storages
     is_packed = storages.dtype == "int8"
     assert sorted(set(storages.requested_bytes[is_packed].tolist())) == [64 * 64 // 2]
+
+
+#: As libraries for 4-bit weights do it: an operator of their own that unpacks the weight into a temporary.
+_UNPACKING = """
+import torch
+
+@torch.library.custom_op("bitsandbytes::made_up_product", mutates_args=())
+def product(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    return rows @ packed.float().repeat(2, 1)
+
+@product.register_fake
+def _(rows, packed):
+    return rows.new_empty(rows.shape[0], packed.shape[1])
+
+packed = torch.nn.Parameter(torch.zeros(256, 512, dtype=torch.int8), requires_grad=False)
+low = torch.nn.Linear(512, 8)
+optimizer = torch.optim.AdamW(low.parameters())
+for _ in range(6):
+    loss = low(product(torch.randn(16, 512), packed)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_weights_unpacked_inside_an_operator_are_counted(tmp_path: Path) -> None:
+    """The peak is that of the recording: half the weight in float32, and the whole of it, 512 x 512 numbers."""
+    real = record_script(tmp_path, _UNPACKING, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, _UNPACKING, "--dry-run", name="dry.memprof")
+    assert real.peak > 512 * 512 * 4 * 3 // 2
+    assert dry.peak == real.peak

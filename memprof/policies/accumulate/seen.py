@@ -71,7 +71,7 @@ def refuse_changes(step: Step, last_backward: int) -> None:
 
 
 def reads_loader(step: Step) -> bool:
-    """Returns whether a DataLoader hands out the batches of the job."""
+    """Returns whether a DataLoader yields the batches of the job."""
     return any(DATA_LOADER in str(frames) for frames in step.stacks.frames)
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.dry.known import known
+
 _aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -22,6 +25,20 @@ def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
     return None if bound is None else bound(*args, **kwargs)
 
 
+def is_exact(func: Any, args: Any) -> bool:
+    """Whether the bound is the size itself: the values of all masks are known.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+    """
+    if func is _aten.masked_select.default:
+        return known(args[1]) is not None and args[0].shape == args[1].shape
+    if func is not _aten.index.Tensor:
+        return False
+    return all(known(index) is not None for index in args[1] if index is not None and index.dtype in _MASKS)
+
+
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
     # Column-major, like the result of torch's own kernel.
     return torch.empty((tensor.dim(), tensor.numel()), dtype=torch.int64, device=tensor.device).t()
@@ -29,15 +46,19 @@ def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    return torch.empty((shape.numel(),), dtype=tensor.dtype, device=tensor.device)
+    values = known(mask)
+    count = shape.numel() if values is None or shape != mask.shape else int(values.count_nonzero())
+    return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 
 def _index(tensor: torch.Tensor, indices: Any) -> Any:
-    """Indexes with masks as if all their elements were true: each selects as many positions as it has elements."""
+    """Indexes with masks; where their values are not known, as if all their elements were true."""
     positions: list[torch.Tensor | None] = []
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            place = torch.empty((index.numel(),), dtype=torch.int64, device=index.device)
+        if index is not None and index.dtype in _MASKS:
+            values = known(index)
+            count = index.numel() if values is None else int(values.count_nonzero())
+            place = torch.empty((count,), dtype=torch.int64, device=index.device)
             positions += [place] * index.dim()
         else:
             positions.append(index)

@@ -50,6 +50,8 @@ _TRIED = {
 #: Products, which use temporary memory only in the shorter types, and for a matrix that BLAS cannot read in place.
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
 _SHORT = (torch.bfloat16, torch.float16)
+#: Libraries whose kernels on the processor are written in torch's operators: weights are unpacked inside.
+_LIBRARIES = ("bitsandbytes", "torchao")
 #: Operators that wrap a number as a tensor of a few bytes, whatever the size of the other input.
 _WRAPPING = {
     _aten.add,
@@ -98,7 +100,7 @@ class Kernels:
             return result, 0
         if packet in _WRAPPING and any(type(value) in _NUMBERS for value in args):
             return result, self._wrapped_bytes(func, args, kwargs)
-        if packet not in _TRIED and packet not in _PRODUCTS:
+        if packet not in _TRIED and packet not in _PRODUCTS and getattr(func, "namespace", "") not in _LIBRARIES:
             return result, 0
         tensors = [*_tensors(args), *_tensors(tuple(kwargs.values())), *_tensors([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):

@@ -17,10 +17,12 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
-from memprof.recorder.dry.bounds import upper_bound
+from memprof.recorder.dry.bounds import is_exact, upper_bound
+from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.packed import kernel_bytes, sized_by_data
+from memprof.recorder.dry.known import compute, follow_values, known, note
+from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ _LISTS = (list, tuple)
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
 _MOST_DATA = 2**16
+#: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
+_READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
@@ -155,26 +159,28 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
-        sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
+        sized = (
+            sized_by_data(func)
+            or ctc_shape(func)
+            or (self._device.shape_of(func) if self._device is not None else None)
+        )
         if sized is not None:
             with self:
                 result = sized(*args, **kwargs)
-            self.extra_bytes = kernel_bytes(func, args) if self._device is None else 0
+            self.extra_bytes = ctc_temporary_bytes(func, args) if self._device is None else 0
             return result
+        given, given_by_name = args, kwargs
         if has_data:
             args = _lent(args, self)
             kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
-        if func is _aten._local_scalar_dense.default:
-            return self._answers.value(args[0])
+        if func in _READS:
+            value = self._answers.value(args[0])
+            return bool(value) if func is _aten.is_nonzero.default else value
         self.cache_enabled = func not in _OF_STORAGES
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except DynamicOutputShapeException:
-            with self:
-                result = upper_bound(func, args, kwargs)
-            if result is None:
-                self._refuse(_cannot(func, "its result shape depends on values"))
-            self._answers.count_bound(func)
+            result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
             if func is not _aten.equal.default:
                 self._refuse(_cannot(func, "its result depends on values"))
@@ -195,6 +201,23 @@ class DryMode(FakeTensorMode):
         self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             self._answers.mark(func, args, result)
+        follow_values(func, given, given_by_name, result)
+        return result
+
+    def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:
+        """Returns the result of an operator whose size depends on values: exact if they are known, else the largest."""
+        values = compute(func, given, given_by_name)
+        with self:
+            if values is not None:
+                made = args[0].new_empty(values.shape, dtype=values.dtype)
+                result = made if values.is_contiguous() else made.as_strided(values.shape, values.stride())
+                note(result, values)
+                return result
+            result = upper_bound(func, args, kwargs)
+        if result is None:
+            self._refuse(_cannot(func, "its result shape depends on values"))
+        if not is_exact(func, args):
+            self._answers.count_bound(func)
         return result
 
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -240,7 +263,11 @@ def _lent(value: Any, mode: DryMode) -> Any:
     if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return value  # FakeTensorMode converts the rest
     with torch.no_grad(), mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    values = known(value)
+    if values is not None:
+        note(made, values)
+    return made
 
 
 def _cannot(func: Any, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""Operators on sequences whose lengths size the result, read by torch's own code: packing, padding and CTC."""
+"""Packs and pads sequences in a dry run; torch's own code reads their lengths without an operator."""
 
 from __future__ import annotations
 
@@ -61,34 +61,7 @@ def _pack_backward(gradient: torch.Tensor, size: Any, _batch_sizes: torch.Tensor
     return torch.empty(tuple(size), dtype=gradient.dtype)
 
 
-def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, _input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Aligns with the longest target, whose symbols alternate with blanks (ctc_loss_cpu in torch's LossCTC.cpp).
-
-    If the lengths of targets were not computed, the longest is taken to be as long as there is room for.
-    """
-    frames, batch = (log_probs.shape[0], log_probs.shape[1]) if log_probs.dim() == 3 else (log_probs.shape[0], 1)
-    room = targets.shape[1] if targets.dim() == 2 else targets.numel()
-    longest = room if isinstance(target_lengths, FakeTensor) else max(map(int, target_lengths), default=0)
-    alpha = log_probs.new_empty((batch, frames, 2 * longest + 1))
-    return log_probs.new_empty((batch,)), alpha
-
-
-def _ctc_loss_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return log_probs.new_empty(tuple(log_probs.shape))
-
-
-def kernel_bytes(func: Any, args: Any) -> int:
-    """Returns the temporary memory of such an operator's kernel on the processor: CTC's second table of alignments."""
-    return args[6].nbytes if _SIZED.get(func) is _ctc_loss_backward else 0
-
-
 _SIZED: dict[Any, Callable[..., Any]] = {
     _aten._pack_padded_sequence.default: _pack,
     _aten._pack_padded_sequence_backward.default: _pack_backward,
-    _aten._ctc_loss.default: _ctc_loss,
-    _aten._ctc_loss.Tensor: _ctc_loss,
-    _aten._ctc_loss_backward.default: _ctc_loss_backward,
-    _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.recompiled import recompiled
-from memprof.recorder.steps.batch_structure import batch_size, is_plain
+from memprof.recorder.steps.batch_structure import batch_size, first_tensor, is_plain
 
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.
@@ -83,7 +83,14 @@ def _expected_size(iterator: Any) -> int | None:
 def _why_whole(batch: Any, expected: int | None) -> str:
     """Returns why a batch cannot be split; "" if it can, or this is unknown."""
     with torch._C.DisableTorchFunction():
-        if not is_plain(batch) or batch_size(batch, expected) is not None:
+        if not is_plain(batch):
+            return ""
+        if type(batch) is list and batch and all(type(each) is dict for each in batch) and first_tensor(batch) is None:
+            # Prompts, mostly, several times each: a loop that rewards completions compares those of a prompt.
+            return (
+                "a DataLoader yields a list of records without tensors, which the loop may compare with one another"
+            )
+        if batch_size(batch, expected) is not None:
             return ""
     held = f", and no tensor in it has the {expected} samples of the loader" if expected is not None else ""
     return f"a DataLoader yields a {type(batch).__name__}{held}"

@@ -43,8 +43,6 @@ class DeviceCalls(TorchFunctionMode):
         attend = Attention(architecture)
         self._replaced: dict[Any, Callable[..., Any]] = {
             _Tensor.cuda: _to_device,
-            _Tensor.pin_memory: _as_it_is,
-            _Tensor.is_pinned: _never,
             _Tensor.type: self._type,
             _Tensor.new_tensor: _new_tensor,
             _Tensor.__getitem__: _get,
@@ -74,6 +72,8 @@ class DeviceCalls(TorchFunctionMode):
             return make(*args, **{name: down(value) for name, value in kwargs.items()})
 
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
+        # A data loader pins its batches in a thread of its own, where no mode is on.
+        _Tensor.pin_memory, _Tensor.is_pinned = _as_it_is, _never
         for owner, name in _NESTED:
             original = getattr(owner, name, None)
             if original is not None:
@@ -125,11 +125,13 @@ def _to_device(_func: Any, args: Any, kwargs: Any) -> Any:
     return tensor.to(down(device), **options)
 
 
-def _as_it_is(_func: Any, args: Any, _kwargs: Any) -> Any:
-    return args[0]
+def _as_it_is(tensor: Any, device: Any = None) -> Any:
+    """Replaces `Tensor.pin_memory`: memory of the processor is not part of a dry run on a device."""
+    return tensor
 
 
-def _never(_func: Any, _args: Any, _kwargs: Any) -> Any:
+def _never(tensor: Any, device: Any = None) -> bool:
+    """Replaces `Tensor.is_pinned`."""
     return False
 
 

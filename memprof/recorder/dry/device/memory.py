@@ -1,4 +1,4 @@
-"""The memory of a virtual device: a caching allocator that hands out addresses without memory."""
+"""The memory of a virtual device: a caching allocator that assigns addresses without memory."""
 
 from __future__ import annotations
 

@@ -188,6 +188,11 @@ def _recurrent(args: Any, _result: Any) -> list[int]:
     return [gates_bytes(args)]
 
 
+def _ctc_backward(args: Any, _result: Any) -> list[int]:
+    """Backward variables, as many as forward ones (cuda/LossCTC.cu)."""
+    return [args[6].nbytes]
+
+
 def _sort(args: Any, _result: Any) -> list[int]:
     tensor = args[0]
     return [tensor.nbytes, tensor.numel() * _INT64]
@@ -207,6 +212,7 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten.convolution: _convolution,
     _aten.convolution_backward: _convolution_backward,
     _aten._cudnn_rnn: _recurrent,
+    _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
 }
 _ESTIMATED = {_aten.convolution, _aten.convolution_backward, _aten._cudnn_rnn, _aten.embedding_dense_backward}

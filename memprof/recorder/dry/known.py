@@ -1,0 +1,136 @@
+"""Follows small integer tensors whose values are certain, though they are on a device or met a tensor without values.
+
+Sizes and ends of loops depend on them: the number of graphs in a batch is its largest index plus one, text is generated
+until `torch.full((batch,), length >= most)` is true. These values are those of a real run, not placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+_aten = torch.ops.aten
+#: Attribute of a fake tensor: its values on the processor, and how often its storage had been written to by then.
+_KNOWN = "_memprof_known"
+#: Attribute of a fake storage: how often operators wrote to it.
+_WRITES = "_memprof_writes"
+#: Values of larger tensors are not kept.
+_MOST_ELEMENTS = 2**16
+
+_CREATED = {
+    *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
+    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros),
+}
+_AND = {_aten.bitwise_and, _aten.logical_and, _aten.__and__, _aten.mul}
+_OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
+_COMPUTED = {
+    *(_aten._to_copy, _aten.alias, _aten.clone, _aten.detach, _aten.expand, _aten.index, _aten.index_select),
+    *(_aten.repeat, _aten.select, _aten.slice, _aten.squeeze, _aten.unsqueeze, _aten.view, _aten._unsafe_view),
+    *(_aten.permute, _aten.t, _aten.transpose, _aten.reshape, _aten.cat, _aten.stack, _aten.gather, _aten.where),
+    *(_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.sum, _aten.cumsum, _aten.prod, _aten.diff, _aten.bincount),
+    *(_aten.all, _aten.any, _aten._is_all_true, _aten._is_any_true, _aten.isin, _aten.repeat_interleave),
+    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge, _aten.add, _aten.sub, _aten.rsub, _aten.neg),
+    *(_aten.floor_divide, _aten.remainder, _aten.clamp, _aten.clamp_min, _aten.clamp_max, _aten.masked_fill),
+    *(_aten.logical_not, _aten.bitwise_not, _aten.bitwise_xor, _aten.logical_xor, _aten.nonzero, _aten.masked_select),
+    *_AND,
+    *_OR,
+}
+
+
+def known(tensor: Any) -> torch.Tensor | None:
+    """Returns the values of a tensor on the processor; None where they are not known.
+
+    Args:
+        tensor: A tensor without values, or one with data.
+    """
+    if isinstance(tensor, FakeTensor):
+        kept: tuple[torch.Tensor, int] | None = getattr(tensor, _KNOWN, None)
+        return kept[0] if kept is not None and kept[1] == _writes(tensor) else None
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
+
+
+def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Notes the values of an operator's result where they are certain; forgets those of tensors that it writes to.
+
+    Args:
+        func: The operator.
+        args: Its arguments, with data where they have it.
+        kwargs: Its keyword arguments.
+        result: Its result.
+    """
+    if func._schema.is_mutable:
+        for tensor in _fakes((*args, *kwargs.values())):
+            setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
+    elif isinstance(result, FakeTensor) and _is_kept(result):
+        values = compute(func, args, kwargs)
+        if values is None:
+            values = _absorbed(getattr(func, "overloadpacket", None), args, result)
+        if values is not None and values.shape == result.shape and values.dtype is result.dtype:
+            note(result, values)
+
+
+def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Notes the values of a tensor."""
+    setattr(tensor, _KNOWN, (values, _writes(tensor)))
+
+
+def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Returns an operator's result on the processor, if all its tensors are known; otherwise None."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet not in _CREATED and packet not in _COMPUTED:
+        return None
+    is_unknown = False
+
+    def lookup(value: Any) -> Any:
+        nonlocal is_unknown
+        if not isinstance(value, torch.Tensor):
+            return value
+        values = known(value)
+        is_unknown = is_unknown or values is None
+        return values
+
+    if packet not in _CREATED or (args and isinstance(args[0], torch.Tensor)):
+        args, kwargs = tree_map(lookup, (args, kwargs))
+    if is_unknown:
+        return None
+    # Its device is the dry run's; a copy is never pinned.
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory", "non_blocking")}
+    values = func(*args, **kwargs)
+    return values if isinstance(values, torch.Tensor) else None
+
+
+def _absorbed(packet: Any, args: Any, result: FakeTensor) -> torch.Tensor | None:
+    """Returns the result of a conjunction with what is false, and of a disjunction with what is true."""
+    if packet not in _AND and (packet not in _OR or result.dtype is not torch.bool):
+        return None
+    decisive = packet in _OR
+    for value in args[:2]:
+        values = known(value) if isinstance(value, torch.Tensor) else None
+        if values is not None and values.numel() and bool((values != 0).all() if decisive else (values == 0).all()):
+            return torch.full(tuple(result.shape), int(decisive), dtype=result.dtype)
+    return None
+
+
+def _is_kept(tensor: Any) -> bool:
+    is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return is_whole and tensor.numel() <= _MOST_ELEMENTS
+
+
+def _fakes(values: Any) -> Iterator[FakeTensor]:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
+            if is_whole and value.layout is torch.strided:
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _fakes(value)
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    count: int = getattr(tensor.untyped_storage(), _WRITES, 0)
+    return count

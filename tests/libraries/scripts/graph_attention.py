@@ -1,0 +1,38 @@
+"""PyTorch Geometric: graph attention over batches of random graphs of different sizes."""
+
+import torch
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GATConv, global_mean_pool
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(GATConv(64 if i else 16, 16, heads=4) for i in range(4))
+        self.head = torch.nn.Linear(64, 3)
+
+    def forward(self, data):
+        x = data.x
+        for conv in self.convs:
+            x = functional.elu(conv(x, data.edge_index))
+        return self.head(global_mean_pool(x, data.batch))
+
+
+graphs = [
+    Data(x=torch.randn(80 + i, 16), edge_index=torch.randint(0, 80, (2, 600)), y=torch.tensor([i % 3]))
+    for i in range(64)
+]
+model = Net().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step, loaded in enumerate(DataLoader(graphs, batch_size=8)):
+    batch = loaded.to(device)
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(batch), batch.y)
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item())

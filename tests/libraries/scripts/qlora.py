@@ -1,0 +1,39 @@
+"""peft with bitsandbytes: a LLaMA whose layers are packed in 4 bits with nested quantisation, and LoRA beside them."""
+
+import bitsandbytes as bnb
+import torch
+from families import build
+from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
+from torch import nn
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model, batches = build("llama", "sdpa")
+for layer in model.model.layers:
+    for block in (layer.self_attn, layer.mlp):
+        for name, linear in list(block.named_children()):
+            if isinstance(linear, nn.Linear):
+                packed = bnb.nn.Linear4bit(
+                    linear.in_features,
+                    linear.out_features,
+                    bias=False,
+                    compute_dtype=torch.bfloat16,
+                    compress_statistics=True,
+                    quant_type="nf4",
+                )
+                packed.weight = bnb.nn.Params4bit(
+                    linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True
+                )
+                setattr(block, name, packed)
+model.to(device)
+model.is_loaded_in_4bit = True
+model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
+model = get_peft_model(model, config)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+for step, batch in enumerate(batches):
+    loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, loss.item())

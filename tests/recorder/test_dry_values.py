@@ -1,0 +1,156 @@
+"""Values that a dry run knows for certain, though it computes nothing: what ends the loops of libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recorder.recorded import record_script
+
+#: A rollout as libraries write it: it ends at a token that is never known, or at a length.
+_JOB = """
+import torch
+from torch import nn
+
+device = DEVICE
+model = nn.Sequential(nn.Embedding(16, 32), nn.Linear(32, 16)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    with MODE:
+        ids = torch.randint(3, 16, (4, 2), device=device)
+        unfinished = torch.ones(4, dtype=torch.long, device=device)
+        while True:
+            token = torch.multinomial(model(ids)[:, -1].softmax(-1), 1).squeeze(1) * unfinished
+            ids = torch.cat([ids, token[:, None]], dim=-1)
+            is_done = torch.full((4,), False, device=device, dtype=torch.bool)
+            is_done = is_done | torch.full((4,), ids.shape[1] >= 8, device=device, dtype=torch.bool)
+            is_done = is_done | torch.isin(ids[:, -1], torch.tensor([99], device=device))
+            unfinished = unfinished & ~is_done
+            if unfinished.max() == 0:
+                break
+            assert ids.shape[1] < 8, "the rollout goes on behind its last token"
+    print("LENGTH", ids.shape[1])
+    model(ids.clone()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+_WRITTEN = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+unknown = torch.argmax(model(torch.randn(8, 4).cuda()), dim=1)
+marks = torch.zeros(8, dtype=torch.int64, device="cuda")
+print("BEFORE", marks.max().item())
+marks[3:5].copy_(unknown[:2])
+print("AFTER", marks.max().item())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.randn(8, 4).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("mode", ["torch.no_grad()", "torch.inference_mode()"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_rollout_ends_at_its_length(tmp_path: Path, device: str, mode: str) -> None:
+    """Whichever token ends it is unknown; that all sequences have their full length is not."""
+    options = ("--device", "rtx4090") if device == "cuda" else ()
+    job = _JOB.replace("DEVICE", repr(device)).replace("MODE", mode)
+    ended = record_script(tmp_path, job, "--dry-run", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert "LENGTH 8" in ended.stdout
+
+
+def test_a_value_is_uncertain_once_written_to(tmp_path: Path) -> None:
+    """Zeros are known to be zeros until something unknown is copied into a part of them."""
+    ended = record_script(tmp_path, _WRITTEN, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "BEFORE 0" in ended.stdout
+    assert "AFTER 1" in ended.stdout  # the placeholder
+
+
+_GRAPHS = """
+import torch
+
+model = torch.nn.Linear(16, 8).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    graphs = torch.tensor([0, 0, 1, 1, 1, 2, 4]).to("cuda")
+    labels = torch.tensor([3, -100, 2, -100, 1, -100, 0], device="cuda")
+    rows = model(torch.randn(7, 16).to("cuda"))
+    count = int(graphs.max()) + 1
+    pooled = torch.zeros(count, 8, device="cuda").index_add(0, graphs, rows)
+    kept = labels.masked_select(labels != -100)
+    places = (labels != -100).nonzero()
+    chosen = rows[labels != -100]
+    print("SIZES", pooled.shape[0], kept.shape[0], places.shape[0], chosen.shape[0], kept.tolist())
+    (pooled.sum() + chosen.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_data_moved_to_a_device_keeps_its_values(tmp_path: Path) -> None:
+    """Five graphs, the largest index being 4; four labels that are not masked out, at four places."""
+    ended = record_script(tmp_path, _GRAPHS, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "SIZES 5 4 4 4 [3, 2, 1, 0]" in ended.stdout
+
+
+_MASKED = """
+import torch
+
+model = torch.nn.Linear(16, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+labels = torch.arange(64) % 4
+for step in range(6):
+    rows = model(torch.randn(64, 16))
+    chosen, single = rows[labels == 1], rows[:, 0].masked_select(labels > 1)
+    print("SIZES", chosen.shape[0], single.shape[0])
+    (chosen.sum() + single.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_mask_with_data_selects_as_many_as_in_a_real_run(tmp_path: Path) -> None:
+    """Of 64 labels 0 to 3, 16 are 1 and 32 are larger; the report has no note of upper bounds."""
+    ended = record_script(tmp_path, _MASKED, "--dry-run")
+    assert "SIZES 16 32" in ended.stdout
+    assert not [note for note in ended.trace.manifest.notes if "upper bounds" in note]
+
+
+_SPEECH = """
+import torch
+from torch.nn import functional
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 20)).to(DEVICE)
+optimizer = torch.optim.AdamW(model.parameters())
+labels = torch.randint(1, 20, (4, 12))
+for _ in range(6):
+    scores = model(torch.randn(50, 4, 8).to(DEVICE)).log_softmax(-1)
+    targets = labels.to(DEVICE)
+    lengths = (targets > 0).sum(-1)
+    flat = targets.masked_select(targets > 0)
+    loss = functional.ctc_loss(scores, flat, torch.full((4,), 50).to(DEVICE), lengths)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_ctc_loss_is_dry_run_as_it_is_trained(tmp_path: Path) -> None:
+    """Its table has a row per moment and two columns per letter: 4 x 50 x 25 numbers; the peak is the recorded one."""
+    job = _SPEECH.replace("DEVICE", "'cpu'")
+    real = record_script(tmp_path, job, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    assert 4 * 50 * 25 * 4 in dry.step.storages.requested_bytes.tolist()
+    assert dry.peak == real.peak
+
+
+def test_a_ctc_loss_is_dry_run_on_a_device(tmp_path: Path) -> None:
+    """The lengths of its targets are not computed there: all are taken to be of the same length."""
+    ended = record_script(tmp_path, _SPEECH.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
+    storages = ended.step.storages
+    assert 4 * 50 * 25 * 4 in storages.requested_bytes[storages.device == "cuda:0"].tolist()
