@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ class VirtualMemory:
             reports what would be needed.
         was_used: Whether anything was ever allocated.
         is_overfull: Whether more was needed than the device's capacity.
+        observers: Called with device, requested bytes, capacity and free bytes when a request fails.
     """
 
     def __init__(self, settings: Settings, device: str = "cuda:0") -> None:
@@ -50,6 +52,7 @@ class VirtualMemory:
         self.allocator = CachingAllocator(settings)
         self.was_used = False
         self.is_overfull = False
+        self.observers: list[Callable[[int, int, int, int], None]] = []
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
         self._kept: list[Block] = []
