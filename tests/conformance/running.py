@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from memprof.errors import InconclusiveError
+
 SCRIPTS = Path(__file__).parent / "scripts"
 #: Options of the window that a mode without one of its own records.
 WINDOW = ("--skip", "1", "--steps", "2")
@@ -36,6 +38,10 @@ _CHANCE = re.compile(
     # Lines of torch's C++ side: when and in which process.
     rb"|(?<=\[W)\d+ [\d:.]+|(?<=USDT:)[\d-]+ [\d:]+ \d+:\d+"
 )
+
+
+#: What memprof prints where nothing was recorded of a job that ended with 0, even with --quiet.
+_NOTHING = re.compile(rb"^memprof: nothing was recorded: .* \(it ended with status 0\)\.\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,9 @@ class Running:
             stdout, stderr = self.process.communicate(self.job.stdin, timeout=TIMEOUT_S)
         finally:
             self.process.kill()
+        returncode, stderr = _of_job(self.process.returncode, stderr)
         clean = (_without_chance(text, self.folder) for text in (stdout, stderr))
-        return Outcome(self.process.returncode, *clean, _files(self.folder))
+        return Outcome(returncode, *clean, _files(self.folder))
 
 
 def start_plain(folder: Path, job: Job) -> Running:
@@ -140,6 +147,13 @@ def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple
     plain = start_plain(folder / "plain" / "job", job)
     under = start_under(folder / "recorded" / "job", job, folder / "run.memprof", options)
     return plain.finish(), under.finish()
+
+
+def _of_job(returncode: int, stderr: bytes) -> tuple[int, bytes]:
+    """Returns the job's own status and errors: where nothing was recorded of one that ended with 0, memprof says so."""
+    said = _NOTHING.findall(stderr)
+    is_memprofs = returncode == InconclusiveError.exit_code and bool(said)
+    return (0 if is_memprofs else returncode), _NOTHING.sub(b"", stderr)
 
 
 def command(*words: str) -> tuple[str, ...]:

@@ -104,33 +104,53 @@ def test_job_shorter_than_the_skip_keeps_its_warm_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
+    ("program", "reason", "status"),
     [
-        ("", "hello.py never imported torch (it ended with status 0)"),
-        ("import absent_module", "hello.py never imported torch (it ended with status 1)"),
-        ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer"),
-        ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)"),
+        ("", "hello.py never imported torch (it ended with status 0)", 3),
+        ("import absent_module", "hello.py never imported torch (it ended with status 1)", 1),
+        ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer", 3),
+        ("import torch; torch.optim.SGD([torch.ones(3)]); raise SystemExit(7)", "hello.py imported torch, but never", 7),
+        ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)", -9),
     ],
 )
-def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str) -> None:
-    """Where nothing was recorded no file is left, and the sentence says why."""
+def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str, status: int) -> None:
+    """Where nothing was recorded no file is left, the sentence says why, and only a status of 0 is replaced."""
     (folder / "hello.py").write_text(program)
     ended = record("-o", "run.memprof", "hello.py")
     assert ended.stderr.splitlines()[-1].startswith(f"memprof: nothing was recorded: {reason}")
+    assert ended.returncode == status
     assert left(folder) == set()
+
+
+@pytest.mark.parametrize("mode", [("--quiet",), ("--light",), ("--dry-run",), ("--dry-run", "--device", "rtx4090")])
+def test_nothing_recorded_is_said_first_in_every_mode(mode: tuple[str, ...]) -> None:
+    """It is the first line that memprof prints, and the status is not 0."""
+    ended = record("-o", "run.memprof", *mode, "hello.py")
+    assert ended.stderr.startswith("memprof: nothing was recorded: hello.py never imported torch")
+    assert ended.returncode == 3
+
+
+def test_a_job_that_stays_off_the_virtual_gpu_is_not_recorded_there(folder: Path) -> None:
+    """A dry run on a device, of a model on the processor: the first line says so, and the status is not 0."""
+    ended = record("-o", "run.memprof", "--dry-run", "--device", "rtx4090", "train.py")
+    assert ended.stderr.startswith(
+        "memprof: nothing was recorded on the virtual GPU: the job allocated nothing on the virtual device (RTX 4090)"
+    )
+    assert ended.returncode == 3
+    assert record("-f", "-o", "run.memprof", "--dry-run", "train.py").returncode == 0
 
 
 def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
     """With -f an older recording does not stay and pass for the new one."""
     (folder / "run.memprof").write_text("older")
-    assert record("-f", "-o", "run.memprof", "hello.py").returncode == 0
+    assert record("-f", "-o", "run.memprof", "hello.py").returncode == 3
     assert left(folder) == set()
 
 
 def test_isolated_python_is_explained() -> None:
     """python -I cannot be recorded, and the message says so."""
     ended = record("--", sys.executable, "-I", "hello.py", "x")
-    assert ended.returncode == 0
+    assert ended.returncode == 3
     assert ended.stdout == "['x']\n"
     assert "python -I, -E and -S disable it" in ended.stderr
 
@@ -140,7 +160,7 @@ def test_fault_of_the_recorder_is_explained(folder: Path) -> None:
     (folder / "memprof.py").write_text("mine = True")
     (folder / "hello.py").write_text("import torch")
     ended = record("hello.py")
-    assert ended.returncode == 0
+    assert ended.returncode == 3
     assert "the recorder could not start in hello.py: ImportError: the job has a module of its own" in ended.stderr
 
 

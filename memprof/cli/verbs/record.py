@@ -173,8 +173,9 @@ def record(
 ) -> None:
     """Run a training job, unchanged, and record where its memory goes.
 
-    Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
-    could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
+    Everything after the script belongs to the job. The exit status is the job's own, or 3 if that is 0 and nothing was
+    recorded; 125 means that the recording could not start or the plan does not fit the model, 126 that the job cannot
+    be run, 127 that it was not found.
 
     With --light, the whole run is followed, to report which step peaked highest, and where it ran out of memory. A plan
     can be applied as well; --skip, --steps and --stop do not apply: --light has no window.

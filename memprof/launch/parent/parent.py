@@ -68,8 +68,8 @@ def record_job(target: Target, settings: Settings) -> int:
         settings: How to record it.
 
     Returns:
-        The job's own exit status, negative for the signal that killed it; the budget verdict's if the job succeeded and
-        should fail over its budget.
+        The job's own exit status, negative for the signal that killed it. If that is 0: 3 if nothing was recorded, or
+        the budget verdict's if the job should fail over its budget.
 
     Raises:
         CannotStartError: The recording cannot be written, or no process can be started.
@@ -85,10 +85,14 @@ def record_job(target: Target, settings: Settings) -> int:
         return REFUSED_STATUS  # torchrun returns its own status for a rank that ends with this one
     verdict = _with_plan_and_budget(target, settings, done)
     address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
-    if not settings.quiet:
+    # Printed even with --quiet where nothing was recorded: it is why the status is not the job's.
+    is_unexplained = verdict.is_empty and not done.returncode
+    if not settings.quiet or is_unexplained:
         _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
     for sentence in done.missed:
         _say(f"memprof: {sentence}")
+    if is_unexplained:
+        return InconclusiveError.exit_code
     if done.returncode or not settings.fail_over_budget:
         return done.returncode
     status = InconclusiveError.exit_code if verdict.budget is None else verdict.budget.exit_code

@@ -19,6 +19,7 @@ from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
+from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class DryMode(FakeTensorMode):
             return self._run_higher_order(func, args, kwargs or {})
         device = self._device
         if device is None:
+            if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
+                require_cuda()
             return self._run(func, types, args, kwargs or {}, is_placed=False)
         if func is _DEVICE:
             return device.answer(args[0])

@@ -21,6 +21,7 @@ from memprof.recorder.dry.device.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.telling import Telling
 from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options
+from memprof.trace.files.spool import UNUSED_DEVICE
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,7 +113,7 @@ class VirtualDevice:
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
         if not self.memory.was_used:
-            return [f"the job allocated nothing on the virtual device ({self.card.machine.name})"]
+            return [f"{UNUSED_DEVICE} ({self.card.machine.name}): move its model there, or dry-run it without --device"]
         notes = [self.card.note(), *self._kernels.notes()]
         if not self.memory.is_overfull and self.memory.allocator.retries:
             times = self.memory.allocator.retries
