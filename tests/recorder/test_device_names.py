@@ -146,7 +146,7 @@ def of_the_driver(*_):
     raise RuntimeError("Found no NVIDIA driver on your system.")
 
 torch._C._cuda_newer = torch.cuda.memory._bound = of_the_driver  # as in a CUDA build that is newer than the list
-torch._C._cuda_attach_out_of_memory_observer = of_the_driver
+torch._C._cuda_attach_out_of_memory_observer = lambda observer: of_the_driver()
 memory = VirtualMemory(settings_from_options({}, capacity_bytes=1 << 30))
 native.install(find_card("rtx4090"), memory, print)
 torch._C._cuda_attach_out_of_memory_observer(print)
