@@ -34,7 +34,8 @@ def install(settings: dict[str, Any]) -> None:
 
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
-            run instead; `dry_run` to compute nothing, on the simulated `device` if given; and `plan`, the plan to run
+            run instead; `dry_run` to compute nothing, on the simulated `device` if given, whose requests fail where it
+            is full if `strict`; and `plan`, the plan to run
             under as TOML, if there is one.
 
     Raises:
@@ -55,7 +56,7 @@ def install(settings: dict[str, Any]) -> None:
         _plan = under_plan(settings["plan"], spool)
     try:
         NativeEvents.initialize()
-        dry = _dry_run(spool, settings.get("device", "")) if is_dry else None
+        dry = _dry_run(spool, settings.get("device", ""), is_strict=bool(settings.get("strict"))) if is_dry else None
         _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
@@ -77,7 +78,7 @@ def has_plan() -> bool:
     return _plan is not None
 
 
-def _dry_run(spool: Path, device_name: str) -> DryRun:
+def _dry_run(spool: Path, device_name: str, *, is_strict: bool) -> DryRun:
     global _card  # noqa: PLW0603 - one device per process
     from memprof.recorder.dry.run import DryRun  # imports modules that a recorded job must not load
 
@@ -88,7 +89,7 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
         from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)
-        device = VirtualDevice(_card, options_in_force(os.environ))
+        device = VirtualDevice(_card, options_in_force(os.environ), is_strict=is_strict)
     dry = DryRun(lambda sentence: refuse(sentence, spool), device)
     dry.install()
     return dry

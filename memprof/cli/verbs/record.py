@@ -127,6 +127,13 @@ class RecordCommand(GroupedCommand):
     help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
 @option(
+    "--strict",
+    group="Dry run",
+    is_flag=True,
+    envvar="MEMPROF_STRICT",
+    help="With --device: raise torch's out-of-memory error where the GPU is full, for jobs that catch it.",
+)
+@option(
     "--keep-arguments",
     group="Output",
     is_flag=True,
@@ -164,6 +171,7 @@ def record(
     light: bool,
     dry_run: bool,
     device: str,
+    strict: bool,
     keep_arguments: bool,
     budget: str | None,
     fail_over_budget: bool,
@@ -198,6 +206,8 @@ def record(
         _refuse_window(ctx)
     if device:
         device = _checked_device(ctx, device, dry_run=dry_run)
+    if strict and not device and _is_typed(ctx, "strict"):
+        raise CannotStartError("--strict is about a full GPU: name the one to simulate, --dry-run --device rtx4090.")
     if dry_run:
         window = read_dry_window(Path.cwd())
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
@@ -237,6 +247,7 @@ def record(
         light=light,
         dry_run=dry_run,
         device=device,
+        strict=strict and bool(device),
         plan=plan,
         plan_path=plan_path,
         keep_arguments=keep_arguments,

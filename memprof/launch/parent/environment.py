@@ -37,6 +37,7 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     if settings.dry_run:
         child["dry_run"] = True
         child["device"] = settings.device
+        child["strict"] = settings.strict
     variables: dict[str, str] = {}
     if settings.plan is not None:
         from memprof.policies.plan.plan_file import format_plan  # imported here: a recording without a plan stays small

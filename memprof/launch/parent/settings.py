@@ -32,6 +32,7 @@ class Settings:
         light: Follow the whole run at low overhead instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
         device: The device that a dry run simulates, a name of the catalogue; "" for the CPU.
+        strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         plan: Plan to run the job under, or None.
         plan_path: File with the plan or a part of it; None if it is made of flags alone.
         keep_arguments: Write the job's command line unmasked, including likely secrets.
@@ -50,6 +51,7 @@ class Settings:
     light: bool = False
     dry_run: bool = False
     device: str = ""
+    strict: bool = False
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False
@@ -83,6 +85,7 @@ _KEYS: dict[str, type] = {
     "light": bool,
     "dry_run": bool,
     "device": str,
+    "strict": bool,
     "plan": str,
     "keep_arguments": bool,
     "budget": str,

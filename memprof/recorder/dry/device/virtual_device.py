@@ -39,16 +39,18 @@ class VirtualDevice:
         memory: Its memory.
     """
 
-    def __init__(self, card: Card, options: dict[str, str]) -> None:
+    def __init__(self, card: Card, options: dict[str, str], *, is_strict: bool = False) -> None:
         """Changes nothing yet.
 
         Args:
             card: Properties of the device.
             options: Options of its allocator, as in ``PYTORCH_ALLOC_CONF``.
+            is_strict: Whether requests beyond its capacity fail, as on a real one.
         """
         self.card = card
         room = card.capacity_bytes - card.context_bytes
-        self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
+        settings = settings_from_options(options, capacity_bytes=room)
+        self.memory = VirtualMemory(settings, context_bytes=card.context_bytes, is_strict=is_strict)
         self._kernels = DeviceKernels(card.architecture, self.memory)
         self._casts = Casts()
         self._fused = FusedKernels()
