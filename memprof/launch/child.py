@@ -10,7 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from memprof.launch.outcome.plan_marks import refuse
+from memprof.launch.torch_versions import mark_if_newer
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from memprof.recorder.profiler.speed import FILE_NAME as SPEED_FILE
@@ -54,6 +57,8 @@ def install(settings: dict[str, Any]) -> None:
         except ImportError as error:
             refuse(f"the plan cannot be read in the job: {error}.", spool)
         _plan = under_plan(settings["plan"], spool)
+    with suppress(OSError):  # a full disk
+        mark_if_newer(torch.__version__, spool)
     try:
         NativeEvents.initialize()
         dry = _dry_run(spool, settings.get("device", ""), is_strict=bool(settings.get("strict"))) if is_dry else None

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from memprof.launch.torch_versions import NEWEST
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
 
@@ -109,7 +111,11 @@ def test_job_shorter_than_the_skip_keeps_its_warm_up() -> None:
         ("", "hello.py never imported torch (it ended with status 0)", 3),
         ("import absent_module", "hello.py never imported torch (it ended with status 1)", 1),
         ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer", 3),
-        ("import torch; torch.optim.SGD([torch.ones(3)]); raise SystemExit(7)", "hello.py imported torch, but never", 7),
+        (
+            "import torch; torch.optim.SGD([torch.ones(3)]); raise SystemExit(7)",
+            "hello.py imported torch, but never",
+            7,
+        ),
         ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)", -9),
     ],
 )
@@ -291,3 +297,34 @@ def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
     look = "import os\nmaps = open(f'/proc/{os.getppid()}/maps').read()\n"
     (folder / "hello.py").write_text(look + "print('pandas' in maps, 'numpy' in maps, 'libtorch' in maps)")
     assert record("hello.py").stdout == "False False False\n"
+
+
+_NEWER = """
+import os, subprocess, sys, types
+version = types.ModuleType("torch.version")
+exec(open({path!r}).read(), vars(version))
+version.__version__ = "99.1.0"
+sys.modules["torch.version"] = version  # before torch reads its own version
+import torch
+assert torch.__version__ == "99.1.0"
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_torch_newer_than_any_tried_is_warned_of_once(folder: Path) -> None:
+    """One sentence for all processes of a job, after what was recorded; --quiet leaves it out."""
+    (folder / "newer.py").write_text(_NEWER.format(path=str(Path(torch.__file__).with_name("version.py"))))
+    ended = record("-o", "run.memprof", "newer.py")
+    assert ended.returncode == 0, ended.stderr
+    warning = f"memprof: warning: torch 99.1.0 is newer than {NEWEST}, the newest that memprof was tried with."
+    assert ended.stderr.splitlines().count(warning) == 1
+    assert "is newer than" not in ended.stdout
+    assert ended.stderr.startswith("memprof: recorded 3 steps of newer.py")
+    assert record("-f", "--quiet", "-o", "run.memprof", "newer.py").stderr == ""
+    assert "is newer than" not in record("-f", "-o", "run.memprof", "train.py").stderr

@@ -25,6 +25,7 @@ from memprof.launch.parent.host import HostSampler
 from memprof.launch.parent.relay import SignalRelay
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.launch.torch_versions import describe_newer
 from memprof.trace.secrets.masking import mask_words
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Recorded:
         fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
+        warning: The job's torch is newer than any that was tried, "" if it is not.
     """
 
     output: Path
@@ -58,6 +60,7 @@ class Recorded:
     fault: str = ""
     was_killed: bool = False
     signals: frozenset[int] = frozenset()
+    warning: str = ""
 
 
 def record_job(target: Target, settings: Settings) -> int:
@@ -89,6 +92,8 @@ def record_job(target: Target, settings: Settings) -> int:
     is_unexplained = verdict.is_empty and not done.returncode
     if not settings.quiet or is_unexplained:
         _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
+    if done.warning and not settings.quiet:
+        _say(f"memprof: {done.warning}")
     for sentence in done.missed:
         _say(f"memprof: {sentence}")
     if is_unexplained:
@@ -132,6 +137,7 @@ def run_recorded(
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
+    warning = describe_newer(spool)
     refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
     fault = read_fault(spool) if settings.plan is not None else ""
     if refusal:
@@ -152,6 +158,7 @@ def run_recorded(
         fault=fault,
         was_killed=bool(killed),
         signals=signals,
+        warning=warning,
     )
 
 
