@@ -33,13 +33,14 @@ def out_of_memory(memory: VirtualMemory, requested: int) -> torch.OutOfMemoryErr
     allocated = sum(
         block.size for segment in allocator.segments.values() for block in segment.blocks() if block.state == ALLOCATED
     )
+    used = memory.context_bytes + reserved
     allowed = "" if settings.limit_bytes is None else f"{_size(settings.limit_bytes)} allowed; "
     for observe in memory.observers:
         observe(0, asked, total, free)
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU 0 has a total capacity of {_size(total)} of which "
-        f"{_size(free)} is free. Including non-PyTorch memory, this process has {_size(memory.context_bytes + reserved)} "
-        f"memory in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and "
+        f"{_size(free)} is free. Including non-PyTorch memory, this process has {_size(used)} memory in "
+        f"use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and "
         f"{_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
         "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
         "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"

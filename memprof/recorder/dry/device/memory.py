@@ -113,8 +113,7 @@ class VirtualMemory:
         """Allocates all blocks, then frees them, like a kernel's temporary memory."""
         taken: list[Block] = []
         try:
-            for size in filter(None, sizes):
-                taken.append(self.take(size))
+            taken.extend(self.take(size) for size in sizes if size)  # keeps those before one that fails
         finally:
             for block in taken:
                 self.give(block)
