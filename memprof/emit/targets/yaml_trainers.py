@@ -179,8 +179,8 @@ class Axolotl(YamlTrainer):
     chunked_loss: ClassVar[tuple[dict[str, Any], str]] = (
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True},
         (
-            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own. Add the plugin to a list "
-            "that you already have."
+            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own. Add the plugin to a "
+            "list that you already have."
         ),
     )
     offload: ClassVar[dict[str, Any]] = {"host": True, "disk": "disk"}
@@ -199,7 +199,7 @@ class MsSwift(YamlTrainer):
     chunked_loss: ClassVar[tuple[dict[str, Any], str]] = (
         {"use_liger_kernel": True},
         (
-            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own; it needs liger-kernel and "
-            "a GPU."
+            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own; it needs liger-kernel "
+            "and a GPU."
         ),
     )
