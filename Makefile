@@ -8,10 +8,12 @@
 #   LIBRARIES_ARGS  for `make test-libraries`: more arguments, such as --only qlora
 #   GPU_PYTHON   for `make gpu`: an interpreter that has torch already; .venv is then neither made nor used
 #   GPU_ARGS     for `make gpu`: more arguments, such as --only exact
+#   TORCH        for `make test-torch`: the version of torch, such as 2.15.0
 #   GPU_VERSION  for `make carry`: the Python version of the machine with the GPU
 
 PYTHON ?= python3
 PIP_ARGS ?=
+TORCH ?=
 PYTEST_ARGS ?= -n auto --dist loadgroup
 MUTANTS ?= 200
 MUTANTS_ARGS ?=
@@ -23,6 +25,11 @@ GPU_VERSION ?= 3.12
 # Tests start hundreds of processes, each of which would compile memprof anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What depends on torch's version: the recorder, dry runs with the names below torch.cuda, plans as applied, the launcher.
+OF_TORCH := tests/recorder tests/policies/test_draft.py tests/policies/test_plan_apply.py tests/policies/test_evict.py \
+    tests/policies/test_accumulate_gradients.py tests/policies/test_checkpoint_autograd.py tests/policies/test_optimizer.py \
+    tests/policies/test_swap.py tests/launch/test_parent.py tests/launch/test_plan_record.py
+
 # These run in processes of their own: the models they leave alive would be in the recordings of other tests.
 APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
 
@@ -30,14 +37,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPLETE := $(VENV)/.complete
-TORCH := $(shell grep '^torch==' constraints.txt)
+PINNED_TORCH := $(shell grep '^torch==' constraints.txt)
+TORCH_VENV := .venv-torch-$(TORCH)
 
 # The matrix of libraries has an environment of its own. The index has torchvision for CUDA alone: where it is installed
 # beside torch for the CPU, no model of transformers can be imported. timm, which needs it, lies with it in a folder of its own.
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-.PHONY: help demo test test-all test-libraries mutants check bench docs gpu carry man dist clean
+.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -65,6 +73,9 @@ test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 
 test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the table of docs/libraries.md.
 	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python tests/libraries/run.py $(LIBRARIES_ARGS)
+
+test-torch: $(TORCH_VENV)/.ready ## Run what depends on torch with another version of it: make test-torch TORCH=2.15.0
+	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(OF_TORCH)
 
 mutants: $(READY) ## Test the tests: sample changes of the source, and list those that no test detects in build/mutants.
 	$(BIN)/python -m tests.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)
@@ -96,7 +107,7 @@ dist: $(READY) ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove .venv, caches and everything built.
-	rm -rf $(VENV) $(LIBRARIES) build dist demo*.memprof demo*.memprof.spool demo-plan.toml
+	rm -rf $(VENV) $(LIBRARIES) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -105,16 +116,28 @@ clean: ## Remove .venv, caches and everything built.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memprof needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
-	$(BIN)/python -m pip install $(PIP_ARGS) $(TORCH)
+	$(BIN)/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 $(LIBRARIES)/.ready: pyproject.toml constraints.txt
 	@test -x $(LIBRARIES)/bin/pip || $(PYTHON) -m venv $(LIBRARIES) || { rm -rf $(LIBRARIES); exit 1; }
-	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) $(TORCH)
+	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
 	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[torch,integrations,libraries]'
 	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) --no-deps --upgrade --target $(LIBRARIES)/vision $(VISION)
 	@touch $@
+
+# The build of torch that pip chooses, with CUDA where that is its default, and what those tests need.
+.venv-torch-%/.ready: pyproject.toml constraints.txt
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }
+	$(@D)/bin/python -m pip install $(PIP_ARGS) torch==$*
+	grep -v '^torch==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install $(PIP_ARGS) -c $(@D)/constraints.txt -e '.[torch]' accelerate hypothesis jsonschema \
+	    pytest pytest-timeout pytest-xdist safetensors
+	@touch $@
+
+.venv-torch-/.ready:
+	@echo "make test-torch needs a version of torch: make test-torch TORCH=2.15.0"; exit 2
 
 # What the tests and the documentation need besides: the libraries that memprof goes with.
 $(COMPLETE): $(READY)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from memprof.emit.emission import Target
 
 #: Target names, for the command line.
-TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan")
+TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan", "trl", "axolotl", "ms-swift")
 
 
 @cache
@@ -21,6 +21,8 @@ def target_named(name: str) -> Target:
     from memprof.emit.targets.lightning import Lightning
     from memprof.emit.targets.pytorch import PyTorch
     from memprof.emit.targets.torchtitan import TorchTitan
+    from memprof.emit.targets.yaml_trainers import Axolotl, MsSwift, Trl
 
-    known = {kind.name: kind for kind in (PyTorch, Fsdp2, DeepSpeed, HuggingFace, Lightning, TorchTitan)}
+    kinds = (PyTorch, Fsdp2, DeepSpeed, HuggingFace, Lightning, TorchTitan, Trl, Axolotl, MsSwift)
+    known: dict[str, type[Target]] = {kind.name: kind for kind in kinds}
     return known[name]()

@@ -10,7 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from memprof.launch.outcome.plan_marks import refuse
+from memprof.launch.torch_versions import mark_if_newer
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from memprof.recorder.profiler.speed import FILE_NAME as SPEED_FILE
@@ -34,8 +37,9 @@ def install(settings: dict[str, Any]) -> None:
 
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
-            run instead; `dry_run` to compute nothing, on the simulated `device` if given, where the job's own
-            `snapshots` are collected if given; and `plan`, the plan to run under as TOML, if there is one.
+            run instead; `dry_run` to compute nothing, on the simulated `device` if given, whose requests fail where it
+            is full if `strict`, and where the job's own `snapshots` are collected if given; and `plan`, the plan to run
+            under as TOML, if there is one.
 
     Raises:
         SystemExit: The plan cannot be read in this process; the job ends.
@@ -53,6 +57,8 @@ def install(settings: dict[str, Any]) -> None:
         except ImportError as error:
             refuse(f"the plan cannot be read in the job: {error}.", spool)
         _plan = under_plan(settings["plan"], spool)
+    with suppress(OSError):  # a full disk
+        mark_if_newer(torch.__version__, spool)
     try:
         NativeEvents.initialize()
         dry = _dry_run(spool, settings) if is_dry else None
@@ -91,7 +97,7 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
         _card = find_card(device_name)
         folder = settings.get("snapshots")
         request = SnapshotRequest(Path(folder), settings.get("snapshot_name", "")) if folder else None
-        device = VirtualDevice(_card, options_in_force(os.environ), request)
+        device = VirtualDevice(_card, options_in_force(os.environ), request, is_strict=bool(settings.get("strict")))
     dry = DryRun(lambda sentence: refuse(sentence, spool), device)
     dry.install()
     return dry

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from memprof.launch.torch_versions import NEWEST
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
 
@@ -104,27 +106,52 @@ def test_job_shorter_than_the_skip_keeps_its_warm_up() -> None:
 
 @pytest.mark.cold
 @pytest.mark.parametrize(
-    ("program", "reason"),
+    ("program", "reason", "status"),
     [
-        ("", "hello.py never imported torch (it ended with status 0)"),
-        ("import absent_module", "hello.py never imported torch (it ended with status 1)"),
-        ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer"),
-        ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)"),
+        ("", "hello.py never imported torch (it ended with status 0)", 3),
+        ("import absent_module", "hello.py never imported torch (it ended with status 1)", 1),
+        ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer", 3),
+        (
+            "import torch; torch.optim.SGD([torch.ones(3)]); raise SystemExit(7)",
+            "hello.py imported torch, but never",
+            7,
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)", -9),
     ],
 )
-def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str) -> None:
-    """Where nothing was recorded no file is left, and the sentence says why."""
+def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str, status: int) -> None:
+    """Where nothing was recorded no file is left, the sentence says why, and only a status of 0 is replaced."""
     (folder / "hello.py").write_text(program)
     ended = record("-o", "run.memprof", "hello.py")
     assert ended.stderr.splitlines()[-1].startswith(f"memprof: nothing was recorded: {reason}")
+    assert ended.returncode == status
     assert left(folder) == set()
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("mode", [("--quiet",), ("--light",), ("--dry-run",), ("--dry-run", "--device", "rtx4090")])
+def test_nothing_recorded_is_said_first_in_every_mode(mode: tuple[str, ...]) -> None:
+    """It is the first line that memprof prints, and the status is not 0."""
+    ended = record("-o", "run.memprof", *mode, "hello.py")
+    assert ended.stderr.startswith("memprof: nothing was recorded: hello.py never imported torch")
+    assert ended.returncode == 3
+
+
+def test_a_job_that_stays_off_the_virtual_gpu_is_not_recorded_there(folder: Path) -> None:
+    """A dry run on a device, of a model on the processor: the first line says so, and the status is not 0."""
+    ended = record("-o", "run.memprof", "--dry-run", "--device", "rtx4090", "train.py")
+    assert ended.stderr.startswith(
+        "memprof: nothing was recorded on the virtual GPU: the job allocated nothing on the virtual device (RTX 4090)"
+    )
+    assert ended.returncode == 3
+    assert record("-f", "-o", "run.memprof", "--dry-run", "train.py").returncode == 0
 
 
 @pytest.mark.cold
 def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
     """With -f an older recording does not stay and pass for the new one."""
     (folder / "run.memprof").write_text("older")
-    assert record("-f", "-o", "run.memprof", "hello.py").returncode == 0
+    assert record("-f", "-o", "run.memprof", "hello.py").returncode == 3
     assert left(folder) == set()
 
 
@@ -132,7 +159,7 @@ def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
 def test_isolated_python_is_explained() -> None:
     """python -I cannot be recorded, and the message says so."""
     ended = record("--", sys.executable, "-I", "hello.py", "x")
-    assert ended.returncode == 0
+    assert ended.returncode == 3
     assert ended.stdout == "['x']\n"
     assert "python -I, -E and -S disable it" in ended.stderr
 
@@ -143,7 +170,7 @@ def test_fault_of_the_recorder_is_explained(folder: Path) -> None:
     (folder / "memprof.py").write_text("mine = True")
     (folder / "hello.py").write_text("import torch")
     ended = record("hello.py")
-    assert ended.returncode == 0
+    assert ended.returncode == 3
     assert "the recorder could not start in hello.py: ImportError: the job has a module of its own" in ended.stderr
 
 
@@ -279,3 +306,34 @@ def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
     look = "import os\nmaps = open(f'/proc/{os.getppid()}/maps').read()\n"
     (folder / "hello.py").write_text(look + "print('pandas' in maps, 'numpy' in maps, 'libtorch' in maps)")
     assert record("hello.py").stdout == "False False False\n"
+
+
+_NEWER = """
+import os, subprocess, sys, types
+version = types.ModuleType("torch.version")
+exec(open({path!r}).read(), vars(version))
+version.__version__ = "99.1.0"
+sys.modules["torch.version"] = version  # before torch reads its own version
+import torch
+assert torch.__version__ == "99.1.0"
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_torch_newer_than_any_tried_is_warned_of_once(folder: Path) -> None:
+    """One sentence for all processes of a job, after what was recorded; --quiet leaves it out."""
+    (folder / "newer.py").write_text(_NEWER.format(path=str(Path(torch.__file__).with_name("version.py"))))
+    ended = record("-o", "run.memprof", "newer.py")
+    assert ended.returncode == 0, ended.stderr
+    warning = f"memprof: warning: torch 99.1.0 is newer than {NEWEST}, the newest that memprof was tried with."
+    assert ended.stderr.splitlines().count(warning) == 1
+    assert "is newer than" not in ended.stdout
+    assert ended.stderr.startswith("memprof: recorded 3 steps of newer.py")
+    assert record("-f", "--quiet", "-o", "run.memprof", "newer.py").stderr == ""
+    assert "is newer than" not in record("-f", "-o", "run.memprof", "train.py").stderr

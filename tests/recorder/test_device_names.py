@@ -6,6 +6,9 @@ import ast
 import importlib
 import inspect
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,43 @@ def test_a_reset_peak_counts_no_released_segment() -> None:
     memory.reset_peak()
     reserved = memory.stats()["reserved_bytes"]["all"]
     assert (reserved["current"], reserved["peak"]) == (0, 0)
+
+
+_BUILD = """
+import torch
+from memprof.machines.card import find_card
+from memprof.recorder.dry.device import native
+from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.replay.allocator.rules import settings_from_options
+
+def of_the_driver(*_):
+    raise RuntimeError("Found no NVIDIA driver on your system.")
+
+torch._C._cuda_newer = torch.cuda.memory._bound = of_the_driver  # as in a CUDA build that is newer than the list
+torch._C._cuda_attach_out_of_memory_observer = lambda observer: of_the_driver()
+memory = VirtualMemory(settings_from_options({}, capacity_bytes=1 << 30))
+native.install(find_card("rtx4090"), memory, print)
+torch._C._cuda_attach_out_of_memory_observer(print)
+assert memory.observers == [print]
+for call in (torch._C._cuda_newer, torch.cuda.memory._bound):
+    try:
+        call()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_what_a_cuda_build_has_besides_never_reaches_a_driver(tmp_path: Path) -> None:
+    """Functions of a CUDA build that are in no list refuse as well, also where torch has imported them by name."""
+    (tmp_path / "job.py").write_text(_BUILD)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cannot run torch._C._cuda_newer, which needs a real one") == 2
+    assert "driver" not in done.stdout

@@ -109,6 +109,13 @@ class RecordCommand(GroupedCommand):
     help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
 @option(
+    "--strict",
+    group="Dry run",
+    is_flag=True,
+    envvar="MEMPROF_STRICT",
+    help="With --device: raise torch's out-of-memory error where the GPU is full, for jobs that catch it.",
+)
+@option(
     "--keep-arguments",
     group="Output",
     is_flag=True,
@@ -146,6 +153,7 @@ def record(
     light: bool,
     dry_run: bool,
     device: str,
+    strict: bool,
     keep_arguments: bool,
     budget: str | None,
     fail_over_budget: bool,
@@ -155,8 +163,9 @@ def record(
 ) -> None:
     """Run a training job, unchanged, and record where its memory goes.
 
-    Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
-    could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
+    Everything after the script belongs to the job. The exit status is the job's own, or 3 if that is 0 and nothing was
+    recorded; 125 means that the recording could not start or the plan does not fit the model, 126 that the job cannot
+    be run, 127 that it was not found.
 
     With --light, the whole run is followed, to report which step peaked highest, and where it ran out of memory. A plan
     can be applied as well; --skip, --steps and --stop do not apply: --light has no window.
@@ -179,6 +188,8 @@ def record(
         _refuse_window(ctx)
     if device:
         device = _checked_device(ctx, device, dry_run=dry_run)
+    if strict and not device and _is_typed(ctx, "strict"):
+        raise CannotStartError("--strict is about a full GPU: name the one to simulate, --dry-run --device rtx4090.")
     if dry_run:
         window = read_dry_window(Path.cwd())
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
@@ -218,6 +229,7 @@ def record(
         light=light,
         dry_run=dry_run,
         device=device,
+        strict=strict and bool(device),
         plan=plan,
         plan_path=plan_path,
         keep_arguments=keep_arguments,

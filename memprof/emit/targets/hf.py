@@ -12,16 +12,18 @@ from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
+from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.precision.policy import Precision
 from memprof.policies.shard.policy import Shard
+from memprof.policies.swap.policy import Swap
 
 #: ``Trainer``'s own activation checkpointing, under the name it has in the installed version.
 _RECOMPUTE = (
     "# Older versions of transformers call it gradient_checkpointing.\n"
     'has_new_name = hasattr(TrainingArguments, "activation_checkpointing")\n'
     'recompute = "activation_checkpointing" if has_new_name else "gradient_checkpointing"\n'
-    'recomputing = {recompute: True, f"{recompute}_kwargs": {"use_reentrant": False}}'
+    'recomputing = {recompute: True, f"{recompute}_kwargs": {"use_reentrant": False%s}}'
 )
 _EVERY_LAYER = (
     "checkpoint: Trainer recomputes every layer that the model itself offers to; for a model with one list of layers "
@@ -41,7 +43,7 @@ class HuggingFace(Target):
         policies = request.plan.policies
         recomputes = is_every_layer(policies)
         for policy in policies:
-            _sort(found, policy, recomputes=recomputes)
+            _sort(found, policy, recomputes=recomputes, moves=recomputes and not _is_sharded(policies))
         self._set_batch(found, request)
         is_sharded = "fsdp" in found.arguments
         if recomputes and is_sharded:
@@ -59,7 +61,7 @@ class HuggingFace(Target):
         ]
         uses_own = recomputes and not is_sharded
         body = (
-            *((_RECOMPUTE,) if uses_own else ()),
+            *((_RECOMPUTE % (', "offload": True' if "offload" in found.switches else ""),) if uses_own else ()),
             f"plan = {dictionary(found.arguments)}",
             f"return TrainingArguments(**{{**own, **plan{', **recomputing' if uses_own else ''}}})",
         )
@@ -81,9 +83,29 @@ class HuggingFace(Target):
         found.notes.append(f"per_device_train_batch_size: divide yours by {by}, or give memprof emit --batch N.")
 
 
-def _sort(found: Sorted, policy: Policy, *, recomputes: bool) -> None:
-    """Adds one policy to the arguments, the model code or the unsupported parts."""
+def _is_sharded(policies: tuple[Policy, ...]) -> bool:
+    return any(isinstance(each, Shard) and each.world_size > 1 and each.stage >= 2 for each in policies)
+
+
+def _sort(found: Sorted, policy: Policy, *, recomputes: bool, moves: bool) -> None:
+    """Adds one policy to the arguments, the model code or the unsupported parts.
+
+    Args:
+        found: Where it is added.
+        policy: The policy.
+        recomputes: Whether Trainer recomputes the plan's layers itself.
+        moves: Whether it can also move what goes into them to host memory.
+    """
     match policy:
+        case Swap(what="activations", to="host") if moves:
+            found.switches.add("offload")
+            found.take({}, f"{policy.describe()}: what goes into the recomputed layers, by transformers 5's offload.")
+        case ChunkedLoss():
+            found.model.append(policy)
+            found.notes.append(
+                "loss: use_liger_kernel=True computes it without whole logits, with liger-kernel on a GPU, without "
+                "memprof; TRL's SFTConfig has loss_type='chunked_nll' (memprof emit --to trl)."
+            )
         case Precision(weights="fp32"):
             found.take({policy.dtype: True})
         case Precision():

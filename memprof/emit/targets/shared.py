@@ -24,6 +24,7 @@ class Sorted:
         cannot: Unsupported parts, one sentence each.
         notes: What differs, or is left to the reader.
         expressed: Policies expressed as arguments.
+        switches: Names of what is expressed inside another policy's arguments.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Sorted:
     cannot: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     expressed: int = 0
+    switches: set[str] = field(default_factory=set)
 
     def take(self, arguments: Mapping[str, Any], note: str = "") -> None:
         """Expresses a policy as arguments."""

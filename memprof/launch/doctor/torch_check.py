@@ -5,19 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from memprof.launch.doctor.findings import FAIL, FIX, NOTE, OK, Finding
+from memprof.launch.torch_versions import NEWEST, OLDEST, as_numbers
 from memprof.units import format_bytes
-
-#: The oldest supported torch, as in pyproject.toml.
-OLDEST = "2.11"
-#: The newest torch that the tests ran with.
-NEWEST = "2.13"
 
 _INSTALL = "pip install 'torch-memprof[torch]'"
 _PROBE = Path(__file__).with_name("torch_probe.py")
@@ -58,12 +53,6 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
             )
         ], {}
     return [_judge_version(probed), _judge_cpu(probed), *_judge_devices(probed)], probed
-
-
-def as_numbers(version: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version, for comparing versions."""
-    found = re.match(r"(\d+)(?:\.(\d+))?", version)
-    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
 def _installed_version() -> str | None:

@@ -33,6 +33,7 @@ class Verdict:
         budget: The run compared with its budget; None if it has none.
         has_failed: The job failed under its plan.
         is_interrupted: Whether Ctrl-C cut the verdict short.
+        is_empty: Whether nothing was recorded, or nothing on the device that was asked for.
         post_mortem: Why memory ran out, if the job ended so.
         then: The command to run after the next one.
     """
@@ -43,6 +44,7 @@ class Verdict:
     budget: BudgetVerdict | None = None
     has_failed: bool = False
     is_interrupted: bool = False
+    is_empty: bool = False
     post_mortem: tuple[str, ...] = ()
     then: tuple[str, ...] = ()
 
@@ -76,7 +78,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.report.light_run import describe_highest
     from memprof.analysis.report.steps_in_words import describe_steps
     from memprof.errors import BadInputError
-    from memprof.trace.files.spool import DRY_RUN, MISSED_STEP
+    from memprof.trace.files.spool import DRY_RUN, MISSED_STEP, UNUSED_DEVICE
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
@@ -102,6 +104,11 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     is_dry = trace.manifest.backend.name == DRY_RUN
     if is_dry:
         did = f"dry-ran {what} of {target}{of_ranks}"
+    unused = next((note for note in trace.manifest.notes if note.startswith(UNUSED_DEVICE)), "") if is_dry else ""
+    if unused:
+        did, finding = f"nothing was recorded on the virtual GPU: {unused}. {did[:1].upper()}{did[1:]}", ""
+    elif not has_operators and not followed:
+        did = f"nothing was recorded: {target} ended before the first operator of a step"
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
@@ -114,7 +121,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:
         command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
-    verdict = Verdict(" ".join(filter(None, told)), command)
+    is_empty = bool(unused) or not (has_operators or followed)
+    verdict = Verdict(" ".join(filter(None, told)), command, is_empty=is_empty)
     return _with_post_mortem(verdict, trace)
 
 
@@ -167,7 +175,8 @@ def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:
         target: The job, as the user named it.
         returncode: The job's exit status, negative for a signal.
     """
-    return Verdict(f"nothing was recorded: {_why_nothing(spool, target)} ({describe_status(returncode)}).")
+    reason = _why_nothing(spool, target)
+    return Verdict(f"nothing was recorded: {reason} ({describe_status(returncode)}).", is_empty=True)
 
 
 def describe_status(returncode: int) -> str:

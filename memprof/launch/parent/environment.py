@@ -37,6 +37,7 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     if settings.dry_run:
         child["dry_run"] = True
         child["device"] = settings.device
+        child["strict"] = settings.strict
         if settings.snapshots is not None:
             child["snapshots"], child["snapshot_name"] = str(settings.snapshots), settings.snapshot_name
     variables: dict[str, str] = {}

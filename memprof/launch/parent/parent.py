@@ -25,6 +25,7 @@ from memprof.launch.parent.host import HostSampler
 from memprof.launch.parent.relay import SignalRelay
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.launch.torch_versions import describe_newer
 from memprof.trace.secrets.masking import mask_words
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Recorded:
         fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
+        warning: The job's torch is newer than any that was tried, "" if it is not.
     """
 
     output: Path
@@ -58,6 +60,7 @@ class Recorded:
     fault: str = ""
     was_killed: bool = False
     signals: frozenset[int] = frozenset()
+    warning: str = ""
 
 
 def record_job(target: Target, settings: Settings) -> int:
@@ -68,8 +71,8 @@ def record_job(target: Target, settings: Settings) -> int:
         settings: How to record it.
 
     Returns:
-        The job's own exit status, negative for the signal that killed it; the budget verdict's if the job succeeded and
-        should fail over its budget.
+        The job's own exit status, negative for the signal that killed it. If that is 0: 3 if nothing was recorded, or
+        the budget verdict's if the job should fail over its budget.
 
     Raises:
         CannotStartError: The recording cannot be written, or no process can be started.
@@ -85,10 +88,16 @@ def record_job(target: Target, settings: Settings) -> int:
         return REFUSED_STATUS  # torchrun returns its own status for a rank that ends with this one
     verdict = _with_plan_and_budget(target, settings, done)
     address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
-    if not settings.quiet:
+    # Printed even with --quiet where nothing was recorded: it is why the status is not the job's.
+    is_unexplained = verdict.is_empty and not done.returncode
+    if not settings.quiet or is_unexplained:
         _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
+    if done.warning and not settings.quiet:
+        _say(f"memprof: {done.warning}")
     for sentence in done.missed:
         _say(f"memprof: {sentence}")
+    if is_unexplained:
+        return InconclusiveError.exit_code
     if done.returncode or not settings.fail_over_budget:
         return done.returncode
     status = InconclusiveError.exit_code if verdict.budget is None else verdict.budget.exit_code
@@ -128,6 +137,7 @@ def run_recorded(
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
+    warning = describe_newer(spool)
     refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
     fault = read_fault(spool) if settings.plan is not None else ""
     if refusal:
@@ -148,6 +158,7 @@ def run_recorded(
         fault=fault,
         was_killed=bool(killed),
         signals=signals,
+        warning=warning,
     )
 
 

@@ -35,6 +35,7 @@ class Settings:
         snapshots: Folder where a dry run on a device collects the job's own memory snapshots; None to write them where
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
+        strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         plan: Plan to run the job under, or None.
         plan_path: File with the plan or a part of it; None if it is made of flags alone.
         keep_arguments: Write the job's command line unmasked, including likely secrets.
@@ -55,6 +56,7 @@ class Settings:
     device: str = ""
     snapshots: Path | None = None
     snapshot_name: str = ""
+    strict: bool = False
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False
@@ -90,6 +92,7 @@ _KEYS: dict[str, type] = {
     "light": bool,
     "dry_run": bool,
     "device": str,
+    "strict": bool,
     "plan": str,
     "keep_arguments": bool,
     "budget": str,

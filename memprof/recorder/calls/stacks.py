@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from types import CodeType, FrameType
 
+from memprof.recorder.calls.functions import FunctionCode
 from memprof.recorder.log import RawLog
 from memprof.recorder.steps.storing import COPYING, copies_state_dict, storing_phase
 from memprof.trace.files.spool import SAVING
 
 #: torch's activation checkpointing.
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
-
-#: Where torch calls the job's custom autograd functions, with gradients off.
-_FUNCTION_FILE = ("autograd/function.py", "autograd\\function.py")
 
 _OWN = str(Path(__file__).parent.parent)
 
@@ -41,6 +39,7 @@ class StackTable:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._has_checkpoint: list[bool] = []
         self._in_function: list[bool] = []
+        self._functions = FunctionCode()
         self.storing: list[int] = []
 
     def number(self, frame: FrameType | None, parent: int) -> int:
@@ -83,7 +82,7 @@ class StackTable:
             if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from memprof
                 frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
-            in_function = in_function or code.co_filename.endswith(_FUNCTION_FILE)
+            in_function = in_function or self._functions.is_in(code)
             is_copying = is_copying or code.co_name == COPYING
             named = storing_phase(code)
             storing = named if named >= 0 else storing

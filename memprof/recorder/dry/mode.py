@@ -22,6 +22,7 @@ from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.known import compute, follow_values, known, note
+from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
 
@@ -109,6 +110,8 @@ class DryMode(FakeTensorMode):
             return self._run_higher_order(func, args, kwargs or {})
         device = self._device
         if device is None:
+            if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
+                require_cuda()
             return self._run(func, types, args, kwargs or {}, is_placed=False)
         if func is _DEVICE:
             return device.answer(args[0])

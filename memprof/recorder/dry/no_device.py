@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 #: torch's messages for a device missing from its build or the machine.
 _MESSAGES = (
     "Torch not compiled with CUDA enabled",
@@ -15,6 +17,19 @@ _MESSAGES = (
     "Attempting to deserialize object on a CUDA device",
     "Cannot access accelerator device when none is available",
 )
+
+
+def require_cuda() -> None:
+    """Raises torch's own error where a job places a fake tensor on CUDA and the machine has none.
+
+    A CUDA build of torch initializes no device for fake tensors, and so would not notice.
+
+    Raises:
+        RuntimeError: There is no driver or no GPU.
+        AssertionError: torch was built without CUDA.
+    """
+    if not torch.cuda.is_available():
+        torch.cuda._lazy_init()  # type: ignore[no-untyped-call]  # torch's is not annotated
 
 
 def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:

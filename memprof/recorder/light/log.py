@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from array import array
 from collections.abc import Iterable
@@ -51,7 +52,11 @@ class LightLog(RawLog):
         if self._ring is not None:
             self._ring.close()
         if self._turns >= _KEPT:
-            shutil.rmtree(self._folder / f"{RING_PREFIX}{self._turns - _KEPT}", onerror=_leave_it)
+            oldest = self._folder / f"{RING_PREFIX}{self._turns - _KEPT}"
+            if sys.version_info >= (3, 12):  # which deprecates the other name
+                shutil.rmtree(oldest, onexc=_leave_it)
+            else:
+                shutil.rmtree(oldest, onerror=_leave_it)
         self._ring = SpoolWriter(self._folder / f"{RING_PREFIX}{self._turns}")
         self._turns += 1
 
@@ -90,4 +95,4 @@ class LightLog(RawLog):
 
 def _leave_it(_function: Any, _path: Any, error: Any) -> None:
     """Leaves a file that cannot be removed."""
-    raise_if_of_job(error[1])
+    raise_if_of_job(error[1] if isinstance(error, tuple) else error)

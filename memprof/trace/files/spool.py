@@ -135,6 +135,9 @@ OTHER_THREAD = 2**40
 #: Start of the note on the step whose inputs were larger than those of all recorded steps.
 MISSED_STEP = "not recorded: "
 
+#: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.
+UNUSED_DEVICE = "the job allocated nothing on the virtual device"
+
 # Flags of the `operators` stream.
 FLAG_GRAD_ENABLED = 1
 FLAG_RNG = 2

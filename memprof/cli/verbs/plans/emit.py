@@ -47,8 +47,9 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
     """Write a plan as PyTorch code, or as another trainer's configuration.
 
     pytorch and fsdp2 write a file that needs torch alone, and memprof for what torch has no way of its own for; hf,
-    lightning and torchtitan a file with their arguments, deepspeed a JSON. What a format cannot express is reported on
-    stderr, and in a comment in the file if possible. If it can express nothing, the exit code is 2.
+    lightning and torchtitan a file with their arguments, deepspeed a JSON, trl, axolotl and ms-swift a YAML. What a
+    format cannot express is reported on stderr, and in a comment in the file if possible. If it can express nothing,
+    the exit code is 2.
     """
     if output is not None:
         check_output(output, force=force)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 #: The device that C++ sees. Of those that the autograd engine runs in the calling thread, this one is unused by jobs,
@@ -66,6 +67,9 @@ def answer_device(tensor: Any) -> torch.device:
 
 def install() -> None:
     """Makes fake tensors report both devices, also outside a mode."""
+    fakes: Any = fake_tensor
+    # Up to torch 2.12, a fake tensor on the device would create a real one, to initialize CUDA.
+    fakes.init_gpu_context = lambda *_: None
     fake: Any = FakeTensor
     dispatch = fake.__torch_dispatch__.__func__
 

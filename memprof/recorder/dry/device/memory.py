@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from memprof.recorder.dry.device.full import out_of_memory
 from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
 from memprof.recorder.log import RawLog
@@ -17,8 +19,9 @@ from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
 from memprof.trace.schema import ACTIONS
 
-_ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE = (
-    ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
+_ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
+    ACTIONS.index(name)
+    for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
 
 
@@ -39,20 +42,30 @@ class VirtualMemory:
         was_used: Whether anything was ever allocated.
         is_overfull: Whether more was needed than the device's capacity.
         history: The job's own history of the allocator.
+        is_strict: Whether a request that the full device cannot serve fails, instead of making the device unlimited.
+        context_bytes: Memory of the device outside the allocator.
+        observers: Called with device, requested bytes, capacity and free bytes when a request fails.
     """
 
-    def __init__(self, settings: Settings, device: str = "cuda:0") -> None:
+    def __init__(
+        self, settings: Settings, device: str = "cuda:0", *, context_bytes: int = 0, is_strict: bool = False
+    ) -> None:
         """Starts with nothing reserved.
 
         Args:
             settings: Settings of the allocator.
             device: The device's name.
+            context_bytes: Memory of the device outside the allocator.
+            is_strict: As in the attribute.
         """
         self.device = device
+        self.is_strict = is_strict
+        self.context_bytes = context_bytes
         self.allocator = CachingAllocator(settings)
         self.was_used = False
         self.is_overfull = False
         self.history = JobHistory()
+        self.observers: list[Callable[[int, int, int, int], None]] = []
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
         self._kept: list[Block] = []
@@ -112,12 +125,24 @@ class VirtualMemory:
 
     def pass_through(self, sizes: list[int]) -> None:
         """Allocates all blocks, then frees them, like a kernel's temporary memory."""
-        for block in [self.take(size) for size in sizes if size]:
-            self.give(block)
+        taken: list[Block] = []
+        try:
+            taken.extend(self.take(size) for size in sizes if size)  # keeps those before one that fails
+        finally:
+            for block in taken:
+                self.give(block)
 
     def take(self, size: int) -> Block:
-        """Allocates a block of at least `size` bytes."""
+        """Allocates a block of at least `size` bytes.
+
+        Raises:
+            torch.OutOfMemoryError: The device is full, and strict.
+        """
         block = self.allocator.allocate(size)
+        if block is None and self.is_strict:
+            self._log_segments()
+            self._write(_OOM, 0, size, 0)
+            raise out_of_memory(self, size)
         if block is None:  # a real job would end here; the dry run continues, to report what would be needed
             self.is_overfull = True
             self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)

@@ -1,13 +1,14 @@
 """The functions below ``torch.cuda``, named ``torch._C._cuda_...``, for the device of a dry run.
 
-A CPU build of torch lacks them, though Python code of torch and of libraries calls them. With them in place,
-``torch.cuda`` itself runs as it does on a GPU. ``cuda_names.json`` lists what CUDA builds have; what is listed and not
-written here is refused with a sentence.
+A CPU build of torch lacks them, though Python code of torch and of libraries calls them; in a CUDA build they need a
+driver. With these in their place, ``torch.cuda`` itself runs as it does on a GPU. ``cuda_names.json`` lists what CUDA
+builds have; what is listed, or present in this build, and not written here is refused with a sentence.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from memprof.recorder.dry.device.streams import CUDA_TYPE, CUDAGraph, Event, Str
 
 #: What ``torch.version.cuda`` says where torch was built without CUDA.
 CUDA_VERSION = "13.0"
+#: What of ``torch._C`` is below ``torch.cuda``.
+_PREFIXES = ("_cuda_", "_CUDA", "_Cuda")
 #: Bytes of cuBLAS's and cuBLASLt's workspaces that a job reads back, where it has set none.
 _WORKSPACE_BYTES = 8_519_680
 
@@ -47,8 +50,28 @@ def install(card: Card, memory: VirtualMemory) -> None:
     for name, (kind, _, _) in names()["native"].items():
         if name not in written:
             written[name] = _refusing_class(name) if kind == "class" else _refusal(name)
+    for name in dir(torch._C):  # a CUDA build has more than its stubs list
+        if name.startswith(_PREFIXES) and name not in written:
+            is_class = isinstance(getattr(torch._C, name), type)
+            written[name] = _refusing_class(name) if is_class else _refusal(name)
+    originals = {id(original): written[name] for name, original in vars(torch._C).items() if name in written}
     for name, value in written.items():
         setattr(torch._C, name, value)
+    _rebind(originals)
+
+
+def _rebind(replaced: dict[int, Any]) -> None:
+    """Replaces what torch's modules have imported from ``torch._C`` by name; in a CPU build, nothing of it exists.
+
+    Args:
+        replaced: The replacement of each original, by the original's ``id``.
+    """
+    for module_name, module in list(sys.modules.items()):
+        if module is torch._C or not module_name.startswith("torch."):
+            continue
+        bound = getattr(module, "__dict__", {})
+        for name in [name for name, value in bound.items() if id(value) in replaced]:
+            bound[name] = replaced[id(bound[name])]
 
 
 @cache
@@ -208,6 +231,7 @@ def _memory(memory: VirtualMemory) -> dict[str, Any]:
         "_cuda_setMemoryMetadata": nothing,
         "_cuda_getMemoryMetadata": str,
         "_cuda_annotateMemory": nothing,
+        "_cuda_attach_out_of_memory_observer": memory.observers.append,
         "_host_emptyCache": nothing,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from memprof.recorder.dry.device.face import CUDA
@@ -226,6 +227,22 @@ class CUDAGraph:
 
 
 def renamed(kind: type, original: Any) -> type:
-    """Gives a class the name and the module of the one that it stands in for."""
+    """Gives a class the name and the module of the one that it stands in for.
+
+    What else the original has in this build, the class has too: methods refuse, handles and numbers are 0.
+    """
     kind.__name__, kind.__qualname__, kind.__module__ = original.__name__, original.__qualname__, original.__module__
+    for name in dir(original):
+        if name.startswith("_") or hasattr(kind, name):
+            continue
+        is_method = callable(getattr(original, name))
+        stated = CUDA if name == "device" else 0
+        setattr(kind, name, _refusal(f"{kind.__module__}.{kind.__name__}.{name}") if is_method else stated)
     return kind
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{name} cannot be dry-run: it needs a real device. Dry-run the job without it.")
+
+    return refuse

@@ -23,6 +23,7 @@ from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
 from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options
+from memprof.trace.files.spool import UNUSED_DEVICE
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,17 +41,21 @@ class VirtualDevice:
         memory: Its memory.
     """
 
-    def __init__(self, card: Card, options: dict[str, str], request: SnapshotRequest | None = None) -> None:
+    def __init__(
+        self, card: Card, options: dict[str, str], request: SnapshotRequest | None = None, *, is_strict: bool = False
+    ) -> None:
         """Changes nothing yet.
 
         Args:
             card: Properties of the device.
             options: Options of its allocator, as in ``PYTORCH_ALLOC_CONF``.
             request: Where the job's own snapshots are collected; None to write them where the job says.
+            is_strict: Whether requests beyond its capacity fail, as on a real one.
         """
         self.card = card
         room = card.capacity_bytes - card.context_bytes
-        self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
+        settings = settings_from_options(options, capacity_bytes=room)
+        self.memory = VirtualMemory(settings, context_bytes=card.context_bytes, is_strict=is_strict)
         self._request = request
         self._snapshots: JobSnapshots | None = None
         self._kernels = DeviceKernels(card.architecture, self.memory, card.machine.multiprocessors)
@@ -128,7 +133,7 @@ class VirtualDevice:
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
         if not self.memory.was_used:
-            return [f"the job allocated nothing on the virtual device ({self.card.machine.name})"]
+            return [f"{UNUSED_DEVICE} ({self.card.machine.name}): move its model there, or dry-run it without --device"]
         notes = [self.card.note(), *self._kernels.notes()]
         if not self.memory.is_overfull and self.memory.allocator.retries:
             times = self.memory.allocator.retries

@@ -1,0 +1,55 @@
+"""The error of a full device, for jobs that catch it and continue with less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from memprof.replay.allocator.blocks import ALLOCATED
+from memprof.replay.allocator.rules import rounded_request, segment_size
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.device.memory import VirtualMemory
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def out_of_memory(memory: VirtualMemory, requested: int) -> torch.OutOfMemoryError:
+    """Reports a failed request to the job's observers and returns the error that torch raises for it.
+
+    Its text follows c10/cuda/CUDACachingAllocator.cpp: libraries recognize it by its beginning.
+
+    Args:
+        memory: The device's memory, after its cache was released.
+        requested: Bytes of the tensor.
+    """
+    allocator, settings = memory.allocator, memory.allocator.settings
+    asked = segment_size(rounded_request(requested, settings.divisions))
+    capacity = settings.capacity_bytes
+    assert capacity is not None  # an unlimited device is never full
+    total, reserved = capacity + memory.context_bytes, allocator.reserved
+    free = max(capacity - reserved, 0)
+    allocated = sum(
+        block.size for segment in allocator.segments.values() for block in segment.blocks() if block.state == ALLOCATED
+    )
+    used = memory.context_bytes + reserved
+    allowed = "" if settings.limit_bytes is None else f"{_size(settings.limit_bytes)} allowed; "
+    for observe in memory.observers:
+        observe(0, asked, total, free)
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU 0 has a total capacity of {_size(total)} of which "
+        f"{_size(free)} is free. Including non-PyTorch memory, this process has {_size(used)} memory in "
+        f"use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and "
+        f"{_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+        "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+        "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+        "pytorch-alloc-conf)"
+    )
+
+
+def _size(size: int) -> str:
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
