@@ -76,7 +76,7 @@ def short_types() -> list[str]:
 
 def has_amx() -> bool:
     """Returns whether oneDNN multiplies bfloat16 in AMX tiles, for which its convolutions take other temporaries."""
-    flags = (_told("flags") or "").split()
+    flags = (_field("flags") or "").split()
     return "amx_tile" in flags and "amx_bf16" in flags and _isa_limit() in _WITH_AMX
 
 

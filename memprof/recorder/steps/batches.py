@@ -87,9 +87,7 @@ def _why_whole(batch: Any, expected: int | None) -> str:
             return ""
         if type(batch) is list and batch and all(type(each) is dict for each in batch) and first_tensor(batch) is None:
             # Prompts, mostly, several times each: a loop that rewards completions compares those of a prompt.
-            return (
-                "a DataLoader yields a list of records without tensors, which the loop may compare with one another"
-            )
+            return "a DataLoader yields a list of records without tensors, which the loop may compare with one another"
         if batch_size(batch, expected) is not None:
             return ""
     held = f", and no tensor in it has the {expected} samples of the loader" if expected is not None else ""
