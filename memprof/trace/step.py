@@ -48,6 +48,7 @@ class Step:
         from_host_bytes_per_us: The same in the other direction.
         short_types: Types shorter than float32 that oneDNN computes in on the CPU it ran on.
         has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
+        threads: Threads that share an operator there.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
@@ -73,6 +74,7 @@ class Step:
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
     has_amx: bool = False
+    threads: int = 1
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()

@@ -221,7 +221,7 @@ class Trace:
                 f"{self.path} is damaged: {str(error).removesuffix('.').replace('Step', 'step', 1)}."
             ) from error
         if machine.device_kind == "cpu":  # copies measured there are within its own memory
-            return replace(step, short_types=machine.short_types, has_amx=machine.has_amx)
+            return replace(step, short_types=machine.short_types, has_amx=machine.has_amx, threads=machine.threads)
         return replace(
             step,
             to_host_bytes_per_us=machine.speed.to_host_bytes_per_us,

@@ -464,7 +464,7 @@ def test_a_batch_left_halfway_is_dropped_whole() -> None:
 
 
 def test_a_plan_applied_within_the_loop_begins_with_the_next_batch() -> None:
-    """At the model's first forward the first batch already exists: it runs whole, with a note."""
+    """At the model's first forward the first batch already exists: it is not split, with a note."""
     setup, sizes = Setup(), []
     for batch in setup.loader:
         if not sizes:
@@ -475,7 +475,7 @@ def test_a_plan_applied_within_the_loop_begins_with_the_next_batch() -> None:
         setup.optimizer.step()
     assert sizes == [10, 5, 5, 3, 3]
     assert setup.updates == 3
-    assert any("runs whole" in note for note in setup.job.notes)
+    assert any("is not split; the next one is" in note for note in setup.job.notes)
 
 
 def test_a_script_can_be_split_from_its_first_batch() -> None:
@@ -496,7 +496,7 @@ def test_a_script_can_be_split_from_its_first_batch() -> None:
         parted.optimizer.step()
     assert sizes == [5, 5, 5, 5, 3, 3]
     assert parted.updates == 3
-    assert not any("runs whole" in note for note in parted.job.notes)
+    assert not any("is not split; the next one is" in note for note in parted.job.notes)
     torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
 
 

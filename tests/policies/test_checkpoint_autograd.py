@@ -73,6 +73,6 @@ def test_what_runs_again_already_is_refused():
     """A job with activation checkpointing of its own is predicted for the modules apart from that."""
     own = Checkpoint(modules=("experts",)).transform(recorded("inplace"))
     for modules in (("experts",), ("experts.router",), ("",)):
-        with pytest.raises(PolicyError, match="runs again in backward already"):
+        with pytest.raises(PolicyError, match="already runs again in backward"):
             Checkpoint(modules=modules).transform(own)
     Checkpoint(modules=("recurrent",)).transform(own).check()

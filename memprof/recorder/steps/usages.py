@@ -33,7 +33,7 @@ class Usages:
         self.seen: dict[str, None] = {}
         self.optimizers: dict[str, None] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
-        self._recorded: dict[str, list[str]] = {"seen": [], "optimizers": []}
+        self._recorded: dict[str, Any] = {"seen": [], "optimizers": []}
 
     def begin_step(self) -> None:
         """Forgets the settings of the last step's backward."""
@@ -57,9 +57,13 @@ class Usages:
         if any(has_gradient_hooks(each) for group in optimizer.param_groups for each in group["params"]):
             self.seen[GRADIENT_HOOKS] = None
 
-    def take_news(self) -> dict[str, list[str]] | None:
+    def take_news(self) -> dict[str, Any] | None:
         """Returns the record of the ``usages`` stream, which replaces earlier ones; None if nothing has changed."""
-        record = {"seen": list(self.seen), "optimizers": list(self.optimizers)}
+        record = {
+            "seen": list(self.seen),
+            "optimizers": list(self.optimizers),
+            "threads": torch.get_num_threads(),  # which the job may set itself
+        }
         if record == self._recorded:
             return None
         self._recorded = record
