@@ -93,7 +93,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     needed = metadata.get_all("Requires-Dist", [])
     assert {_distribution(line) for line in needed if "extra ==" not in line} == {
-        "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy", "tomlkit",
+        "click", "numpy", "pandas", "psutil", "pyarrow", "rapidfuzz", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
         "torch", "dashboard", "remote", "distributed", "all", "dev", "docs", "integrations", "libraries",

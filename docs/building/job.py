@@ -53,19 +53,26 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--mixed", action="store_true", help="train on rows of several lengths")
+    parser.add_argument("--snapshot", default="snapshot.pickle", help="file for the memory snapshot of a GPU")
     args, _ = parser.parse_known_args()
+    has_gpu = torch.cuda.is_available()
+    device = "cuda" if has_gpu else "cpu"
+    if has_gpu:
+        torch.cuda.memory._record_memory_history()
     torch.manual_seed(0)
     text = torch.randint(256, (args.steps * args.batch_size, args.length + 1))
-    model = Model(width=64, layers=8)
+    model = Model(width=64, layers=8).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for step, (loaded,) in enumerate(DataLoader(TensorDataset(text), args.batch_size)):
         length = args.length // 2 + args.length // 8 * (step % 4)
-        rows = loaded[:, :length].clone() if args.mixed else loaded
+        rows = (loaded[:, :length].clone() if args.mixed else loaded).to(device)
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         print(f"step {step} loss {loss.item():.4f}", flush=True)
+    if has_gpu:
+        torch.cuda.memory._dump_snapshot(args.snapshot)
 
 
 if __name__ == "__main__":

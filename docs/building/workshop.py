@@ -35,6 +35,12 @@ RECIPES = {
     "base.json": "memprof summary run.memprof -o base.json",
     "memory.json": "memprof summary run.memprof -o memory.json",
     "snapshot.pickle": "memprof export run.memprof --to snapshot -o snapshot.pickle",
+    "gpu.pickle": (
+        "memprof record --dry-run --device a100-80g -o gpu.memprof train.py --batch-size 8 --snapshot gpu.pickle"
+    ),
+    "dry-run.pickle": (
+        "memprof record --dry-run --device a100-80g -o dry.memprof train.py --batch-size 8 --snapshot dry-run.pickle"
+    ),
     "trace.json.gz": "python profiled.py",
 }
 
@@ -58,7 +64,7 @@ profiler.export_chrome_trace("trace.json.gz")
 """
 
 #: Options whose value a command writes.
-_WRITES = ("-o", "--output", "--write", "--html")
+_WRITES = ("-o", "--output", "--write", "--html", "--snapshot")
 #: A command that takes longer is taken for one that hangs, in seconds.
 PATIENCE_S = 280
 

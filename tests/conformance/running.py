@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ _CHANCE = re.compile(
 
 
 #: What memprof prints where nothing was recorded of a job that ended with 0, even with --quiet.
-_NOTHING = re.compile(rb"^memprof: nothing was recorded: .* \(it ended with status 0\)\.\n", re.MULTILINE)
+_NOTHING = re.compile(rb"(?ms)^memprof: nothing was recorded: .*? \(it ended with status 0\)\.\r?\n")
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ class Running:
             stdout, stderr = self.process.communicate(self.job.stdin, timeout=TIMEOUT_S)
         finally:
             self.process.kill()
-        returncode, stderr = _of_job(self.process.returncode, stderr)
-        clean = (_without_chance(text, self.folder) for text in (stdout, stderr))
+        returncode, *printed = _of_job(self.process.returncode, stdout, stderr)
+        clean = (_without_chance(text, self.folder) for text in printed)
         return Outcome(returncode, *clean, _files(self.folder))
 
 
@@ -167,11 +168,13 @@ def with_plain_run(name: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"plain {name}")
 
 
-def _of_job(returncode: int, stderr: bytes) -> tuple[int, bytes]:
-    """Returns the job's own status and errors: where nothing was recorded of one that ended with 0, memprof says so."""
-    said = _NOTHING.findall(stderr)
-    is_memprofs = returncode == InconclusiveError.exit_code and bool(said)
-    return (0 if is_memprofs else returncode), _NOTHING.sub(b"", stderr)
+def _of_job(returncode: int, *printed: bytes) -> tuple[Any, ...]:
+    """Returns the job's own status and output: where nothing was recorded of one that ended with 0, memprof says so.
+
+    The sentence is on stdout where a terminal shows both.
+    """
+    is_memprofs = returncode == InconclusiveError.exit_code and any(map(_NOTHING.search, printed))
+    return (0 if is_memprofs else returncode), *(_NOTHING.sub(b"", text) for text in printed)
 
 
 def command(*words: str) -> tuple[str, ...]:

@@ -326,6 +326,7 @@ if len(sys.argv) == 1:
 """
 
 
+@pytest.mark.cold
 def test_a_torch_newer_than_any_tried_is_warned_of_once(folder: Path) -> None:
     """One sentence for all processes of a job, after what was recorded; --quiet leaves it out."""
     (folder / "newer.py").write_text(_NEWER.format(path=str(Path(torch.__file__).with_name("version.py"))))

@@ -23,6 +23,8 @@ from tests.recorder.recorded import record_script
 _STUB = Path(torch.__file__).parent / "_C" / "__init__.pyi"
 #: What a parameter of a type is given.
 _VALUES = {"_int": 0, "int": 0, "_bool": False, "_float": 0.5, "str": "", "str | None": None, "_int | str": 0}
+#: Arguments of functions that reject those.
+_ACCEPTED = {"_cuda_record_memory_history": ["all", "all", "python", 8]}
 #: Classes whose parameters torch's Python code does not declare.
 _UNDECLARED = "class (*args, **kwargs)"
 
@@ -74,7 +76,7 @@ def arguments_by_name() -> dict[str, list[Any]]:
         if isinstance(node, ast.FunctionDef) and node.name in names()["native"]:
             kinds = [ast.unparse(arg.annotation) if arg.annotation else "Any" for arg in node.args.args]
             needed = kinds[: len(kinds) - len(node.args.defaults)]
-            found[node.name] = [_VALUES.get(kind) for kind in needed]
+            found[node.name] = _ACCEPTED.get(node.name, [_VALUES.get(kind) for kind in needed])
     return found
 
 
@@ -148,7 +150,7 @@ def of_the_driver(*_):
 torch._C._cuda_newer = torch.cuda.memory._bound = of_the_driver  # as in a CUDA build that is newer than the list
 torch._C._cuda_attach_out_of_memory_observer = lambda observer: of_the_driver()
 memory = VirtualMemory(settings_from_options({}, capacity_bytes=1 << 30))
-native.install(find_card("rtx4090"), memory, print)
+native.install(find_card("rtx4090"), memory)
 torch._C._cuda_attach_out_of_memory_observer(print)
 assert memory.observers == [print]
 for call in (torch._C._cuda_newer, torch.cuda.memory._bound):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog="""\b
 Examples:
-  memprof compare-allocations --device a100-80g snapshot.pickle -- train.py --batch-size 8
-  memprof compare-allocations snapshot.pickle dry-run.pickle""",
+  memprof compare-allocations --device a100-80g gpu.pickle -- train.py --batch-size 8
+  memprof compare-allocations gpu.pickle dry-run.pickle""",
 )
 @click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
 @click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")

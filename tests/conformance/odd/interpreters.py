@@ -40,12 +40,12 @@ INTERPRETERS = [
     shell(
         "zipped programs",
         "mkdir app && cp surroundings.py app/__main__.py && touch -d 2020-01-01 app/* && "
-        "{python} -m zipapp app -o a.pyz && {run} a.pyz look && {run} ./a.pyz look && {run} app look",
+        "{python} -m zipapp app -o a.pyz && {run} a.pyz look; {run} ./a.pyz look; {run} app look",
     ),
     shell(
         "a package and its parts",
         "mkdir pkg && touch pkg/__init__.py && cp surroundings.py pkg/__main__.py && cp surroundings.py pkg/sub.py && "
-        "{run} -m pkg look && {run} -m pkg.sub look && {run} -m pkg.__main__ look",
+        "{run} -m pkg look; {run} -m pkg.sub look; {run} -m pkg.__main__ look",
     ),
     shell(
         "modules of Python", "{run} -m json.tool </dev/null; {run} -m this | head -1; {run} -m compileall -q package"

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import torch
 
 from memprof.replay.allocator.blocks import ALLOCATED
+from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import rounded_request, segment_size
-
-if TYPE_CHECKING:
-    from memprof.recorder.dry.device.memory import VirtualMemory
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def out_of_memory(memory: VirtualMemory, requested: int) -> torch.OutOfMemoryError:
+def out_of_memory(
+    allocator: CachingAllocator,
+    requested: int,
+    context_bytes: int,
+    observers: Iterable[Callable[[int, int, int, int], None]],
+) -> torch.OutOfMemoryError:
     """Reports a failed request to the job's observers and returns the error that torch raises for it.
 
     Its text follows c10/cuda/CUDACachingAllocator.cpp: libraries recognize it by its beginning.
 
     Args:
-        memory: The device's memory, after its cache was released.
+        allocator: The device's allocator, after its cache was released.
         requested: Bytes of the tensor.
+        context_bytes: Memory of the device outside the allocator.
+        observers: The job's observers.
     """
-    allocator, settings = memory.allocator, memory.allocator.settings
+    settings = allocator.settings
     asked = segment_size(rounded_request(requested, settings.divisions))
     capacity = settings.capacity_bytes
     assert capacity is not None  # an unlimited device is never full
-    total, reserved = capacity + memory.context_bytes, allocator.reserved
+    total, reserved = capacity + context_bytes, allocator.reserved
     free = max(capacity - reserved, 0)
     allocated = sum(
         block.size for segment in allocator.segments.values() for block in segment.blocks() if block.state == ALLOCATED
     )
-    used = memory.context_bytes + reserved
+    used = context_bytes + reserved
     allowed = "" if settings.limit_bytes is None else f"{_size(settings.limit_bytes)} allowed; "
-    for observe in memory.observers:
+    for observe in observers:
         observe(0, asked, total, free)
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU 0 has a total capacity of {_size(total)} of which "

@@ -142,7 +142,7 @@ class VirtualMemory:
         if block is None and self.is_strict:
             self._log_segments()
             self._write(_OOM, 0, size, 0)
-            raise out_of_memory(self, size)
+            raise out_of_memory(self.allocator, size, self.context_bytes, self.observers)
         if block is None:  # a real job would end here; the dry run continues, to report what would be needed
             self.is_overfull = True
             self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)
