@@ -150,3 +150,27 @@ memory._dump_snapshot("job.pickle")
     assert "addmm" in names
     assert "bmm" in names
     assert not {"linear", "einsum"} & set(names)
+
+
+def test_a_bias_that_is_not_fused_is_added_in_place(tmp_path: Path) -> None:
+    """Attention's projection of a transposed batch takes its result alone; a sum that the job writes takes its own."""
+    script = """
+import torch
+from torch import nn
+memory = torch.cuda.memory
+attend = nn.MultiheadAttention(48, 4, batch_first=True).cuda()
+x = torch.randn(3, 5, 48, device="cuda")
+weight, bias = attend.in_proj_weight, attend.in_proj_bias
+attend(x, x, x)
+memory._record_memory_history()
+{statement}
+memory._dump_snapshot("job.pickle")
+"""
+    size = 3 * 48 * 15 * 4 // 512 * 512 + 512
+    counts = {}
+    for name, statement in (("fused", "attend(x, x, x)"), ("written", "x.transpose(0, 1) @ weight.t() + bias")):
+        (tmp_path / name).mkdir()
+        record_script(tmp_path / name, script.format(statement=statement), "--dry-run", "--device", "rtx4090")
+        counts[name] = read_sequence(str(tmp_path / name / "job.pickle")).sizes.tolist().count(size)
+    # The projection, and its parts for queries, keys and values laid out one after the other.
+    assert counts == {"fused": 2, "written": 2}

@@ -14,6 +14,7 @@ from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.face import CUDA
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
+from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.kernels.fused import FusedKernels
 from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
@@ -105,7 +106,9 @@ class VirtualDevice:
         """Assigns blocks to an operator's results, and temporary memory to its kernel."""
         self.memory.history.operator = func
         reads = any(face.is_on_device(value) for value in _flat(args))
-        reused = self._sums.reused(func, args, result) if reads else None
+        reused = biased_in_place(func, args, result) if reads else None
+        if reused is None and reads:
+            reused = self._sums.reused(func, args, result)
         if reused is not None:
             self.memory.move(reused, result)
         if self._hold(result, reads=reads) or reads:
