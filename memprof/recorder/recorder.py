@@ -22,6 +22,7 @@ from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.window import Watch, Window
+from memprof.trace.files.spool import UNTRAINED
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
@@ -96,6 +97,8 @@ class Recorder(ProcessRecorder[Observation]):
     def _close_for_good(self, reason: str, error: BaseException | None, failed: BaseException | None) -> None:
         observation = self._observation
         if observation is None:
+            if self._waits_for_training and not self.failure:
+                (self._folder.parent / UNTRAINED).touch()
             return
         if failed is not None:
             observation.end_with(failed, self._step)
@@ -191,7 +194,7 @@ class Recorder(ProcessRecorder[Observation]):
     def _should_begin(self) -> bool:
         if is_within_constructor():
             return False
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or self._dry is not None:  # a dry run saves no time by waiting for training
             return True
         if not self._waits_for_training:
             # Inference before training is not worth the window; inference alone is.

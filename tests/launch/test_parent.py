@@ -128,6 +128,24 @@ def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str
     assert left(folder) == set()
 
 
+def test_a_job_that_never_trains_its_model_is_told_so_and_dry_run(folder: Path) -> None:
+    """With an optimizer, a recording waits for training; a dry run records from the first call on."""
+    (folder / "infers.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(3):\n"
+        "        model(torch.ones(32, 64))\n"
+    )
+    ended = record("-o", "run.memprof", "infers.py")
+    assert ended.stderr.startswith("memprof: nothing was recorded: infers.py called its models without gradients only")
+    assert ended.returncode == 3
+    ended = record("--dry-run", "-o", "run.memprof", "infers.py")
+    assert ended.returncode == 0, ended.stderr
+    assert Trace.open("run.memprof").step_peaks()[0] >= 4 * (64 * 64 + 64 + 2 * 32 * 64)
+
+
 @pytest.mark.cold
 @pytest.mark.parametrize("mode", [("--quiet",), ("--light",), ("--dry-run",), ("--dry-run", "--device", "rtx4090")])
 def test_nothing_recorded_is_said_first_in_every_mode(mode: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
-from tests.policies.faces import record_step, recorded, train, trained
+from tests.policies.faces import one_thread, record_step, recorded, train, trained
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 TABLES = ("modules", "module_calls", "ops", "storages", "uses", "saved", "memory")
@@ -415,7 +415,7 @@ def returning_step(tmp_path, *policies):
     job = Job(model, [optimizer])
     for policy in policies:
         policy.apply(job)
-    with memprof.record(path, skip=1, steps=1, force=True):
+    with one_thread(), memprof.record(path, skip=1, steps=1, force=True):
         for _ in range(2):
             logits, loss = model(words)
             loss.backward()

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from memprof.policies.precision.policy import Precision
+from memprof.policies.precision.workspaces import packed_bytes, tiled_bytes
 from memprof.recorder.machine import has_amx, short_types
 from memprof.replay.live import live_bytes
 from tests.recorder.recorded import record_script
@@ -125,3 +127,39 @@ def test_convolutions_are_predicted_with_tiles_and_without(
     predicted = int(live_bytes(Precision().transform(plain.trace.step(2))).during.max())
     measured = planned.trace.step_peaks()[2]
     assert abs(predicted - measured) <= 0.01 * measured
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "threads", "measured"),
+    [
+        (4096, 1024, 1024, 1, 1_053_696),
+        (4096, 1024, 1024, 2, 2_107_008),
+        (1024, 256, 256, 1, 136_192),
+        (256, 256, 1024, 1, 21_504),
+        (64, 32, 64, 1, 9_216),
+    ],
+)
+def test_buffers_of_layers_in_tiles_are_those_measured(
+    rows: int, depth: int, columns: int, threads: int, measured: int
+) -> None:
+    """Temporary memory of linear layers' bf16 products on an Intel Xeon with AMX, torch 2.13."""
+    sizes = [np.array([float(size)]) for size in (rows, depth, columns)]
+    buffers = tiled_bytes(*sizes, np.array([False]), np.array([columns > threads * rows]))
+    assert abs(1024 + threads * buffers.item() - measured) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "is_transposed", "measured"),
+    [
+        (64, 1024, 10, False, 69_120),
+        (4096, 1024, 256, False, 132_096),
+        (64, 1024, 256, True, 201_856),
+        (128, 1024, 64, True, 238_720),
+    ],
+)
+def test_deep_products_without_tiles_are_summed_in_parts(
+    rows: int, depth: int, columns: int, is_transposed: bool, measured: int
+) -> None:
+    """The same processor held to AVX-512, where 512 of the depth are summed at a time."""
+    sizes = [np.array([float(size)]) for size in (rows, depth, columns)]
+    assert 1024 + packed_bytes(*sizes, np.array([is_transposed])).item() == measured

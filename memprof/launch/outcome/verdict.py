@@ -207,6 +207,14 @@ def _why_nothing(spool: Path, target: str) -> str:
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"
     if not any(spool.glob("process-*/")):
+        from memprof.trace.files.spool import UNTRAINED
+
+        if (spool / UNTRAINED).exists():
+            return (
+                f"{target} called its models without gradients only, and a job with an optimizer is recorded from its "
+                "first training step on. Record the calls with 'with memprof.record(\"run.memprof\"):' around them, or "
+                "dry-run the job"
+            )
         began = "; a dry run begins when the first of them is created, and runs normally until then"
         return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
     folders = sorted(spool.glob("process-*/"))

@@ -151,8 +151,12 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
     depth = np.sqrt(first[rows] / made[rows] * second[rows])
     high, wide = first[rows] / depth, second[rows] / depth
     is_transposed = (of_op[rows] != rows) & ~has_weight[rows]
-    buffers = tiled_bytes if step.has_amx else packed_bytes
-    workspace = 1024 + step.threads * buffers(high, depth, wide, is_transposed)
+    if step.has_amx:
+        is_layer = has_weight[rows] & (of_op[rows] == rows)
+        buffers = tiled_bytes(high, depth, wide, is_transposed, is_layer & (wide > step.threads * high))
+    else:
+        buffers = packed_bytes(high, depth, wide, is_transposed)
+    workspace = 1024 + step.threads * buffers
     own[rows] = np.where(high * depth * wide > SMALLEST_PRODUCT, np.rint(workspace), 0).astype(np.int64)
 
 
@@ -181,21 +185,23 @@ def packed_bytes(high: Floats, depth: Floats, wide: Floats, is_transposed: Bools
     return buffers
 
 
-def tiled_bytes(high: Floats, depth: Floats, wide: Floats, is_transposed: Bools) -> Floats:
+def tiled_bytes(high: Floats, depth: Floats, wide: Floats, is_transposed: Bools, has_few_rows: Bools) -> Floats:
     """Returns a thread's buffers in bf16 products with AMX: the tiles' and up to 1 MiB of the second operand.
 
-    Measured on an Intel Xeon for 576 sizes up to 4,096, on one thread and two. Not transposed, at least 1,024 rows:
-    exact in 98 of 128, more than measured in the others (by up to 1 MiB), as with fewer rows (2 MiB). Transposed: off
-    by up to 264 KiB.
+    Measured on an Intel Xeon for 576 sizes up to 4,096, on one thread and on two. On one, not transposed: exact to 2 KiB
+    in 181 of 192. On two, more than measured in two of five, by up to 1 MiB. Transposed: off by up to 264 KiB.
 
     Args:
         high: Rows of the first operand.
         depth: Its columns.
         wide: Columns of the second operand.
         is_transposed: Whether the first operand is: up to 256 of its rows are copied, and 64 columns packed.
+        has_few_rows: Whether the second operand is a layer's weight in forward, stored as (wide, depth), and a thread
+            has fewer rows than columns: 32 of these are packed at a time.
     """
     padded = np.ceil(depth / PACKED_DEPTH) * PACKED_DEPTH
     columns = np.maximum(np.ceil(wide / TILED_COLUMNS) * TILED_COLUMNS, 2 * TILED_COLUMNS)
+    columns = np.where(has_few_rows & (depth >= 2 * PACKED_DEPTH), 2 * TILED_COLUMNS, columns)
     copied = np.minimum(high, SUMMED_ROWS) * (padded + PACKED_DEPTH) * 2 + 128
     packed = np.minimum(2 * padded * np.where(is_transposed, np.minimum(wide, PACKED_COLUMNS), columns), PACKED_BYTES)
     buffers: Floats = TILES_BYTES + packed + np.where(is_transposed, copied, 0)

@@ -135,6 +135,9 @@ OTHER_THREAD = 2**40
 #: Start of the note on the step whose inputs were larger than those of all recorded steps.
 MISSED_STEP = "not recorded: "
 
+#: Mark of a job that has an optimizer and called models only without gradients: its recording never began.
+UNTRAINED = "untrained"
+
 #: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.
 UNUSED_DEVICE = "the job allocated nothing on the virtual device"
 
