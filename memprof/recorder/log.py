@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.phases import MOST_NAMES
 from memprof.recorder.faults import raise_if_of_job
-from memprof.trace.files.spool import COLUMNS, SpoolWriter
+from memprof.trace.files.spool import COLUMNS
+from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,8 @@ from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
 from memprof.recorder.thread_end import ThreadEnd
 from memprof.recorder.thread_observation import ThreadObservation
-from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
+from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE
+from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun

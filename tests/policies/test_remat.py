@@ -427,7 +427,7 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     from memprof.policies.remat.needs import Needs
     from memprof.recorder.log import RawLog
     from memprof.recorder.profiler.native import NativeEvents
-    from memprof.trace.files.spool import SpoolWriter
+    from memprof.trace.files.spool_writer import SpoolWriter
 
     convolution, counter = torch.ops.aten.convolution.default, ProcessorCounter()
     args = (torch.randn(4, 16, 32, 32), torch.randn(16, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -13,7 +13,8 @@ import torch
 
 import memprof
 from memprof.recorder.log import RawLog
-from memprof.trace.files.spool import COLUMNS, SpoolWriter
+from memprof.trace.files.spool import COLUMNS
+from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.store import Trace
 
 #: A job makes everything it needs, trains, and returns what must not depend on being recorded.

@@ -13,7 +13,8 @@ import pytest
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.files.pack import is_spool_folder, pack_spool, read_spool_folder
-from memprof.trace.files.spool import COLUMNS, SpoolWriter
+from memprof.trace.files.spool import COLUMNS
+from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Capture, Machine, Manifest
 from memprof.trace.schema import NONE, HostMemory, Ops
 from memprof.trace.store import Trace

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.trace.files.spool import COLUMNS, FILE_NAME, Spool, SpoolWriter, read_spool
+from memprof.trace.files.spool import COLUMNS, FILE_NAME, Spool, read_spool
+from memprof.trace.files.spool_writer import SpoolWriter
 
 #: What `write_frames` writes, frame by frame: the stream, and its rows or its record.
 FRAMES: list[tuple[str, Any]] = [
@@ -222,7 +223,7 @@ def test_a_limit_on_the_files_size_leaves_whole_frames(tmp_path: Path) -> None:
     script = f"""
 import resource
 from array import array
-from memprof.trace.files.spool import SpoolWriter
+from memprof.trace.files.spool_writer import SpoolWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
 writer = SpoolWriter({str(tmp_path)!r})
 written = 0
@@ -247,7 +248,7 @@ def test_within_a_limit_on_the_files_size_the_rows_that_fit_are_kept(tmp_path: P
     script = f"""
 import resource, signal
 from array import array
-from memprof.trace.files.spool import SpoolWriter
+from memprof.trace.files.spool_writer import SpoolWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 writer = SpoolWriter({str(tmp_path)!r})

@@ -12,7 +12,8 @@ from typing import Any
 
 from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.log import RawLog
-from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
+from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS
+from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Files of the ring that are kept: the current one and the one before.
 _KEPT = 2

@@ -15,7 +15,7 @@ from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.optimizer_facts import describe_optimizer
 from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
 from memprof.recorder.steps.rounds import OptimizerRounds
-from memprof.trace.files.spool import SpoolWriter
+from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Reserve for writing all this in a process that can allocate no more (``ulimit -v``): mapped but never touched, so it
 #: uses no memory until it is released.

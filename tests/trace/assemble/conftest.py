@@ -12,7 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from memprof.trace.assemble import assemble_process
-from memprof.trace.files.spool import COLUMNS, FORWARD, MUTATE, READ, WRITE, Spool, SpoolWriter, read_spool
+from memprof.trace.files.spool import COLUMNS, FORWARD, MUTATE, READ, WRITE, Spool, read_spool
+from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Table
 

@@ -21,7 +21,8 @@ from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
 from memprof.trace.assemble.memory.native_events import DeviceEvents, read_device_events
 from memprof.trace.assemble.steps import choose_epoch
-from memprof.trace.files.spool import COLUMNS, WRITE, Spool, SpoolWriter, read_spool
+from memprof.trace.files.spool import COLUMNS, WRITE, Spool, read_spool
+from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.schema import ACTIONS, Ints
 
 DEVICE = "cuda:0"
