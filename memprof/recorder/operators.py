@@ -6,32 +6,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache, partial
 from types import FrameType
 from typing import Any
 
 import torch
 
-from memprof.hidden_import import import_hidden
 from memprof.phases import named_phase
 from memprof.recorder.calls import higher_order, repeats
 from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
-from memprof.recorder.calls.untraced import is_traced_inside, traced_inside, untraced
+from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.calls.wrapped_numbers import with_tensors
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.out_of_memory import is_out_of_memory
 from memprof.recorder.steps.progress import Progress
 from memprof.trace.files.spool import (
-    FLAG_COLLECTIVE,
-    FLAG_COPY,
     FLAG_EVAL_MODE,
     FLAG_GRAD_ENABLED,
     FLAG_IN_CLOSURE,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
-    FLAG_RNG,
     FLAG_VIEW,
     MUTATE,
     NAME_SHIFT,
@@ -42,7 +38,6 @@ from memprof.trace.files.spool import (
 )
 
 _time_ns = time.time_ns
-_FLOP_COUNTER = "torch.utils.flop_counter"
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
@@ -55,57 +50,6 @@ _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
 _cuda: Any = torch.cuda  # not annotated in torch
 _FAILED = object()  # result of an operator that raised
-
-
-class _Operator:
-    """Properties shared by every run of one operator."""
-
-    __slots__ = ("call", "flags", "flop_formula", "is_higher_order", "mutated", "mutated_keywords", "name")
-
-    def __init__(self, operator: Any, name: int) -> None:
-        self.name = name
-        self.is_higher_order = higher_order.is_higher_order(operator)
-        # Calling the overload's own entry skips a Python frame; higher-order operators have none.
-        self.call: Callable[..., Any] = getattr(operator, "_op", operator)
-        if is_traced_inside(operator):
-            self.call = partial(_call_traced_inside, operator)
-        self.flags = 0
-        self.mutated: frozenset[int] = frozenset()
-        self.mutated_keywords: frozenset[str] = frozenset()
-        self.flop_formula: Callable[..., int] | None = None
-        schema = getattr(operator, "_schema", None)
-        if schema is not None:
-            written = [
-                (i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-            ]
-            self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
-            self.mutated_keywords = frozenset(a.name for _, a in written)
-            if written:
-                self.flags |= FLAG_MUTATES
-            if not written and any(r.alias_info is not None for r in schema.returns):
-                self.flags |= FLAG_VIEW
-        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
-            self.flags |= FLAG_RNG
-        namespace = getattr(operator, "namespace", "")
-        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            self.flags |= FLAG_COLLECTIVE
-        if str(operator) in ("aten._to_copy.default", "aten.copy_.default"):
-            self.flags |= FLAG_COPY
-        self.flop_formula = _flop_formulas().get(getattr(operator, "overloadpacket", None))
-
-
-def _flop_formulas() -> dict[Any, Callable[..., int]]:
-    """Returns torch's FLOP formulas by operator, with the job's own if it has imported their module."""
-    own = sys.modules.get(_FLOP_COUNTER)
-    formulas: dict[Any, Callable[..., int]] = (
-        getattr(own, "flop_registry", None) or _hidden_flop_counter().flop_registry
-    )
-    return formulas
-
-
-@cache
-def _hidden_flop_counter() -> Any:
-    return import_hidden(_FLOP_COUNTER, "torch.utils.module_tracker")
 
 
 class OperatorMode(SlidingMode):
@@ -159,8 +103,7 @@ class OperatorMode(SlidingMode):
         self._on_fault = on_fault
         self._on_operator_error = on_operator_error
         self._on_out_of_memory = on_out_of_memory
-        self._operators: dict[Any, _Operator] = {}
-        self._flops: dict[tuple[Any, ...], int] = {}
+        self._operators: dict[Any, OperatorTraits] = {}
         self._tensor_number = log.tensor_number
         self.is_on = False
         self.span = _span
@@ -181,7 +124,7 @@ class OperatorMode(SlidingMode):
                 return NotImplemented
         operator = self._operators.get(func)
         if operator is None:
-            operator = self._operators[func] = _Operator(func, self._log.intern("names", str(func)))
+            operator = self._operators[func] = OperatorTraits(func, self._log.intern("names", str(func)))
         if operator.is_higher_order:
             return self._run_higher_order(operator, func, args, kwargs or {})
         start_ns = _time_ns()
@@ -192,19 +135,19 @@ class OperatorMode(SlidingMode):
                 return self.__torch_dispatch__(func, types, given, kwargs)
             self._on_operator_error()
             if self.is_on and is_out_of_memory(error):
-                self._note_failed(operator, func, args, kwargs, start_ns, sys._getframe().f_back, error)
+                self._note_failed(operator, args, kwargs, start_ns, sys._getframe().f_back, error)
             raise
         end_ns = _time_ns()
         if self.is_on:
             try:
                 # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
                 with self._lock, torch._C.DisableTorchFunction(), untraced():
-                    self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
+                    self._note(operator, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result
 
-    def _run_higher_order(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_higher_order(self, operator: OperatorTraits, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a higher-order operator and logs the operators inside it, or else itself as one operator."""
         if higher_order.is_traced():
             return higher_order.run_below(func, args, kwargs)
@@ -217,7 +160,7 @@ class OperatorMode(SlidingMode):
             self._on_operator_error()
             if self.is_on and self._log.op_count == first_op and is_out_of_memory(error):
                 given = higher_order.tensors_in((args, kwargs))
-                self._note_failed(operator, func, given, None, start_ns, sys._getframe(1).f_back, error)
+                self._note_failed(operator, given, None, start_ns, sys._getframe(1).f_back, error)
             raise
         if self.is_on and self._log.op_count == first_op:
             end_ns = _time_ns()
@@ -227,19 +170,19 @@ class OperatorMode(SlidingMode):
                     known = {self.span(tensor)[0] for tensor in given}
                     made = [each for each in higher_order.tensors_in(result) if self.span(each)[0] not in known]
                     if given or made:
-                        self._note(operator, func, given, None, made, start_ns, end_ns, sys._getframe(1).f_back)
+                        self._note(operator, given, None, made, start_ns, end_ns, sys._getframe(1).f_back)
                         self.not_followed.add(str(func))
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result
 
     def _note_failed(
-        self, operator: _Operator, func: Any, args: Any, kwargs: Any, start_ns: int, frame: Any, error: BaseException
+        self, operator: OperatorTraits, args: Any, kwargs: Any, start_ns: int, frame: Any, error: BaseException
     ) -> None:
         """Logs an operator that ran out of memory: the last thing the job did."""
         try:
             with self._lock, torch._C.DisableTorchFunction(), untraced():
-                self._note(operator, func, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
+                self._note(operator, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
                 self._on_out_of_memory(error)
         except MemoryError:
             return  # no memory even for this; the buffered rows are written with the next flush
@@ -248,8 +191,7 @@ class OperatorMode(SlidingMode):
 
     def _note(
         self,
-        operator: _Operator,
-        func: Any,
+        operator: OperatorTraits,
         args: Any,
         kwargs: Any,
         result: Any,
@@ -354,8 +296,8 @@ class OperatorMode(SlidingMode):
                     written_bytes += size
                 if self.on_output is not None:
                     self.on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
-        is_counted = operator.flop_formula is not None and result is not _FAILED
-        flops = self._count_flops(operator, func, args, kwargs, result) if is_counted else 0
+        is_counted = operator.has_flops and result is not _FAILED
+        flops = operator.count_flops(args, kwargs, result) if is_counted else 0
         log.operators.extend(
             (
                 start_ns,
@@ -381,20 +323,6 @@ class OperatorMode(SlidingMode):
                 self._stream = stream
                 log.streams.extend((op, stream))
         self._after_operator(end_ns, node is not None)
-
-    def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
-        if any(isinstance(a, _Tensor) and a.is_nested for a in args):
-            return 0  # torch's formulas do not support nested tensors
-        key = (func, *(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args))
-        flops = self._flops.get(key)
-        if flops is None:
-            assert operator.flop_formula is not None
-            try:
-                flops = int(operator.flop_formula(*args, **(kwargs or {}), out_val=result))
-            except (AssertionError, TypeError, ValueError, IndexError):
-                flops = 0  # a shape that torch's formula does not support
-            self._flops[key] = flops
-        return flops
 
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None) -> None:
         """Prepares for a run of consecutive operators; on a device, their streams are recorded.
@@ -425,11 +353,6 @@ class OperatorMode(SlidingMode):
         super().slide_out()
 
 
-def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    with traced_inside(operator):
-        return operator._op(*args, **kwargs)
-
-
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
     """Whether a frame runs inside a nested backward of torch.utils.checkpoint."""
     while frame is not None:
@@ -442,21 +365,6 @@ def _is_in_checkpoint(frame: FrameType | None) -> bool:
 def _current_cuda_stream() -> int:
     """Returns the stream of the current thread on its CUDA device; 0 for the default stream."""
     return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-
-
-def skip_compiling(*functions: Any) -> None:
-    """Keeps torch.compile from compiling the recorder's own functions and everything they call.
-
-    Does not import torch._dynamo, which is slow and would change the job's modules.
-    """
-    try:
-        from torch._C._dynamo import eval_frame
-
-        skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-        for function in functions:
-            eval_frame.set_code_exec_strategy(function.__code__, skip)
-    except (ImportError, AttributeError):
-        return  # this torch lacks the entry: compiled regions may be split around the recorder's calls
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

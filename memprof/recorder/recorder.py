@@ -9,10 +9,11 @@ import torch
 
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.calls.tracebacks import clean_uncaught
+from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.observation import Observation
-from memprof.recorder.operators import OperatorMode, skip_compiling
+from memprof.recorder.operators import OperatorMode
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling

@@ -1,0 +1,121 @@
+"""What every run of an operator has in common: which arguments it writes to, its tags, its FLOPs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from memprof.hidden_import import import_hidden
+from memprof.recorder.calls import higher_order
+from memprof.recorder.calls.untraced import is_traced_inside, traced_inside
+from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, FLAG_RNG, FLAG_VIEW
+
+_FLOP_COUNTER = "torch.utils.flop_counter"
+_Tensor = torch.Tensor
+
+
+class OperatorTraits:
+    """Properties shared by every run of one operator.
+
+    Attributes:
+        call: Runs it.
+        flags: Flags of the `operators` stream that every run has.
+        has_flops: Whether torch has a formula for its FLOPs.
+        is_higher_order: Whether it takes functions.
+        mutated: Positions of the arguments that it writes to.
+        mutated_keywords: Names of the arguments that it writes to.
+        name: The number of its name.
+    """
+
+    __slots__ = (
+        "_flops",
+        "_formula",
+        "call",
+        "flags",
+        "has_flops",
+        "is_higher_order",
+        "mutated",
+        "mutated_keywords",
+        "name",
+    )
+
+    def __init__(self, operator: Any, name: int) -> None:
+        """Reads an operator's schema and tags.
+
+        Args:
+            operator: The operator.
+            name: The number of its name.
+        """
+        self.name = name
+        self.is_higher_order = higher_order.is_higher_order(operator)
+        # Calling the overload's own entry skips a Python frame; higher-order operators have none.
+        self.call: Callable[..., Any] = getattr(operator, "_op", operator)
+        if is_traced_inside(operator):
+            self.call = partial(_call_traced_inside, operator)
+        self.flags = 0
+        self.mutated: frozenset[int] = frozenset()
+        self.mutated_keywords: frozenset[str] = frozenset()
+        schema = getattr(operator, "_schema", None)
+        if schema is not None:
+            written = [
+                (i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+            ]
+            self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
+            self.mutated_keywords = frozenset(a.name for _, a in written)
+            if written:
+                self.flags |= FLAG_MUTATES
+            if not written and any(r.alias_info is not None for r in schema.returns):
+                self.flags |= FLAG_VIEW
+        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
+            self.flags |= FLAG_RNG
+        namespace = getattr(operator, "namespace", "")
+        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            self.flags |= FLAG_COLLECTIVE
+        if str(operator) in ("aten._to_copy.default", "aten.copy_.default"):
+            self.flags |= FLAG_COPY
+        self._formula = _flop_formulas().get(getattr(operator, "overloadpacket", None))
+        self._flops: dict[tuple[Any, ...], int] = {}
+        self.has_flops = self._formula is not None
+
+    def count_flops(self, args: Any, kwargs: Any, result: Any) -> int:
+        """Returns the FLOPs of a run; 0 where torch's formula does not support its arguments.
+
+        Args:
+            args: Its arguments.
+            kwargs: Its keyword arguments, or None.
+            result: Its result.
+        """
+        if self._formula is None or any(isinstance(a, _Tensor) and a.is_nested for a in args):
+            return 0  # torch's formulas do not support nested tensors
+        key = tuple(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args)
+        flops = self._flops.get(key)
+        if flops is None:
+            try:
+                flops = int(self._formula(*args, **(kwargs or {}), out_val=result))
+            except (AssertionError, TypeError, ValueError, IndexError):
+                flops = 0  # a shape that torch's formula does not support
+            self._flops[key] = flops
+        return flops
+
+
+def _flop_formulas() -> dict[Any, Callable[..., int]]:
+    """Returns torch's FLOP formulas by operator, with the job's own if it has imported their module."""
+    own = sys.modules.get(_FLOP_COUNTER)
+    formulas: dict[Any, Callable[..., int]] = (
+        getattr(own, "flop_registry", None) or _hidden_flop_counter().flop_registry
+    )
+    return formulas
+
+
+@cache
+def _hidden_flop_counter() -> Any:
+    return import_hidden(_FLOP_COUNTER, "torch.utils.module_tracker")
+
+
+def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    with traced_inside(operator):
+        return operator._op(*args, **kwargs)
