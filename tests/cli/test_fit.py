@@ -90,7 +90,7 @@ def test_page_ends_with_what_to_do_next() -> None:
     assert lines[-1].startswith("next: memprof record --plan fits.toml train.py --lr 1")
     # What the job prints goes to stderr, among what is being done.
     assert done.stderr.count("words --lr 1") == 3
-    assert "memprof: recording train.py as it is" in done.stderr
+    assert "memprof: recording train.py without a plan" in done.stderr
     names = sorted(path.name for path in Path().iterdir())
     assert names == ["fits.head.memprof", "fits.run.memprof", "fits.toml", "train.py"]
 

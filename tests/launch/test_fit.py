@@ -168,7 +168,7 @@ def test_plan_the_job_fails_under_is_not_kept() -> None:
     assert attempt["outcome"] == "failed"
     assert "AssertionError: not with me" in errors
     assert told["plan"] is None
-    assert "as it is" in told["reason"]
+    assert "unchanged job" in told["reason"]
     assert told["least_measured_bytes"] == told["recorded"]["peak_allocated_bytes"]
     assert left() == ["run.memprof"]
 

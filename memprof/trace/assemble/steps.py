@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def _epochs(spool: Spool) -> list[Epoch]:
     never = np.iinfo(np.int64).max
     pauses: list[dict[str, Any]] = spool.records.get("pauses", [])
     epochs = []
-    for start, following in zip(starts, [*starts[1:], {"op": operators, "time_ns": never}], strict=True):
+    for start, following in pairwise([*starts, {"op": operators, "time_ns": never}]):
         # The part of a step before a pause belongs to no step: the step starts again after the pause.
         within = (pause for pause in pauses if start["time_ns"] <= pause["time_ns"] < following["time_ns"])
         end = next(within, following)
