@@ -31,7 +31,7 @@ CHANNELS = 16
 #: Columns that oneDNN's bf16 product packs at a time, the multiple their depth is padded to, and the rows and the depth
 #: of the parts that it sums.
 PACKED_COLUMNS, PACKED_DEPTH, SUMMED_ROWS, SUMMED_DEPTH = 64, 32, 256, 512
-#: With AMX: columns that a tile holds, bytes of the second operand that a thread packs at most, and of its tiles.
+#: With AMX: columns that a tile holds, bytes of the second operand that a thread packs at most, and of a pair of tiles.
 TILED_COLUMNS, PACKED_BYTES, TILES_BYTES = 16, 2**20, 4096
 #: Up to this many multiplications torch computes a product without oneDNN.
 SMALLEST_PRODUCT = 16 * 16 * 16
@@ -200,11 +200,13 @@ def tiled_bytes(high: Floats, depth: Floats, wide: Floats, is_transposed: Bools,
             has fewer rows than columns: 32 of these are packed at a time.
     """
     padded = np.ceil(depth / PACKED_DEPTH) * PACKED_DEPTH
-    columns = np.maximum(np.ceil(wide / TILED_COLUMNS) * TILED_COLUMNS, 2 * TILED_COLUMNS)
+    tiles = np.ceil(wide / TILED_COLUMNS)
+    columns = 2 * TILED_COLUMNS * np.where(wide == 1, 2, np.ceil(tiles / 2))  # tiles come in pairs
     columns = np.where(has_few_rows & (depth >= 2 * PACKED_DEPTH), 2 * TILED_COLUMNS, columns)
     copied = np.minimum(high, SUMMED_ROWS) * (padded + PACKED_DEPTH) * 2 + 128
     packed = np.minimum(2 * padded * np.where(is_transposed, np.minimum(wide, PACKED_COLUMNS), columns), PACKED_BYTES)
-    buffers: Floats = TILES_BYTES + packed + np.where(is_transposed, copied, 0)
+    is_half = (tiles % 2 == 1) & (wide > 1) & ~is_transposed
+    buffers: Floats = TILES_BYTES / np.where(is_half, 2, 1) + packed + np.where(is_transposed, copied, 0)
     return buffers
 
 
