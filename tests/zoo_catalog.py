@@ -91,7 +91,7 @@ CASES = (
     Case("own_dispatch_mode"),
     # The profiler of the script takes over in step 3, and is still on when step 4 begins. It warns of memory older
     # than itself, unless the allocator knows of it, which it does once a recorder has been there.
-    Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before", is_slow=True),
+    Case("own_profiler", steps=(4, 5), noise="Memory block of unknown size was allocated before", is_slow=True),
     Case("caught_errors", is_slow=True),
     Case("compiled", ("--backend", "aot_eager"), is_slow=True),
     Case("compiled", ("--backend", "inductor"), is_slow=True),
