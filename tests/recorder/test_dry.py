@@ -344,3 +344,25 @@ def test_answers_are_harmless() -> None:
     [note] = answers.notes()
     assert "were read 6 times" in note
     assert "test_dry.py" in note
+
+
+@pytest.mark.parametrize("device", [(), ("--device", "rtx4090")], ids=["cpu", "cuda"])
+def test_a_request_that_no_machine_serves_fails_as_in_a_real_run(tmp_path: Path, device: tuple[str, ...]) -> None:
+    """A job that catches it goes on, and its recording can be read."""
+    script = """
+import torch
+where = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(8, 8).to(where)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    try:
+        torch.empty(1 << 60, device=where)
+    except RuntimeError as error:
+        print(type(error).__name__, "allocate" in str(error))
+    model(torch.ones(4, 8, device=where)).sum().backward()
+    optimizer.step()
+"""
+    ended = record_script(tmp_path, script, "--dry-run", *device)
+    kind = "OutOfMemoryError" if device else "RuntimeError"
+    assert set(ended.stdout.splitlines()) == {f"{kind} True"}
+    assert max(ended.trace.step_peaks().values()) < 2**25

@@ -39,6 +39,8 @@ _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _a
 _MOST_DATA = 2**16
 #: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
+#: No processor addresses more for one process: torch's allocators fail on any machine.
+_ADDRESSED_BYTES = 2**47
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
@@ -203,6 +205,7 @@ class DryMode(FakeTensorMode):
             return func(*args, **kwargs)
         self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
+            _refuse_endless(result)
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         return result
@@ -232,6 +235,18 @@ class DryMode(FakeTensorMode):
 def _is_composite(func: Any) -> bool:
     """Whether torch runs an operator as a sequence of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def _refuse_endless(tensor: FakeTensor) -> None:
+    """Raises what torch's allocator raises for a tensor that no machine can hold, for jobs that catch it."""
+    size = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
+    if size > _ADDRESSED_BYTES and tensor.fake_device.type == "cuda":
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB.")
+    if size > _ADDRESSED_BYTES:
+        raise RuntimeError(
+            f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes. Error code 12 (Cannot "
+            "allocate memory)"
+        )
 
 
 def _kinds(values: Any) -> tuple[bool, bool]:

@@ -52,7 +52,7 @@ INTERPRETERS = [
     ),
     shell(
         "a link to a program",
-        "mkdir links && ln -s ../surroundings.py links/way.py && ln -s links more && {run} more/way.py look && "
+        "mkdir links && ln -s ../surroundings.py links/way.py && ln -s links more && {run} more/way.py look; "
         "{run} links/../links/way.py look",
     ),
     shell("an absolute path", 'cd / && {run} "$OLDPWD/surroundings.py" look'),
