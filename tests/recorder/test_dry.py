@@ -81,6 +81,22 @@ def test_an_operator_whose_rule_refuses_what_the_processor_takes(tmp_path: Path)
     assert dry.peak == real.peak
 
 
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no product of groups")
+def test_experts_in_float32_run_on_a_device_too(tmp_path: Path) -> None:
+    """With the gradients of the processor's run, and rows that are padded to 16 bytes."""
+    script = _EXPERTS.replace("Experts()\n", "Experts().cuda()\n").replace(
+        "dtype=torch.int32)", 'dtype=torch.int32, device="cuda")'
+    )
+    script = script.replace("torch.randn(64, 32)", 'torch.randn(64, 32, device="cuda")').replace(
+        "4, 32, 64", "4, 32, 63"
+    )
+    ended = record_script(tmp_path, script, "--dry-run", "--device", "h100-80g")
+    made = ended.step.storages
+    sizes = made.requested_bytes[made.shape == "64x63"]
+    assert len(sizes)
+    assert sizes.max() == 4 * (63 * 64 + 63)
+
+
 _DATASET = """
 import torch
 images = torch.zeros(512, 64)
