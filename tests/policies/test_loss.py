@@ -9,14 +9,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.loss.lazy import LazyLogits
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.plan import Plan
+from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
-from tests.policies.faces import compare, record_step, recorded, train
+from tests.policies.faces import compare, faces, record_step, recorded, train
 from tests.recorder.recorded import record
 
 HEADS = {"gpt": "head", "lstm": "predict", "shared": "head"}
@@ -132,7 +134,21 @@ class Square(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * upstream
 
 
+def accuracy_first(context):
+    """Returns a use that counts right answers without gradients before the loss is computed, as many loops do."""
+
+    def use(logits, targets):
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+        with context():
+            assert 0 <= int((logits.argmax(-1) == targets).sum()) <= len(targets)
+        return F.cross_entropy(logits, targets)
+
+    return use
+
+
 USES = {
+    "accuracy first": accuracy_first(torch.no_grad),
+    "accuracy in inference mode": accuracy_first(torch.inference_mode),
     "flattened": lambda logits, t: F.cross_entropy(logits.flatten(0, 1), t.flatten()),
     "shifted": lambda logits, t: F.cross_entropy(
         logits.float()[..., :-1, :].contiguous().view(-1, 50), t[:, 1:].reshape(-1)
@@ -172,6 +188,72 @@ def test_lazy_logits_serve_whatever_touches_them(use, autocast):
     job.undo()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, **tolerance)
+
+
+def test_autograd_takes_lazy_logits_as_roots():
+    """torch.autograd gets the graph of logits that are not made, as reentrant checkpointing passes it."""
+    torch.manual_seed(0)
+    model, ids = Small(), torch.randint(50, (4, 9))
+    upstream = torch.randn(4, 9, 50)
+    torch.autograd.backward([model(ids)], [upstream])
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    job = Job(model)
+    ChunkedLoss(4, head="head", minimum_bytes=0).apply(job)
+    logits = model(ids)
+    with torch.no_grad():
+        torch.autograd.backward([logits], [upstream], retain_graph=True)
+    found = torch.autograd.grad([logits], list(model.parameters()), [upstream])
+    job.undo()
+    assert logits.made is None
+    for parameter, one, other in zip(model.parameters(), found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(parameter.grad, other)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("modules", [".", "**"])
+def test_a_checkpoint_around_the_head_saves_the_same_again(modules, bias):
+    """The recompute of a region with the head in it makes lazy logits, too: the numbers are those of the loss alone."""
+    ids, targets = torch.randint(50, (4, 9)), torch.randint(50, (4, 9))
+    loss = ChunkedLoss(4, head="head", minimum_bytes=1)
+    found = []
+    for policies in ((loss,), (loss, Checkpoint(modules=(modules,)))):
+        torch.manual_seed(0)
+        model = Small(bias=bias)
+        job = Job(model)
+        Plan(policies).apply(job)
+        value = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        value.backward()
+        job.undo()
+        found.append([value.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_checkpoint_around_the_head_is_measured_as_predicted():
+    """The peak of the whole model's checkpoint with a chunked head is the predicted one, to the byte."""
+    plan = Plan((ChunkedLoss(4, head="head", minimum_bytes=1), Checkpoint(modules=(".",))))
+    predicted, measured = faces("gpt", plan)
+    assert peak(predicted) == peak(measured), compare(predicted, measured)
+
+
+def test_a_head_called_with_another_type_computes_its_logits_at_once():
+    """Under pure-bf16 a script that calls the head itself passes float32: precision casts it, and a note says so."""
+    torch.manual_seed(0)
+    model, hidden, targets = Small(), torch.randn(36, 16), torch.randint(50, (36,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = F.cross_entropy(model.head(hidden), targets)
+    job = Job(model, [optimizer])
+    Plan((Precision("bf16", "bf16"), ChunkedLoss(4, head="head", minimum_bytes=0))).apply(job)
+    found = F.cross_entropy(model.head(hidden), targets)
+    found.backward()
+    notes = list(job.notes)
+    job.undo()
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=0)
+    assert model.head.weight.grad.abs().sum() > 0
+    assert (
+        "loss: logits are computed at once where the head is called with torch.float32 and has torch.bfloat16." in notes
+    )
 
 
 def test_logits_are_whole_without_gradients():

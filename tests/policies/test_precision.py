@@ -436,6 +436,19 @@ def test_what_is_returned_or_held_in_a_variable_is_counted(policy, tmp_path):
     assert abs(predicted - measured) <= 0.02 * measured, f"{predicted:,} predicted, {measured:,} measured"
 
 
+def test_pure_is_part_of_an_exported_program():
+    """torch.export traces the casts around a model whose weights are bfloat16: it takes and returns float32."""
+    model, inputs = small_model(), torch.randn(4, 8)
+    job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    PURE.apply(job)
+    expected = model(inputs)
+    program = torch.export.export(model.eval(), (inputs,))
+    found = program.module()(inputs)
+    job.undo()
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_pure_frees_what_a_buffer_was_a_view_of():
     """As ``Module.to`` does; undone before a step, the buffer is the view that it was."""
     model = Returning()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.runtime.replaced import until_gone
+from memprof.policies.runtime.saved_hooks import is_in_checkpoint
 
 if TYPE_CHECKING:
     from memprof.policies.loss.policy import ChunkedLoss
@@ -79,14 +81,31 @@ class _Loss:
             is_plain = type(hidden) in OWN_TYPES and hidden.dim() > 1
             if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_in_transform():
                 return before(*args, **kwargs)
-            # Reentrant checkpointing recomputes a forward within backward, and passes its result to autograd.
-            if torch._C._current_graph_task_id() != -1:
+            # Reentrant checkpointing recomputes a forward within backward, and passes its result to autograd; the other
+            # kind must save the same tensors again.
+            if torch._C._current_graph_task_id() != -1 and not is_in_checkpoint():
                 return before(*args, **kwargs)
             if hidden.numel() // hidden.shape[-1] * head.out_features * 4 < self._policy.minimum_bytes:
                 return before(*args, **kwargs)
-            return lazy_logits(head, hidden)
+            if hidden.dtype != head.weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+                # Called outside the model, whose forward casts under pure-bf16.
+                self._note(
+                    f"loss: logits are computed at once where the head is called with {hidden.dtype} and has "
+                    f"{head.weight.dtype}."
+                )
+                return before(*args, **kwargs)
+            return lazy_logits(head, hidden, partial(self._around_uses, head))
 
         return forward
+
+    def _note(self, sentence: str) -> None:
+        job = self._job()
+        if job is not None:
+            job.note(sentence)
+
+    def _around_uses(self, head: torch.nn.Linear) -> AbstractContextManager[None]:
+        job = self._job()
+        return nullcontext() if job is None else job.around_uses([*head.parameters(recurse=False)])
 
     def cross_entropy(
         self,
@@ -104,9 +123,7 @@ class _Loss:
         reason = self._reason_against(logits, target, weight, others)
         if reason is not None:
             if reason:
-                job = self._job()
-                if job is not None:
-                    job.note(f"loss: a cross-entropy is not computed in chunks: {reason}.")
+                self._note(f"loss: a cross-entropy is not computed in chunks: {reason}.")
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
             return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]
@@ -117,7 +134,8 @@ class _Loss:
             return self._chunked(logits, target, weight, terms)
         if logits.made is None and logits.dim() == 2:
             apply: Callable[..., Tensor] = ChunkedHead.apply
-            return apply(logits.hidden, logits.matrix, logits.bias, target, weight, terms, logits.make)
+            with logits.in_use():
+                return apply(logits.hidden, logits.matrix, logits.bias, target, weight, terms, logits.make)
         return self._chunked(logits.logits(), target, weight, terms)
 
     def _chunked(self, *args: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 Tensor = torch.Tensor
+InUse = Callable[[], AbstractContextManager[None]]
 
 
 def make_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -22,15 +24,22 @@ def make_float_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tens
     return F.linear(rows, matrix, bias).float()
 
 
-def lazy_logits(layer: torch.nn.Linear, hidden: Tensor) -> LazyLogits:
-    """Returns the deferred result of a Linear for an input; casts as autocast would."""
+def lazy_logits(layer: torch.nn.Linear, hidden: Tensor, in_use: InUse) -> LazyLogits:
+    """Returns the deferred result of a Linear for an input; casts as autocast would.
+
+    Args:
+        layer: The Linear.
+        hidden: Its input.
+        in_use: Returns a context in which the layer's parameters can be read after its forward has ended.
+    """
     matrix: Tensor = layer.weight
     bias: Tensor | None = layer.bias
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         to = torch.get_autocast_dtype(kind)
-        hidden, matrix, bias = hidden.to(to), matrix.to(to), None if bias is None else bias.to(to)
-    return _lazy(hidden, matrix, bias, make_logits)
+        with in_use():
+            hidden, matrix, bias = hidden.to(to), matrix.to(to), None if bias is None else bias.to(to)
+    return _lazy(hidden, matrix, bias, make_logits, in_use)
 
 
 class LazyLogits(torch.Tensor):
@@ -45,13 +54,14 @@ class LazyLogits(torch.Tensor):
     bias: Tensor | None
     make: Callable[..., Tensor]
     made: Tensor | None
+    in_use: InUse
 
     _known: ClassVar[frozenset[Any]] = frozenset(
         {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
         | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
         | {getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
         | {getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
-        | {torch.is_floating_point, torch.is_complex, torch.numel}
+        | {torch.is_floating_point, torch.is_complex, torch.numel, torch.autograd.backward, torch.autograd.grad}
     )
 
     @staticmethod
@@ -64,9 +74,10 @@ class LazyLogits(torch.Tensor):
         return lazy
 
     def logits(self) -> Tensor:
-        """Computes the logits, once."""
+        """Computes the logits, once; differentiable, as those of the Linear are, whoever reads them first."""
         if self.made is None:
-            self.made = self.make(self.hidden, self.matrix, self.bias)
+            with torch.inference_mode(False), torch.enable_grad(), self.in_use():
+                self.made = self.make(self.hidden, self.matrix, self.bias)
         return self.made
 
     @classmethod
@@ -123,16 +134,20 @@ class _Link(torch.autograd.Function):
         return (*(None if x is None else next(gradients) for x in inputs), None)
 
 
-def _lazy(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
+def _lazy(
+    hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor], in_use: InUse
+) -> LazyLogits:
     apply: Callable[..., LazyLogits] = _Link.apply
-    lazy = apply(hidden, matrix, bias, make)
+    with in_use():
+        lazy = apply(hidden, matrix, bias, make)
     # The outputs of the node are created inside it, with gradients disabled: the logits need the outer tensors.
     lazy.hidden, lazy.matrix, lazy.bias, lazy.make, lazy.made = hidden, matrix, bias, make, None
+    lazy.in_use = in_use
     return lazy
 
 
 def _with_rows(lazy: LazyLogits, hidden: Tensor) -> LazyLogits:
-    return _lazy(hidden, lazy.matrix, lazy.bias, lazy.make)
+    return _lazy(hidden, lazy.matrix, lazy.bias, lazy.make, lazy.in_use)
 
 
 def _flatten(lazy: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> LazyLogits | None:
@@ -179,7 +194,7 @@ def _same(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
 
 
 def _float(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
-    return None if named else _lazy(lazy.hidden, lazy.matrix, lazy.bias, make_float_logits)
+    return None if named else _lazy(lazy.hidden, lazy.matrix, lazy.bias, make_float_logits, lazy.in_use)
 
 
 def _to(lazy: LazyLogits, *what: Any, **named: Any) -> LazyLogits | None:

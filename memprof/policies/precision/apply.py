@@ -40,10 +40,10 @@ def apply(job: Job, policy: Precision) -> None:
     if policy.is_pure:
         originals = shorten_weights(job, dtype)
         root = _PureRoot(job.model, dtype, originals)
-        job.wrap_forward(job.model, root.wrap)
+        job.wrap_forward(job.model, root.wrap, in_export=True)
         for module in job.model.modules():
             if module is not job.model and any(True for _ in module.parameters(recurse=False)):
-                job.wrap_forward(module, functools.partial(root.wrap_part, module))
+                job.wrap_forward(module, functools.partial(root.wrap_part, module), in_export=True)
         job.notes.append(
             "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
             "are rounded away, so compare the loss curve."

@@ -22,10 +22,11 @@ _FORWARD = "forward"
 
 @dataclass(eq=False)
 class _Layer:
-    """A layer's wrap function and the forward it produced."""
+    """A layer's wrap function, the forward it produced, and whether torch.export traces it too."""
 
     wrap: Wrap
     forward: Forward
+    is_exported: bool
 
 
 class PlannedForward:
@@ -36,11 +37,13 @@ class PlannedForward:
 
     Attributes:
         top: The outermost layer, None where all have been removed.
+        exported: The outermost layer of those that torch.export traces, None without any.
     """
 
     def __init__(self, module: torch.nn.Module, guard: CopyGuard) -> None:
         """Installs itself, without a layer yet."""
         self.top: Forward | None = None
+        self.exported: Forward | None = None
         self._module = module
         self._guard = guard
         self._own = vars(module).get(_FORWARD)  # a forward of the instance, as set by accelerate and peft
@@ -50,12 +53,16 @@ class PlannedForward:
         guard.put(_FORWARD, self._method)
 
     @staticmethod
-    def add(module: torch.nn.Module, wrap: Wrap) -> Callable[[], None]:
-        """Adds a layer around a module's forward; it becomes the outermost.
+    def add(
+        module: torch.nn.Module, wrap: Wrap, *, innermost: bool = False, in_export: bool = False
+    ) -> Callable[[], None]:
+        """Adds a layer around a module's forward; it becomes the outermost, or the innermost.
 
         Args:
             module: The module.
             wrap: Takes the current forward and returns the new one.
+            innermost: Add it directly around the job's own forward.
+            in_export: Have torch.export trace it: the model does not run without.
 
         Returns:
             A function that removes the layer; others around it stay.
@@ -64,9 +71,10 @@ class PlannedForward:
         if guard.forward is None:
             guard.forward = PlannedForward(module, guard)
         planned: PlannedForward = guard.forward
-        layer = _Layer(wrap, wrap(planned.top or planned._base))
-        planned._layers.append(layer)
-        planned.top = layer.forward
+        layer = _Layer(wrap, planned._base, in_export)
+        place = 0 if innermost else len(planned._layers)
+        planned._layers.insert(place, layer)
+        planned._wrap_from(place)
         return functools.partial(planned._remove, layer)
 
     def plain(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -78,14 +86,22 @@ class PlannedForward:
     def _remove(self, layer: _Layer) -> None:
         place = self._layers.index(layer)
         del self._layers[place]
-        inner = self._layers[place - 1].forward if place else self._base
-        for outer in self._layers[place:]:
-            inner = outer.forward = outer.wrap(inner)
-        self.top = inner if self._layers else None
+        self._wrap_from(place)
         if not self._layers:
             self._guard.forward = None
             self._guard.take(self._method)
         self._guard.release()
+
+    def _wrap_from(self, place: int) -> None:
+        """Makes the forwards of a layer and of those around it anew."""
+        inner = self._layers[place - 1].forward if place else self._base
+        for layer in self._layers[place:]:
+            inner = layer.forward = layer.wrap(inner)
+        self.top = inner if self._layers else None
+        self.exported = None
+        for layer in self._layers:
+            if layer.is_exported:
+                self.exported = layer.wrap(self.exported or self._base)
 
 
 def outermost_layer(module: torch.nn.Module) -> Forward | None:
@@ -101,9 +117,9 @@ def _method(planned: PlannedForward) -> Any:
     function = type(owner).forward if own is None else getattr(own, "__func__", own)
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        top = planned.top
-        # torch.export traces the model without the plan, which only concerns training.
-        if top is None or self is not owner or torch.compiler.is_exporting():
+        # torch.export traces the model without the parts of the plan that only concern training.
+        top = planned.exported if torch.compiler.is_exporting() else planned.top
+        if top is None or self is not owner:
             return planned.plain(self, *args, **kwargs)
         return top(*args, **kwargs)
 

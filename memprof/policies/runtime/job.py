@@ -19,6 +19,9 @@ Owner = torch.nn.Module | torch.optim.Optimizer
 #: Returns the context for the update of one parameter.
 Around = Callable[[torch.Tensor], AbstractContextManager[None]]
 
+#: Returns the context for a use of parameters.
+AroundUses = Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]]
+
 #: Note for the user when a model under a plan is copied or saved.
 COPIED = (
     "Copies of the model, and files that it is saved to as a whole, have their own weights and run without the plan: "
@@ -43,6 +46,7 @@ class Job:
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None
         self._around_updates: list[tuple[torch.optim.Optimizer | None, Around]] = []
+        self._around_uses: list[AroundUses] = []
         self._guards: dict[int, CopyGuard] = {}
         self._undo = ExitStack()
 
@@ -97,7 +101,14 @@ class Job:
         """Reverts every change, last one first."""
         self._undo.close()
 
-    def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def wrap_forward(
+        self,
+        module: torch.nn.Module,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+        *,
+        innermost: bool = False,
+        in_export: bool = False,
+    ) -> None:
         """Wraps a module's forward; wrappers nest, the last one is the outermost.
 
         Copies of the module, files it is saved in and replicas have the job's own forward.
@@ -105,9 +116,11 @@ class Job:
         Args:
             module: The module.
             wrap: Given the forward as it is, returns the new one.
+            innermost: Wrap the job's own forward, inside all other wrappers.
+            in_export: Have torch.export trace the wrapper: the model does not run without.
         """
         self.guard(module)
-        self.on_undo(PlannedForward.add(module, wrap))
+        self.on_undo(PlannedForward.add(module, wrap, innermost=innermost, in_export=in_export))
 
     def guard(self, owner: Owner) -> CopyGuard:
         """Returns the guard that keeps this job's changes of a module or an optimizer out of its copies and files."""
@@ -181,6 +194,22 @@ class Job:
             for owner, around in self._around_updates:
                 if owner is None or owner is optimizer:
                     stack.enter_context(around(parameter))
+            yield
+
+    def put_around_uses(self, around: AroundUses) -> None:
+        """Registers a context for uses of parameters outside their module's forward.
+
+        Args:
+            around: Given the tensors that are used, returns the context.
+        """
+        self._around_uses.append(around)
+
+    @contextmanager
+    def around_uses(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Enters the registered contexts around a use of parameters that a policy has put off."""
+        with ExitStack() as stack:
+            for around in self._around_uses:
+                stack.enter_context(around(tensors))
             yield
 
     def note(self, sentence: str) -> None:

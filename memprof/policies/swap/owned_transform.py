@@ -75,7 +75,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         starts.append(np.full(len(own), calls.first_op_id[call]))
         ends.append(np.full(len(own), calls.last_op_id[call]))
         is_new.append(np.zeros(len(own), dtype=np.bool_))
-    leased, start, end = _leases(step, top_of)
+    leased, start, end = _joined(_leases(step, top_of), _recomputed(step, top_of))
     columns = (
         np.concatenate([*at, leased]),
         np.concatenate([*starts, start]),
@@ -169,3 +169,48 @@ def _leases(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:
     np.maximum.at(end, storage, last[forward])
     leased = np.unique(storage)
     return leased, start[leased], end[leased]
+
+
+def _recomputed(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns the parameters that a recompute reads, with its first use of their module and the last of their nodes.
+
+    A recompute saves tensors that hold the memory themselves until backward has read them.
+    """
+    ops, uses, total = step.ops, step.uses, len(step.ops)
+    is_again = ops.is_recompute & (ops.phase == "backward")
+    run = np.cumsum(is_again & ~np.append(False, is_again[:-1]))
+    is_own = (top_of[uses.storage_id] != NONE) & (ops.phase[uses.op_id] == "backward")
+    storage, op = uses.storage_id[is_own], uses.op_id[is_own]
+    in_run = is_again[op]
+    # All parameters of a chosen module come in when it is called, and those not saved leave when it returns.
+    module = top_of[storage] * (total + 1) + run[op]
+    modules, group = np.unique(module[in_run], return_inverse=True)
+    first, last = np.full(len(modules), total), np.full(len(modules), NONE)
+    np.minimum.at(first, group, op[in_run])
+    np.maximum.at(last, group, op[in_run])
+    _, row = np.unique(storage[in_run] * (total + 1) + run[op[in_run]], return_index=True)
+    at, start, end = storage[in_run][row], first[group[row]], last[group[row]]
+    # Nodes read what the last run before them has saved; rows are in the order of storages and of runs.
+    node_storage, node_op = storage[~in_run], op[~in_run]
+    keys = at * (total + 1) + start
+    place = np.searchsorted(keys, node_storage * (total + 1) + node_op, side="right") - 1
+    is_known = (place >= 0) & (at[np.maximum(place, 0)] == node_storage) if len(at) else np.zeros(len(place), np.bool_)
+    forward = ops.forward_op_id[node_op]
+    _, node_last = node_bounds(ops.forward_op_id, (ops.forward_op_id != NONE) & ~is_again & (ops.phase == "backward"))
+    ended = np.where(forward != NONE, node_last[forward], node_op)
+    np.maximum.at(end, place[is_known], ended[is_known])
+    return at, start, end
+
+
+def _joined(leases: tuple[Ints, Ints, Ints], again: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints]:
+    """Returns both kinds of stays in backward, one where those of a parameter overlap."""
+    at, start, end = (np.concatenate(columns) for columns in zip(leases, again, strict=True))
+    order = np.lexsort((start, at))
+    at, start, end = at[order], start[order], end[order]
+    rows: list[int] = []
+    for row in range(len(at)):
+        if rows and at[rows[-1]] == at[row] and start[row] <= end[rows[-1]]:
+            end[rows[-1]] = max(end[rows[-1]], end[row])
+        else:
+            rows.append(row)
+    return at[rows], start[rows], end[rows]

@@ -17,6 +17,7 @@ from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.runtime.forwards import outermost_layer
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
+from memprof.policies.runtime.saved_hooks import top_hooks
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"
@@ -251,13 +252,6 @@ def may_hook() -> bool:
     """Returns whether hooks may be installed here and none are active."""
     is_enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
     return bool(is_enabled()) and top_hooks() is None and not is_in_transform()
-
-
-def top_hooks() -> tuple[Any, Any] | None:
-    """Returns the active pack and unpack hooks for saved tensors, None if there are none."""
-    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-    pair: tuple[Any, Any] | None = top(True)
-    return pair
 
 
 def is_plain(value: Any) -> bool:

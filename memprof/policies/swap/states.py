@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.replaced import hook_weakly
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
+
+NO_VALUES = (
+    "swap: the optimizer would update a tensor made from values that were moved out at the time: a weight read by its "
+    "name outside its module's forward, or another optimizer's state. Call list(model.parameters()) or state_dict() "
+    "before, which bring them in, or leave swap out."
+)
+
+#: The optimizers whose state is moved, under any plan.
+_moving: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
     """Installs hooks around the updates of all optimizers, and around saving and loading their state."""
     for optimizer in job.optimizers:
         states = _States(optimizer, carrier, max(minimum_bytes, 1))
+        _moving.add(optimizer)
         for hook in (
             optimizer.register_step_pre_hook(states.before_step),
             optimizer.register_step_post_hook(states.send),
@@ -29,6 +42,8 @@ def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
         job.before_copies(optimizer, states.bring_back)
         job.put_around_updates(optimizer, states.around)
         job.on_undo(states.bring_back)
+        # State may be handed to another optimizer.
+        job.on_undo(hook_weakly(register_optimizer_step_pre_hook, states.check_other))
 
 
 @dataclass
@@ -71,6 +86,16 @@ class _States:
     def bring_back(self, *_: Any) -> None:
         """Brings everything back in."""
         self._bring(list(self._out))
+
+    def check_other(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Rejects updates with state of this optimizer that is out.
+
+        Raises:
+            PolicyError: Another optimizer holds such state.
+        """
+        if optimizer not in _moving:  # else it is brought back first
+            for state in optimizer.state.values():
+                require_values(state.values() if isinstance(state, dict) else ())
 
     def send(self, *_: Any) -> None:
         """Moves out every state tensor that has a storage of its own."""
@@ -115,6 +140,27 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return _element(tensor.dtype, tensor.device).expand(tensor.size())
 
 
-@cache
+def require_values(tensors: Iterable[Any]) -> None:
+    """Checks that an update writes to no stand-in: torch's fused updates would write past its one element.
+
+    Args:
+        tensors: What the update writes to.
+
+    Raises:
+        PolicyError: One is a stand-in.
+    """
+    stand_ins = {element.untyped_storage()._cdata for element in elements.values()}
+    for tensor in tensors:
+        if is_plain(tensor) and tensor.untyped_storage()._cdata in stand_ins:
+            raise PolicyError(NO_VALUES)
+
+
+#: The one element of the stand-ins of each type and device.
+elements: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+
 def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), float("nan") if dtype.is_floating_point else 0, dtype=dtype, device=device)
+    if (dtype, device) not in elements:
+        value = float("nan") if dtype.is_floating_point else 0
+        elements[dtype, device] = torch.full((), value, dtype=dtype, device=device)
+    return elements[dtype, device]

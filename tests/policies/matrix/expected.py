@@ -79,9 +79,6 @@ LATE = {
 #: What ends with an error of torch's own or differs, by policy and usage, and why.
 LIMITATIONS: dict[str, dict[str, str]] = {
     "compile": {"traced": "torch.jit.trace refuses a compiled module, whoever has compiled it"},
-    "swap parameters": {
-        "weight_norm_in_the_middle": "a weight that is out is read by its own name, which is NaN or an error of torch",
-    },
     "precision pure-bf16": {
         "teacher_by_hand": "lerp between a float32 copy and bfloat16 weights: torch refuses two types",
     },
