@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from array import array
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from memprof.phases import MOST_NAMES
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.faults import raise_if_of_job
 from memprof.trace.files.spool import COLUMNS
 from memprof.trace.files.spool_writer import SpoolWriter
@@ -58,7 +58,7 @@ class RawLog:
         self.names_left_out = False
         self.op_count = 0
         self.time_count = 0
-        self.flushed_ns = time.time_ns()
+        self.flushed_ns = clock_ns()
         self._interned: dict[str, dict[Hashable, int]] = {}
         self._fresh: dict[str, list[Any]] = {}
         self._tensors: dict[tuple[Any, ...], int] = {}
@@ -116,7 +116,7 @@ class RawLog:
             if rows:
                 self._writer.write_rows(stream, array("q", rows))
                 rows.clear()
-        self.flushed_ns = time.time_ns()
+        self.flushed_ns = clock_ns()
 
     def sample_rss(self) -> None:
         """Logs the process's resident memory, if the system reports it."""
@@ -126,13 +126,13 @@ class RawLog:
         except OSError as error:
             raise_if_of_job(error)
             return
-        self.rss.extend((time.time_ns(), self.op_count, pages * _PAGE_BYTES))
+        self.rss.extend((clock_ns(), self.op_count, pages * _PAGE_BYTES))
 
     def add_fact(
         self, address: int, size_bytes: int, category: int, name: int = -1, module: int = -1, tensor: int = -1
     ) -> None:
         """Logs what the memory at an address is used for at this moment."""
-        self.facts.extend((time.time_ns(), address, size_bytes, category, name, module, tensor))
+        self.facts.extend((clock_ns(), address, size_bytes, category, name, module, tensor))
 
     def abort(self, fault: str) -> None:
         """Drops the buffered rows, writes the reason, and closes the file.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import time
 from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.rank_identity import describe_place, find_rank
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import SPOOL_VERSION
@@ -33,7 +33,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
         "memprof_version": __version__,
         "torch_version": str(torch.__version__),
         "python_version": platform.python_version(),
-        "time_ns": time.time_ns(),
+        "time_ns": clock_ns(),
         "pid": os.getpid(),
         "argv": list(mask_words(sys.argv)),  # fallback if the parent's own record of it is missing
         "rank": rank,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Container
 from pathlib import Path
 from types import CodeType
@@ -14,6 +13,7 @@ import torch
 
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.operators import OperatorMode
@@ -157,7 +157,7 @@ class Observation(ThreadObservation):
         self._paused_ns = 0
         if not self.is_recording:
             wait_for_device()
-        self._step_start_ns = time.time_ns()
+        self._step_start_ns = clock_ns()
 
     def end_step(self, step: int, *, is_whole: bool = True) -> None:
         """Ends the current step.
@@ -168,7 +168,7 @@ class Observation(ThreadObservation):
         """
         if not self.is_recording:
             wait_for_device()
-        end_ns = time.time_ns()
+        end_ns = clock_ns()
         self._times.stop()
         if self.is_recording:
             self._state_optimizers()
@@ -191,7 +191,7 @@ class Observation(ThreadObservation):
             self._write_notes()
             self._failures.note_optimizers()
             # Written now, since the job may be killed any time later: the requested recording is complete.
-            self._log.record("end", {"reason": "the window is over", "time_ns": time.time_ns()})
+            self._log.record("end", {"reason": "the window is over", "time_ns": clock_ns()})
         self._failures.release()
         self._log.flush()
 
@@ -220,7 +220,7 @@ class Observation(ThreadObservation):
 
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
-        end_ns = time.time_ns()
+        end_ns = clock_ns()
         self._slide_out()
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
             self._times.stop()
@@ -306,7 +306,7 @@ class Observation(ThreadObservation):
             module=module_number,
             parent=outer.number if outer else -1,
             first_op=self._log.op_count,
-            enter_ns=time.time_ns(),
+            enter_ns=clock_ns(),
             stack=stack,
             is_recompute=is_backward,
         )
@@ -322,7 +322,7 @@ class Observation(ThreadObservation):
         while calls.pop() is not call:
             pass
         flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
-        now_ns, end_op = time.time_ns(), self._log.op_count
+        now_ns, end_op = clock_ns(), self._log.op_count
         self._log.calls.extend(
             (call.number, call.module, call.parent, call.first_op, end_op, call.enter_ns, now_ns, flags)
         )
@@ -359,7 +359,7 @@ class Observation(ThreadObservation):
             if not is_backward and torch._C._current_graph_task_id() == -1:
                 self._sources.cut()
             self._log.flush()
-            self._paused_ns += time.time_ns() - now_ns
+            self._paused_ns += clock_ns() - now_ns
 
     def _begin_backward(self) -> None:
         self._usages.begin_backward(self._rounds.alive())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,6 +18,7 @@ from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.calls.wrapped_numbers import with_tensors
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.out_of_memory import is_out_of_memory
 from memprof.recorder.steps.progress import Progress
@@ -37,7 +37,6 @@ from memprof.trace.files.spool import (
     WRITE,
 )
 
-_time_ns = time.time_ns
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
@@ -127,7 +126,7 @@ class OperatorMode(SlidingMode):
             operator = self._operators[func] = OperatorTraits(func, self._log.intern("names", str(func)))
         if operator.is_higher_order:
             return self._run_higher_order(operator, func, args, kwargs or {})
-        start_ns = _time_ns()
+        start_ns = clock_ns()
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
         except BaseException as error:
@@ -137,7 +136,7 @@ class OperatorMode(SlidingMode):
             if self.is_on and is_out_of_memory(error):
                 self._note_failed(operator, args, kwargs, start_ns, sys._getframe().f_back, error)
             raise
-        end_ns = _time_ns()
+        end_ns = clock_ns()
         if self.is_on:
             try:
                 # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
@@ -151,7 +150,7 @@ class OperatorMode(SlidingMode):
         """Runs a higher-order operator and logs the operators inside it, or else itself as one operator."""
         if higher_order.is_traced():
             return higher_order.run_below(func, args, kwargs)
-        first_op, start_ns = self._log.op_count, _time_ns()
+        first_op, start_ns = self._log.op_count, clock_ns()
         try:
             result = higher_order.follow(self, func, args, kwargs)
             if result is NotImplemented:
@@ -163,7 +162,7 @@ class OperatorMode(SlidingMode):
                 self._note_failed(operator, given, None, start_ns, sys._getframe(1).f_back, error)
             raise
         if self.is_on and self._log.op_count == first_op:
-            end_ns = _time_ns()
+            end_ns = clock_ns()
             try:
                 with self._lock, torch._C.DisableTorchFunction(), untraced():
                     given = higher_order.tensors_in((args, kwargs))
@@ -182,7 +181,7 @@ class OperatorMode(SlidingMode):
         """Logs an operator that ran out of memory: the last thing the job did."""
         try:
             with self._lock, torch._C.DisableTorchFunction(), untraced():
-                self._note(operator, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
+                self._note(operator, args, kwargs, _FAILED, start_ns, clock_ns(), frame)
                 self._on_out_of_memory(error)
         except MemoryError:
             return  # no memory even for this; the buffered rows are written with the next flush

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -106,15 +105,20 @@ class Running:
     process: subprocess.Popen[bytes]
     recording: Path | None = None
 
-    def finish(self) -> Outcome:
-        """Waits for its end, and that of all who hold its output."""
+    def finish(self, own_status: int = 0) -> Outcome:
+        """Waits for its end, and that of all who hold its output.
+
+        Args:
+            own_status: The job's own exit status; if that is 0 and nothing was recorded, memprof ends with another.
+        """
         try:
             stdout, stderr = self.process.communicate(self.job.stdin, timeout=TIMEOUT_S)
         finally:
             self.process.kill()
-        is_recorded = self.recording is None or self.recording.exists()
-        returncode, *printed = _of_job(self.process.returncode, stdout, stderr, is_recorded=is_recorded)
-        clean = (_without_chance(text, self.folder) for text in printed)
+        is_unrecorded = self.recording is not None and not self.recording.exists()
+        is_memprofs = is_unrecorded and self.process.returncode == InconclusiveError.exit_code
+        returncode = own_status if is_memprofs else self.process.returncode
+        clean = (_without_chance(text, self.folder) for text in (stdout, stderr))
         return Outcome(returncode, *clean, _files(self.folder))
 
 
@@ -163,21 +167,12 @@ def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple
     under = start_under(folder / "recorded" / "job", job, folder / "run.memprof", options)
     if plain is not None:
         _plain_runs[key] = plain.finish()
-    return _plain_runs[key], under.finish()
+    return _plain_runs[key], under.finish(_plain_runs[key].returncode)
 
 
 def with_plain_run(name: str) -> pytest.MarkDecorator:
     """Marks tests that compare with the same plain run: they run in one process, which runs it once."""
     return pytest.mark.xdist_group(f"plain {name}")
-
-
-def _of_job(returncode: int, *printed: bytes, is_recorded: bool) -> tuple[Any, ...]:
-    """Returns the job's own status and output: where nothing was recorded of one that ended with 0, memprof says so.
-
-    The sentence is on stdout where a terminal shows both, and nowhere if the job's line drops stderr.
-    """
-    is_memprofs = returncode == InconclusiveError.exit_code and not is_recorded
-    return (0 if is_memprofs else returncode), *(_NOTHING.sub(b"", text) for text in printed)
 
 
 def command(*words: str) -> tuple[str, ...]:
@@ -213,7 +208,8 @@ def _start(folder: Path, job: Job, arguments: tuple[str, ...]) -> Running:
 
 
 def _without_chance(text: bytes, folder: Path) -> bytes:
-    return _CHANCE.sub(b"<chance>", text.replace(bytes(folder), b"<folder>"))
+    """Removes what differs by chance, and that nothing was recorded, wherever the job's streams lead."""
+    return _CHANCE.sub(b"<chance>", _NOTHING.sub(b"", text).replace(bytes(folder), b"<folder>"))
 
 
 def _files(folder: Path) -> dict[str, bytes]:

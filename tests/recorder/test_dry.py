@@ -382,3 +382,22 @@ for step in range(5):
     kind = "OutOfMemoryError" if device else "RuntimeError"
     assert set(ended.stdout.splitlines()) == {f"{kind} True"}
     assert max(ended.trace.step_peaks().values()) < 2**25
+
+
+@pytest.mark.parametrize("mode", ["--dry-run", "--light", "--stop"])
+def test_frozen_time_does_not_stop_the_recorders_clock(tmp_path: Path, mode: str) -> None:
+    """A job that replaces the clock, as frozen time does, is recorded as it would be otherwise."""
+    script = """
+import time
+time.time_ns = time.perf_counter_ns = time.monotonic_ns = lambda: 1_000_000
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.ones(32, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    trace = record_script(tmp_path, script, mode).trace
+    assert trace.manifest.created_us > 1e15
+    assert all(peak > 4 * 64 * 64 for peak in trace.step_peaks().values())

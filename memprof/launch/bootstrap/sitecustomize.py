@@ -22,6 +22,8 @@ else:
     ModuleSpec = type(sys.__spec__)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+#: The system's clock, before the job may replace it; None where the interpreter has not imported ``time`` yet.
+CLOCK_NS = getattr(sys.modules.get("time"), "time_ns", None)
 
 
 def open_own(path: str, flags: int) -> int:
@@ -120,6 +122,9 @@ def start_recorder() -> None:
     try:
         load_memprof(os.environ["MEMPROF_PACKAGE"])
 
+        from memprof.recorder import clock
+
+        clock.clock_ns = CLOCK_NS or clock.clock_ns  # before other modules take it
         from memprof.launch.child import install
     finally:
         sys.dont_write_bytecode = writes_no_bytecode

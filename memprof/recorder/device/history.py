@@ -7,11 +7,11 @@ stacks: those come from the operators. Semi-private, therefore feature-tested, a
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.device.snapshot import block_rows, history_rows, segment_records
 from memprof.recorder.log import RawLog
 
@@ -52,7 +52,7 @@ class AllocatorHistory:
             self._log.record("notes", _NOT_OURS)
         snapshot = torch.cuda.memory._snapshot()
         self._last = {place: _key(trace[-1]) for place, trace in enumerate(snapshot["device_traces"]) if trace}
-        now = time.time_ns()
+        now = clock_ns()
         for device, *block in block_rows(snapshot["segments"]):
             self._log.device_alive.extend((now, self._number(device), *block))
         self.is_running = True
@@ -72,7 +72,7 @@ class AllocatorHistory:
             return
         snapshot = torch.cuda.memory._snapshot()
         self._log_entries(snapshot)
-        self._log.record("segments", {"time_ns": time.time_ns(), "segments": segment_records(snapshot["segments"])})
+        self._log.record("segments", {"time_ns": clock_ns(), "segments": segment_records(snapshot["segments"])})
         self.abandon()
 
     def abandon(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.device.driver import Driver, driver_version
 from memprof.recorder.log import RawLog
 
@@ -54,7 +54,7 @@ class Devices:
 
     def _add(self, device: str, total: int, used: int, process: int, reserved: int, pinned: int) -> None:
         number = self._log.intern("devices", device)
-        self._log.device_memory.extend((time.time_ns(), number, total, used, process, reserved, pinned))
+        self._log.device_memory.extend((clock_ns(), number, total, used, process, reserved, pinned))
 
 
 def describe_cuda(index: int) -> dict[str, Any]:

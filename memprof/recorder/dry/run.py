@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +15,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader, dataloader
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
@@ -209,7 +209,7 @@ class DryRun:
             tensor = state()
             sources = self._sources
             if sources is not None and sources.is_open and sources.on_output is not None:
-                sources.on_output(tensor, time.time_ns())
+                sources.on_output(tensor, clock_ns())
             return tensor
 
         torch_module: Any = torch

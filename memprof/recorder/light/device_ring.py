@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.device.sampling import describe_cuda
 from memprof.recorder.light.log import LightLog
 from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
@@ -76,7 +77,7 @@ class CudaHistory:
         if attach is not None:
             attach(history._observe)
         log.turn()
-        log.record_in_ring("begin", {"step": 0, "time_ns": time.time_ns()})
+        log.record_in_ring("begin", {"step": 0, "time_ns": clock_ns()})
         return history
 
     def read(self) -> DeviceCount:

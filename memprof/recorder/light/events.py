@@ -5,12 +5,12 @@ torch's C++ profiler records both in about 0.1 µs each, and takes about 5 µs f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from torch._C import _profiler
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.profiler.sessions import ProfilerSession
 from memprof.trace.files.spool import HEARD
@@ -87,7 +87,7 @@ class LightEvents:
                 node = fields.sequence_number
                 nodes.extend((event.start_time_ns, event.end_time_ns, node, names("names", event.name)))
             pending.extend((child, node) for child in reversed(event.children))
-        events.extend((time.time_ns(), *HEARD))
+        events.extend((clock_ns(), *HEARD))
         return (len(events) - before) // 4 - 1
 
     def abandon(self) -> None:

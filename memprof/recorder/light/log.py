@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS
@@ -85,7 +85,7 @@ class LightLog(RawLog):
         if self._ring is not None:
             for stream, values in taken.items():
                 self._ring.write_rows(stream, values)
-        self.flushed_ns = time.time_ns()
+        self.flushed_ns = clock_ns()
 
     def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
         """Flushes, writes the final records and closes both files."""

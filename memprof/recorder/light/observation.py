@@ -11,6 +11,7 @@ import torch
 
 from memprof.phases import PHASES, named_phase
 from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.light.budget import Budget
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.device_ring import CudaHistory
@@ -42,7 +43,6 @@ _STRETCH_STEPS = 2
 _MOST_MARKS = 200_000
 
 _cuda: Any = torch.cuda  # not annotated in torch
-_time_ns = time.time_ns
 _sequence_number = torch._C._autograd._get_sequence_nr
 _graph_task = torch._C._current_graph_task_id
 
@@ -139,13 +139,13 @@ class LightObservation(ThreadObservation):
             self._state_models()
         elif self._device is None and self._has_native_events and self._budget.may_listen():
             self._begin_stretch()
-        self._step_start_ns = _time_ns()
+        self._step_start_ns = clock_ns()
         self._sample()
         self._mark()
 
     def end_step(self) -> None:
         """Ends the current step."""
-        end_ns = _time_ns()
+        end_ns = clock_ns()
         self._sample()
         if self._events.is_running:
             since = time.monotonic_ns()
@@ -180,11 +180,11 @@ class LightObservation(ThreadObservation):
             self._device.finish()
         if is_failed or self.has_calls or self._rounds.updates or not self.step:
             self._sample()
-            self._write(_time_ns(), is_complete=False)
+            self._write(clock_ns(), is_complete=False)
         self._failures.note_optimizers()
         if self._log.names_left_out:
             self._log.record("notes", TOO_MANY_NAMES)
-        end = {"reason": reason, "time_ns": _time_ns(), "failed_at": self.failed_at}
+        end = {"reason": reason, "time_ns": clock_ns(), "failed_at": self.failed_at}
         self._log.close([*self._remarks.fresh(), ("end", end)])
 
     def end_with(self, error: BaseException) -> None:
@@ -217,7 +217,7 @@ class LightObservation(ThreadObservation):
                     self._inventory.inputs(args, kwargs)
         if self._events.is_running:
             self._state_new_models()
-        call = LightCall(self._call_count, number, phase, _time_ns(), self._calls[-1].number if self._calls else -1)
+        call = LightCall(self._call_count, number, phase, clock_ns(), self._calls[-1].number if self._calls else -1)
         self._call_count += 1
         self._calls.append(call)
         self._move(phase, number)
@@ -232,7 +232,7 @@ class LightObservation(ThreadObservation):
         while self._calls.pop() is not call:
             pass
         around = self._calls[-1] if self._calls else None
-        now = _time_ns()
+        now = clock_ns()
         if self._events.is_running:
             flags = FLAG_CALL_RECOMPUTE if call.phase == BACKWARD else 0
             self._log.calls.extend((call.number, call.module, call.parent, 0, 0, call.enter_ns, now, flags))
@@ -320,7 +320,7 @@ class LightObservation(ThreadObservation):
 
     def _mark(self) -> None:
         if self._events.is_running or self._device is not None:
-            now, sequence = _time_ns(), _sequence_number()
+            now, sequence = clock_ns(), _sequence_number()
             call = self._calls[-1].number if self._calls else -1
             self._log.marks.extend((now, self._module, self._phase, call, sequence))
             self._mark_ns.append(now)
@@ -347,13 +347,13 @@ class LightObservation(ThreadObservation):
         if not self._events.start():
             return
         self._log.turn()
-        self._log.record_in_ring("begin", {"step": self.step, "time_ns": _time_ns()})
+        self._log.record_in_ring("begin", {"step": self.step, "time_ns": clock_ns()})
         self._forget_marks()
         self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
         with torch._C.DisableTorchFunction(), untraced():
             spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
             for address, size in spans:
-                self._log.alive.extend((_time_ns(), address, size))
+                self._log.alive.extend((clock_ns(), address, size))
         self._state_optimizers()
         self._state_models()
         self._budget.spend(since, 0)

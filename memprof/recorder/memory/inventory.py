@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
@@ -124,7 +124,7 @@ class Inventory:
         Args:
             remember: Called with each tensor, if the event source does not report frees of older memory.
         """
-        now = time.time_ns()
+        now = clock_ns()
         seen: set[int] = set()
         for tensor in live_objects(torch.Tensor):
             if isinstance(tensor, torch.nn.Parameter):

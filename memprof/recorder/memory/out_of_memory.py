@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.steps.storing import storing_phase
 from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
@@ -94,7 +94,7 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
     text = str(error)
     device = _device(error, text)
     record: dict[str, Any] = {
-        "time_ns": time.time_ns(),
+        "time_ns": clock_ns(),
         "device": device,
         "requested_bytes": _requested_bytes(text),
         "allocated_bytes": None,

@@ -5,12 +5,12 @@ It replaces native events if those are missing, and complements them for memory 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import owned_span
 from memprof.recorder.profiler.native import device_name
@@ -53,7 +53,7 @@ class StorageWatch:
 
     def cut(self) -> None:
         """Logs a marker that all events so far are logged; each is logged as it happens."""
-        self._log.events.extend((time.time_ns(), *HEARD))
+        self._log.events.extend((clock_ns(), *HEARD))
 
     def stop(self) -> None:
         """Stops logging; storages are still followed, so that live ones are known when logging restarts."""
@@ -87,7 +87,7 @@ class StorageWatch:
         reference, address, size, device = known
         self._alive[storage._cdata] = (reference, address, storage.nbytes(), device)
         if self.is_running:
-            now_ns = time.time_ns()
+            now_ns = clock_ns()
             for change in (-size, storage.nbytes()):
                 if change:
                     self._add(now_ns, address, change, device)
@@ -124,4 +124,4 @@ class StorageWatch:
         assert isinstance(reference, _Reference)
         known = self._alive.pop(reference.key, None)
         if known is not None and known[2] and self.is_running:
-            self._add(time.time_ns(), known[1], -known[2], known[3])
+            self._add(clock_ns(), known[1], -known[2], known[3])

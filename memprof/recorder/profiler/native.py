@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch._C import _autograd, _profiler
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.profiler.core_library import core_flag, log_level
 from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
@@ -166,7 +166,7 @@ class NativeEvents:
                         fields.total_reserved,
                     )
                 )
-        events.extend((time.time_ns(), *HEARD))
+        events.extend((clock_ns(), *HEARD))
         for listener in self.listeners:
             listener(heard)
 

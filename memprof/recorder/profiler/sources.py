@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.device.history import AllocatorHistory
 from memprof.recorder.device.sampling import Devices, device_without_events
 from memprof.recorder.log import RawLog
@@ -82,7 +82,7 @@ class MemorySources:
         self._storages.only = device_without_events() if self._is_native else ""
         self._storages.start()
         name = self.native.name if self._is_native else self._storages.name
-        self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": name})
+        self._log.record("epochs", {"op": self._log.op_count, "time_ns": clock_ns(), "source": name})
         self._history.start()  # blocks in use then belong to this epoch
         self._devices.sample()
         self.is_open = True

@@ -63,7 +63,7 @@ def test_is_as_without_memprof(odd: OddJob, mode: str, tmp_path: Path) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run; a dry run ends in order."""
     plain = start_plain(tmp_path / "plain" / "job", odd.job)
     under = start_under(tmp_path / mode / "job", odd.job, tmp_path / "run.memprof", odd.options(mode))
-    assert differences(odd, mode, plain.finish(), under.finish()) == []
+    assert differences(odd, mode, plain.finish(), under.finish(odd.status)) == []
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_is_as_without_memprof_in_every_mode(odd: OddJob, tmp_path: Path) -> Non
     found: dict[str, list[str]] = {}
     for mode in MODES:
         recording = tmp_path / f"{mode}.memprof"
-        under = start_under(tmp_path / mode / "job", odd.job, recording, odd.options(mode)).finish()
+        under = start_under(tmp_path / mode / "job", odd.job, recording, odd.options(mode)).finish(odd.status)
         found[mode] = differences(odd, mode, plain, under)
     assert found == {mode: [] for mode in MODES}
 

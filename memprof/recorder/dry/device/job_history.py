@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+
+from memprof.recorder.clock import clock_ns
 
 _SITE = f"{Path(torch.__file__).parent}/"
 #: Python frames that only a dry run has: those of memprof, and those of torch that replace its C++ code.
@@ -161,7 +162,7 @@ class JobHistory:
 
     def _add(self, action: str, address: int, size: int, frames: tuple[Frame, ...]) -> None:
         if action not in self._skipped:
-            self._entries.append((action, address, size, time.time_ns() // 1000, frames))
+            self._entries.append((action, address, size, clock_ns() // 1000, frames))
 
     def _frames(self) -> tuple[Frame, ...]:
         """Returns the stack of the job, innermost frame first, below the operator and the node of backward."""

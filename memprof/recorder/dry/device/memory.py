@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.device.full import out_of_memory
 from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
@@ -227,7 +227,7 @@ class VirtualMemory:
         if log is None:
             return
         self._number = log.intern("devices", self.device)
-        now = time.time_ns()
+        now = clock_ns()
         for block in self._in_use():
             log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
 
@@ -251,7 +251,7 @@ class VirtualMemory:
         log = self._log
         if log is None:
             return
-        now = time.time_ns()
+        now = clock_ns()
         log.history.extend((now // 1000, self._number, action, address, requested, 0, 0))
         if change:
             allocated = self._statistics.allocated_bytes
@@ -259,7 +259,7 @@ class VirtualMemory:
 
     def _log_segments(self) -> None:
         log, self._logged_segments, first = self._log, len(self.allocator.log), self._logged_segments
-        now = time.time_ns() // 1000
+        now = clock_ns() // 1000
         for event in self.allocator.log[first:]:
             self.history.segment(event.action, event.address, event.size)
             if log is None:

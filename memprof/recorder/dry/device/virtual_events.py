@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from memprof.machines.card import Card
+from memprof.recorder.clock import clock_ns
 from memprof.recorder.device.snapshot import segment_records
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.log import RawLog
@@ -41,7 +40,7 @@ class VirtualEvents:
         """Logs the current segments, and stops."""
         if self.is_running:
             segments = segment_records(self._memory.snapshot()["segments"])
-            self._log.record("segments", {"time_ns": time.time_ns(), "segments": segments})
+            self._log.record("segments", {"time_ns": clock_ns(), "segments": segments})
             self.abandon()
 
     def abandon(self) -> None:
@@ -58,4 +57,4 @@ class VirtualEvents:
         reserved = memory.reserved_bytes
         used = reserved + card.context_bytes
         number = log.intern("devices", memory.device)
-        log.device_memory.extend((time.time_ns(), number, card.capacity_bytes, used, used, reserved, -1))
+        log.device_memory.extend((clock_ns(), number, card.capacity_bytes, used, used, reserved, -1))
