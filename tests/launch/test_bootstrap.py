@@ -43,6 +43,8 @@ class Job:
         self.write("tool/memprof/__init__.py", "")
         self.write("tool/memprof/launch/__init__.py", "")
         self.write("tool/memprof/launch/child.py", CHILD)
+        self.write("tool/memprof/recorder/__init__.py", "")
+        self.write("tool/memprof/recorder/clock.py", "clock_ns = None")
 
     def write(self, name: str, text: str) -> None:
         path = self.folder / name
