@@ -20,7 +20,7 @@ TIMM = {
     "convnext_atto": (64, ""),
     "vit_tiny_patch16_224": (64, "{'img_size': 64, 'depth': 4}"),
     "deit_tiny_patch16_224": (64, "{'img_size': 64, 'depth': 4}"),
-    "mixer_s32_224": (64, "{'img_size': 64, 'num_blocks': 4}"),
+    "mixer_s32_224": (64, "{'img_size': 64}"),
     "swin_tiny_patch4_window7_224": (64, "{'img_size': 64, 'window_size': 4, 'depths': (1, 1, 1, 1), 'embed_dim': 48}"),
     "densenet121": (64, ""),
     "poolformer_s12": (64, ""),

@@ -154,3 +154,40 @@ def test_a_ctc_loss_is_dry_run_on_a_device(tmp_path: Path) -> None:
     ended = record_script(tmp_path, _SPEECH.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
     storages = ended.step.storages
     assert 4 * 50 * 25 * 4 in storages.requested_bytes[storages.device == "cuda:0"].tolist()
+
+
+_WIDTHS = """
+import torch
+from torch import nn
+
+class Staged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        exponents = torch.round(torch.log((torch.arange(6, dtype=torch.float32) * 36.0 + 24) / 24) / 0.9)
+        widths = (torch.round(24 * torch.pow(2.5, exponents) / 8) * 8).int().tolist()
+        rates = [rate.item() for rate in torch.linspace(0, 0.1, len(widths))]
+        self.layers = nn.ModuleList()
+        before = 16
+        for width, rate in zip(widths, rates):
+            self.layers.append(nn.Sequential(nn.Linear(before, width), nn.Dropout(rate) if rate else nn.Identity()))
+            before = width
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+model = Staged()
+print([tuple(each.shape) for each in model.parameters()], model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    model(torch.ones(8, 16)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_widths_and_rates_that_a_model_computes_of_ranges_are_true(tmp_path: Path) -> None:
+    """As regnets compute their stages, and vision transformers their rates of dropped paths: layers depend on them."""
+    real = record_script(tmp_path, _WIDTHS, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, _WIDTHS, "--dry-run", name="dry.memprof")
+    assert dry.stdout == real.stdout
+    assert dry.peak == real.peak

@@ -37,6 +37,8 @@ _LISTS = (list, tuple)
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
 _MOST_DATA = 2**16
+_RANGES = {_aten.arange, _aten.linspace}
+_MOST_OF_RANGE = 2**10
 #: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
 #: No processor addresses more for one process: torch's allocators fail on any machine.
@@ -264,14 +266,18 @@ def _kinds(values: Any) -> tuple[bool, bool]:
 
 
 def _is_data(func: Any, result: Any) -> bool:
-    """Whether an operator creates integers like a loader's: lengths, positions and masks, on which sizes may depend."""
-    return (
-        getattr(func, "overloadpacket", None) in _DATA
-        and isinstance(result, FakeTensor)
-        and not (result.dtype.is_floating_point or result.dtype.is_complex)
-        and result.numel() <= _MOST_DATA
-        and result.device.type == "cpu"
-    )
+    """Whether an operator creates data on which sizes may depend.
+
+    Integers like a loader's (lengths, positions and masks), and short ranges, of which models compute the widths and
+    rates of their layers.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if not isinstance(result, FakeTensor) or result.device.type != "cpu":
+        return False
+    if packet in _RANGES and result.numel() <= _MOST_OF_RANGE:
+        return True
+    is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
+    return packet in _DATA and is_whole and result.numel() <= _MOST_DATA
 
 
 def _lent(value: Any, mode: DryMode) -> Any:
