@@ -22,8 +22,8 @@ from memprof.trace.files.spool import (
     OTHER,
     SNAPSHOT_AT_END,
     Spool,
-    SpoolWriter,
 )
+from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.schema import NONE, Ops, StepPeaks, Steps
 from memprof.trace.store import Trace
