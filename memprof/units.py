@@ -145,6 +145,13 @@ def format_us(duration_us: float) -> str:
     return sign + text
 
 
+def format_us_between(least_us: float, most_us: float) -> str:
+    """Formats a range of durations, with the unit once where both share it: ``43.2 to 44.1 ms``."""
+    low, high = format_us(least_us), format_us(most_us)
+    count, unit = low.split(" ")
+    return high if low == high else f"{count if high.endswith(f' {unit}') else low} to {high}"
+
+
 def format_percent(fraction: float) -> str:
     """Formats a fraction as a percentage: 0.123 gives ``12.3 %``."""
     return f"{100 * fraction:.1f} %"

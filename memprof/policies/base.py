@@ -49,6 +49,7 @@ class Policy(ABC):
         source: One of SOURCES: how its transform obtains the prediction.
         errors_seen: Largest errors of predicted peaks on validation jobs (docs/benchmarks.md): how far measured peaks
             were below and above them, as shares of the bytes the step allocates on top of those it starts with.
+        time_errors_seen: The same for step times, as shares of the predicted one; None where they were not measured.
         tried_by_default: Whether a search uses the policy where the user names none.
         has_candidates: Whether the policy's folder has a ``candidates.py``.
         errors_combined: Additional errors when combined with a policy that ``handles_saved``.
@@ -70,6 +71,7 @@ class Policy(ABC):
     source: ClassVar[str] = "replayed"
     errors_seen: ClassVar[tuple[float, float]] = (0.0, 0.0)
     errors_combined: ClassVar[tuple[float, float]] = (0.0, 0.0)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = None
 
     tried_by_default: ClassVar[bool] = False
     has_candidates: ClassVar[bool] = False

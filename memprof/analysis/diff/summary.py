@@ -15,8 +15,7 @@ import numpy as np
 from memprof.analysis.diff.summary_json import read_summary, summary_to_json
 from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
 from memprof.analysis.diff.traits import rounds_of, traits_of
-from memprof.analysis.plans.basis import require_whole_step
-from memprof.analysis.plans.predict import has_untouched_step
+from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.breakdown import hold_at
 from memprof.analysis.report.module_tree import module_tree

@@ -12,10 +12,13 @@ from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
 from memprof.replay.within import distinct_steps
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -36,6 +39,7 @@ class Basis:
         scaled_by: How the step at that size was obtained, one of policies.base.SOURCES; "" where it was recorded.
         others: Other steps that must fit as well: those a plan may leave fuller than ``step``.
         peaks: Recorded peak by step number; empty where a single step was requested.
+        has_measured_times: Whether the recording has a step that ran without the recorder on a real device.
     """
 
     step: Step
@@ -48,6 +52,7 @@ class Basis:
     scaled_by: str = ""
     others: tuple[Step, ...] = ()
     peaks: dict[int, int] = field(default_factory=dict)
+    has_measured_times: bool = False
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -64,7 +69,22 @@ class Basis:
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
-        return replace(plan, at_batch=self.batch, at_length=self.length).predict(self.step, self.others, trace=trace)
+        at_size = replace(plan, at_batch=self.batch, at_length=self.length)
+        planned, step = at_size.predict(self.step, self.others, trace=trace)
+        assert planned.prediction is not None  # predict adds one
+        times = self.time_interval(plan, planned.prediction.step_time_us)
+        return replace(planned, prediction=planned.prediction.with_times(times)), step
+
+    def time_interval(self, plan: Plan, predicted_us: float) -> TimeInterval | None:
+        """Returns the bounds of a plan's step time; None where they are unknown, as on another machine or size.
+
+        Args:
+            plan: The plan.
+            predicted_us: Its predicted step time.
+        """
+        if not self.has_measured_times or self.machine or self.scaled_by:
+            return None
+        return time_interval_of(plan.policies, self.step, predicted_us)
 
     @property
     def at(self) -> str:
@@ -93,7 +113,7 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         UsageError: There is no such step.
     """
     refuse_light(trace)
-    found = basis_of_steps(trace) if step_number is None else Basis(trace.step(step_number))
+    found = basis_of_steps(trace) if step_number is None else _basis(trace, trace.step(step_number))
     step = found.step
     recorded_on = trace.manifest.machine
     if machine is None or machine_of_device(recorded_on.device_name) is machine:
@@ -118,7 +138,12 @@ def basis_of_steps(trace: Trace) -> Basis:
     require_whole_step(trace)
     step, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
     others = (trace.step(number) for number in peaks if number != step.number)
-    return Basis(step, others=distinct_steps(step, others), peaks=peaks)
+    return replace(_basis(trace, step), others=distinct_steps(step, others), peaks=peaks)
+
+
+def _basis(trace: Trace, step: Step) -> Basis:
+    is_real = trace.manifest.backend.name not in (DRY_RUN, PREDICTED)
+    return Basis(step, has_measured_times=is_real and has_untouched_step(trace))
 
 
 def require_whole_step(trace: Trace) -> None:
@@ -156,6 +181,12 @@ def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step,
         return found
     rates = rates_of_recording(recorded_on), rates_of(machine)
     return tuple(scale_times(step, *rates).step for step in found)
+
+
+def has_untouched_step(trace: Trace) -> bool:
+    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
+    steps = trace.table(Steps)
+    return bool(((steps.kind == "plain") & steps.is_complete).any())
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:

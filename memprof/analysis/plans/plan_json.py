@@ -32,6 +32,7 @@ def forecast_to_json(made: Forecast) -> Json:
         "recorded": _side(made.recorded),
         "predicted": _side(made.predicted),
         "peak_interval_bytes": _interval(made.plan),
+        "step_time_interval_us": _time_interval(made.plan),
         "change": {
             "peak_bytes": made.predicted.peak.allocated_bytes - made.recorded.peak.allocated_bytes,
             "peak_ratio": _ratio(made.predicted.peak.allocated_bytes, made.recorded.peak.allocated_bytes),
@@ -50,6 +51,12 @@ def _interval(plan: Plan) -> list[int] | None:
     return None if interval is None else interval.bounds
 
 
+def _time_interval(plan: Plan) -> list[float] | None:
+    """Returns the bounds of a plan's step time; None where unknown."""
+    times = None if plan.prediction is None else plan.prediction.time_interval
+    return None if times is None else times.bounds
+
+
 def verification_to_json(found: Verification) -> Json:
     """Returns a comparison ready for ``json.dump``."""
     return {
@@ -57,6 +64,7 @@ def verification_to_json(found: Verification) -> Json:
         "predicted": to_json(found.predicted),
         "measured": to_json(found.measured),
         "peak_interval_bytes": _interval(found.plan),
+        "step_time_interval_us": _time_interval(found.plan),
         "error": {
             "peak_bytes": found.peak_error_bytes,
             "peak_ratio": number(found.peak_error_ratio),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from memprof.analysis.allocator.reserved import reserved_under
-from memprof.analysis.plans.basis import Basis, basis_of_steps
+from memprof.analysis.plans.basis import Basis, basis_of_steps, has_untouched_step
 from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.report.sources import find_sources
 from memprof.json_values import LEFT_OUT
@@ -127,6 +127,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
     interval = interval_of(plan.policies, whole, steps)
     prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
+    prediction = prediction.with_times(basis.time_interval(plan, prediction.step_time_us))
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -178,12 +179,6 @@ def step_warnings(trace: Trace, step: Step) -> list[str]:
             "long: let the job run two steps longer than the window."
         )
     return warnings
-
-
-def has_untouched_step(trace: Trace) -> bool:
-    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
-    steps = trace.table(Steps)
-    return bool(((steps.kind == "plain") & steps.is_complete).any())
 
 
 def side_of(step: Step) -> Side:

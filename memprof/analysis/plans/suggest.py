@@ -15,6 +15,7 @@ from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.manifest import Manifest
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -53,6 +54,10 @@ class Suggestion:
         assert plan.prediction is not None  # predict adds one
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
         return replace(plan, prediction=prediction, budget_bytes=self.answer.search_request.budget_bytes), step
+
+    def time_interval(self, one: Candidate) -> TimeInterval | None:
+        """Returns the bounds of a plan's step time; None where they are unknown."""
+        return self.basis.time_interval(one.plan, one.step_time_us)
 
     @cached_property
     def reserved(self) -> tuple[int | None, ...]:

@@ -61,6 +61,7 @@ def _plan(one: Candidate, found: Suggestion, *, fits: bool) -> Json:
         "peak_module": one.peak_module or None,
         "saved_bytes": recorded.peak_bytes - one.peak_bytes,
         "step_time_us": one.step_time_us,
+        "step_time_interval_us": None if (times := found.time_interval(one)) is None else times.bounds,
         "slowdown": one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
         "how": found.source_of(one),
         "numerics": one.numerics,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.plans.another_size import basis_at
+from memprof.analysis.plans.basis import has_untouched_step
 from memprof.analysis.plans.matching_step import find_alike
-from memprof.analysis.plans.predict import Side, forecast, has_untouched_step, side_of
+from memprof.analysis.plans.predict import Side, forecast, side_of
 from memprof.errors import InconclusiveError, UsageError
 from memprof.json_values import LEFT_OUT
 from memprof.machines.catalogue import machine_of_device
@@ -20,7 +21,7 @@ from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import CATEGORIES
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_percent, format_us
+from memprof.units import format_bytes, format_percent, format_us, format_us_between
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,11 @@ def describe_short(found: Verification) -> str:
             f". Step time predicted {format_us(predicted.step_time_us)}, measured {format_us(measured.step_time_us)}"
             f" ({found.time_error_ratio:+.1%})".replace("%", " %")
         )
+        times = None if found.plan.prediction is None else found.plan.prediction.time_interval
+        if times is not None:
+            is_inside = times.least_us <= measured.step_time_us <= times.most_us
+            bounds = format_us_between(times.least_us, times.most_us)
+            sentence += f", {'within' if is_inside else 'outside'} the expected {bounds}"
     return f"{sentence}."
 
 

@@ -20,7 +20,14 @@ from memprof.cli.page import Page, TailCell, cell, make_table, printable
 from memprof.phases import in_order
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
 from memprof.trace.schema import CATEGORIES
-from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_us, spell_bytes
+from memprof.units import (
+    format_bytes,
+    format_bytes_between,
+    format_bytes_change,
+    format_us,
+    format_us_between,
+    spell_bytes,
+)
 
 
 def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Path | None) -> None:
@@ -54,7 +61,9 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
                 f"({change})"
             )
         )
-    page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}"))
+    times = None if made.plan.prediction is None else made.plan.prediction.time_interval
+    expect = "" if times is None else f", expect {format_us_between(times.least_us, times.most_us)}"
+    page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}{expect}"))
     page.add(Text(_facts(made), style="dim"))
     fill_basis(page, made.basis)
     page.add_section("Policies", _stage_table(made), "cumulative")

@@ -18,7 +18,7 @@ from memprof.cli.pages.check_page import check_table, describe_check, describe_n
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.planners.search.candidate import Candidate
 from memprof.trace.secrets.masking import is_masked
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.units import format_bytes, format_bytes_change, format_us, format_us_between
 
 _MOST_ROWS = 10
 
@@ -86,7 +86,7 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
         return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
         f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
-        f"{_change(best, answer.recorded)}.{describe_check(checked)}"
+        f"{_change(best, answer.recorded)}{_expected_time(best, found)}.{describe_check(checked)}"
     )
 
 
@@ -94,6 +94,12 @@ def _peak(one: Candidate, checked: tuple[Checked, ...]) -> str:
     """Returns a plan's peak; as bounds if neither replay nor a dry run determines it to the byte."""
     is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
     return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
+
+
+def _expected_time(one: Candidate, found: Suggestion) -> str:
+    """Returns the bounds of a plan's step time as a clause; "" where they are unknown."""
+    times = found.time_interval(one)
+    return "" if times is None else f" (expect {format_us_between(times.least_us, times.most_us)})"
 
 
 def _reserves_more(found: Suggestion) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memprof.analysis.plans.basis import require_whole_step
-from memprof.analysis.plans.predict import has_untouched_step
+from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 

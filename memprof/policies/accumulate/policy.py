@@ -43,6 +43,7 @@ class Accumulate(Policy):
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.05, 0.01)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.08, 0.31)
 
     micro_batches: int = 2
 

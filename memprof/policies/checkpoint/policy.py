@@ -43,6 +43,7 @@ class Checkpoint(Policy):
     flag_example: ClassVar[str] = "'layers.*'"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.12, 0.20)
 
     modules: tuple[str, ...] = ()
     segments: int = 0

@@ -39,6 +39,7 @@ class Compress(Policy):
     numerics: ClassVar[str] = "approximate"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.05, 0.22)
 
     modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12

@@ -30,6 +30,7 @@ class ChunkedLoss(Policy):
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.05, 0.10)
 
     chunks: int = 8
     head: str = ""

@@ -44,6 +44,7 @@ class OptimizerPolicy(Policy):
     numerics: ClassVar[str] = "rounding"  # fused kernels round differently; 8-bit state is itself rounded
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.10, 0.07)
 
     state: str = ""
     loop: str = ""

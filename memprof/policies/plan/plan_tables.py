@@ -130,8 +130,12 @@ def _read_prediction(content: Any, place: Place) -> Prediction:
     if not isinstance(content, dict):
         raise PolicyError(f"{place.at()}: {PREDICTION} must be a table: write [{PREDICTION}] and its keys below it.")
     values = _checked(Prediction, content, place, f"[{PREDICTION}]")
-    optional = ("phases", "categories", "machine", "least_peak_bytes", "most_peak_bytes")
-    required = [field.name for field in dataclasses.fields(Prediction) if field.name not in optional]
+    no_default = dataclasses.MISSING
+    required = [
+        field.name
+        for field in dataclasses.fields(Prediction)
+        if field.default is no_default and field.default_factory is no_default
+    ]
     missing = [name for name in required if name not in values]
     if missing:
         raise PolicyError(

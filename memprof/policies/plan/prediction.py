@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from memprof.phases import in_order
 from memprof.policies.plan.inputs import ran_on
 from memprof.policies.plan.interval import Interval
+from memprof.policies.plan.time_interval import TimeInterval
 from memprof.policies.runtime.model_roots import parameter_bytes_by_root
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
 from memprof.replay.within import fullest_of
@@ -39,6 +40,9 @@ class Prediction:
         least_peak_bytes: Lower bound of the peak, from the errors of its policies on other jobs; 0 in a plan
             of an older version.
         most_peak_bytes: Upper bound, likewise.
+        least_step_time_us: Lower bound of the step time, from the errors of its policies on other jobs; 0.0 where they
+            are unknown.
+        most_step_time_us: Upper bound, likewise.
     """
 
     trace: str
@@ -57,11 +61,24 @@ class Prediction:
     ran_on: str = ""
     least_peak_bytes: int = 0
     most_peak_bytes: int = 0
+    least_step_time_us: float = 0.0
+    most_step_time_us: float = 0.0
 
     @property
     def interval(self) -> Interval | None:
         """The bounds of the peak; None in a plan of an older version without them."""
         return Interval(self.least_peak_bytes, self.most_peak_bytes) if self.most_peak_bytes else None
+
+    @property
+    def time_interval(self) -> TimeInterval | None:
+        """The bounds of the step time; None where they are unknown."""
+        known = self.most_step_time_us > 0
+        return TimeInterval(self.least_step_time_us, self.most_step_time_us) if known else None
+
+    def with_times(self, times: TimeInterval | None) -> Prediction:
+        """Returns the prediction with the bounds of its step time; None removes them."""
+        least, most = (0.0, 0.0) if times is None else (times.least_us, times.most_us)
+        return replace(self, least_step_time_us=least, most_step_time_us=most)
 
     @staticmethod
     def measured(recorded: Step, measured: Step, *, trace: str) -> Prediction:

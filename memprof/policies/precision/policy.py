@@ -42,6 +42,7 @@ class Precision(Policy):
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
     errors_combined: ClassVar[tuple[float, float]] = (0.02, 0.10)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.28, 0.38)
 
     dtype: str = "bf16"
     weights: str = "fp32"

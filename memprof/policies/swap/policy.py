@@ -52,6 +52,7 @@ class Swap(Policy):
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.001, 0.002)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.12, 0.23)
 
     modules: tuple[str, ...] = (".",)
     what: str = "activations"
