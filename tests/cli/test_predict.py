@@ -56,7 +56,7 @@ def test_json_has_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes and microseconds as numbers; what is predicted is what the replay of the rewritten step gives."""
     told = json.loads(run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "--json"))
     keys = "schema trace step batch how recorded predicted change budget_bytes fits policies warnings"
-    assert set(told) == {*keys.split(), "peak_interval_bytes", "length", "lengths"}
+    assert set(told) == {*keys.split(), "peak_interval_bytes", "step_time_interval_us", "length", "lengths"}
     before, after = told["recorded"], told["predicted"]
     assert {"peak_allocated_bytes", "peak_phase", "step_time_us", "phases", "categories"} <= set(after)
     assert sum(after["categories"].values()) == after["peak_allocated_bytes"]

@@ -78,7 +78,7 @@ def test_errors_are_predicted_less_measured(capsys: pytest.CaptureFixture[str], 
     told = json.loads(run(capsys, *words, "--json"))
     assert set(told) == {
         "schema", "predicted", "measured", "error", "budget_bytes", "measured_bytes", "fits", "phases", "categories",
-        "policies", "warnings", "unlike", "peak_interval_bytes",
+        "policies", "warnings", "unlike", "peak_interval_bytes", "step_time_interval_us",
     }  # fmt: skip
     measured = told["measured"]["peak_allocated_bytes"]
     assert told["predicted"]["peak_allocated_bytes"] == measured - EXTRA
