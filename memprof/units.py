@@ -71,9 +71,7 @@ def format_bytes_of(part: int, whole: int) -> str:
 
 def format_bytes_between(least: int, most: int) -> str:
     """Formats a byte range, with the unit once where both share it: ``43.20 to 44.10 MiB``; one figure if equal."""
-    low, high = format_bytes(least), format_bytes(most)
-    count, unit = low.split(" ")
-    return high if low == high else f"{count if high.endswith(f' {unit}') else low} to {high}"
+    return _between(format_bytes(least), format_bytes(most))
 
 
 def spell_bytes(count: int) -> str:
@@ -147,7 +145,11 @@ def format_us(duration_us: float) -> str:
 
 def format_us_between(least_us: float, most_us: float) -> str:
     """Formats a range of durations, with the unit once where both share it: ``43.2 to 44.1 ms``."""
-    low, high = format_us(least_us), format_us(most_us)
+    return _between(format_us(least_us), format_us(most_us))
+
+
+def _between(low: str, high: str) -> str:
+    """Joins two formatted figures, each a number and a unit, writing a shared unit only once."""
     count, unit = low.split(" ")
     return high if low == high else f"{count if high.endswith(f' {unit}') else low} to {high}"
 

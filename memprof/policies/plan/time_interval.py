@@ -40,7 +40,7 @@ def time_interval_of(policies: Sequence[Policy], step: Step, predicted_us: float
         predicted_us: Its step time under the plan.
 
     Returns:
-        The bounds; None where the errors of a policy were not measured, such as on a GPU, or there is no policy.
+        The bounds; None if the plan has no policies, the step runs on a GPU, or a policy has no measured errors.
     """
     errors = [policy.time_errors_seen for policy in policies]
     if not errors or not math.isfinite(predicted_us) or step.is_on_device():
