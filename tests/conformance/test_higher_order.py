@@ -105,12 +105,17 @@ def test_a_dry_run_takes_them(parts: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["cond", "while_loop", "scan", "over_rows", "functionalized", "opaque"])
 def test_their_bytes_are_exact(part: str, tmp_path: Path) -> None:
-    """The recorded peak of each step is the allocator's own, to the byte, with operators inside a higher-order one."""
+    """The recorded peak of each step is the allocator's own, to the byte, with operators inside a higher-order one.
+
+    Tracing a function leaves tensors in reference cycles, and when Python collects them depends on how many objects
+    any thread has made since: without memprof, too, a step's peak differs by 576 bytes with it. So nothing is collected.
+    """
+    arguments = ["--no-collection", part]
     output = tmp_path / "run.memprof"
     script = running.SCRIPTS / "higher_order.py"
-    words = [*_RECORD[:-1], str(output), "--skip", "2", "--steps", "2", str(script), part]
+    words = [*_RECORD[:-1], str(output), "--skip", "2", "--steps", "2", str(script), *arguments]
     subprocess.run(words, check=True, timeout=300)
-    truth = measure(script, [part])
+    truth = measure(script, arguments)
     steps = Trace.open(output).table(Steps)
     for number, kind in zip(steps.step.tolist(), steps.kind.tolist(), strict=True):
         if kind == "recorded":
