@@ -207,11 +207,17 @@ def _found_chromium() -> str:
 
 
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
-    """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others.
+
+    What it downloads and prints goes to a folder of the tests: the machine's temporary folder may be full.
+    """
     path = _found_chromium()
+    files = str(tmp_path_factory.mktemp("chromium"))
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        started = playwright.chromium.launch(
+            executable_path=path, args=list(_ARGUMENTS), downloads_path=files, env={**os.environ, "TMPDIR": files}
+        )
         yield started
         started.close()
 
