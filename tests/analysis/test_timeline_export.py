@@ -26,7 +26,8 @@ from tests.analysis import perfetto_query
 from tests.benchmarks.synthetic import make_synthetic
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+_ROOT = Path(__file__).parents[2]
+SAMPLE = _ROOT / "sample_traces" / "gpt" / "run.memprof"
 HOSTILE = 'a"b\\c\n</script>\u2028\ud800é'
 
 
@@ -234,8 +235,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any]]
         "thread t using (utid) group by t.name order by t.name",
         "lives": "select count(*) from slice where category = 'storage'",
     }
-    command = [sys.executable, perfetto_query.__file__, str(path), *queries.values()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", perfetto_query.__name__, str(path), *queries.values()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=_ROOT)
     assert done.returncode == 0, done.stderr
     return dict(zip(queries, json.loads(done.stdout), strict=True))
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import sync_playwright
 
 from tests.benchmarks.recording import environment
 from tests.benchmarks.section import Section, verdict
 from tests.benchmarks.synthetic import write_synthetic
+from tests.browsing import playwright
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 #: Events, and layers of the model; each event is a birth or a death.
@@ -82,8 +82,8 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
             if '"output":"live-table.children"' in (request.post_data or ""):
                 tables.append(request.timing["responseEnd"] - request.timing["requestStart"])
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
+    with playwright() as driver:
+        browser = driver.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         page.set_default_timeout(60_000)
         start = time.monotonic()

@@ -108,7 +108,8 @@ def test_their_bytes_are_exact(part: str, tmp_path: Path) -> None:
     """The recorded peak of each step is the allocator's own, to the byte, with operators inside a higher-order one.
 
     Tracing a function leaves tensors in reference cycles, and when Python collects them depends on how many objects
-    any thread has made since: without memprof, too, a step's peak differs by 576 bytes with it. So nothing is collected.
+    any thread has made since: a step's peak differs by 576 bytes with it, also without memprof. So nothing is
+    collected.
     """
     arguments = ["--no-collection", part]
     output = tmp_path / "run.memprof"

@@ -7,7 +7,6 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,20 +51,22 @@ def test_what_is_generated_is_there(site: Path) -> None:
 
 def test_it_is_searched_from_files(site: Path) -> None:
     """A page opened as a file, in a browser, finds a word in other pages and leads there."""
-    sync_api = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("playwright")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         assert os.environ.get("MEMPROF_BROWSER_TESTS") != "require", "there is no browser"
         pytest.skip("no Chromium is installed")
     with ThreadPoolExecutor(1) as other:  # other tests may have a browser open in this thread
-        asked = other.submit(_search, sync_api, chromium, site).result()
+        asked = other.submit(_search, chromium, site).result()
     assert [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))] == []
 
 
-def _search(sync_api: Any, chromium: str, site: Path) -> list[str]:
+def _search(chromium: str, site: Path) -> list[str]:
     """Searches for a word and follows the first page found; returns what was asked for on the way."""
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    from tests.browsing import playwright
+
+    with playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))

@@ -21,12 +21,12 @@ pytest.importorskip("dash")
 pytest.importorskip("playwright")
 
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
-from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from memprof_dashboard.app import create_app
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
+from tests.browsing import playwright
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 #: Without a network service of its own that talks to anybody.
@@ -207,17 +207,11 @@ def _found_chromium() -> str:
 
 
 @pytest.fixture(scope="package")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others.
-
-    What it downloads and prints goes to a folder of the tests: the machine's temporary folder may be full.
-    """
+def browser() -> Iterator[Any]:
+    """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others."""
     path = _found_chromium()
-    files = str(tmp_path_factory.mktemp("chromium"))
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=path, args=list(_ARGUMENTS), downloads_path=files, env={**os.environ, "TMPDIR": files}
-        )
+    with playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
         yield started
         started.close()
 
