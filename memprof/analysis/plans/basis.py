@@ -12,6 +12,7 @@ from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
@@ -40,6 +41,7 @@ class Basis:
         others: Other steps that must fit as well: those a plan may leave fuller than ``step``.
         peaks: Recorded peak by step number; empty where a single step was requested.
         has_measured_times: Whether the recording has a step that ran without the recorder on a real device.
+        dry_steps: The same steps as dry-run under policies that are best not modelled, by those policies.
     """
 
     step: Step
@@ -53,6 +55,7 @@ class Basis:
     others: tuple[Step, ...] = ()
     peaks: dict[int, int] = field(default_factory=dict)
     has_measured_times: bool = False
+    dry_steps: DrySteps = field(default_factory=dict)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -70,7 +73,7 @@ class Basis:
             PolicyError: A policy does not apply to the fullest step.
         """
         at_size = replace(plan, at_batch=self.batch, at_length=self.length)
-        planned, step = at_size.predict(self.step, self.others, trace=trace)
+        planned, step = at_size.predict(self.step, self.others, trace=trace, dry_steps=self.dry_steps)
         assert planned.prediction is not None  # predict adds one
         times = self.time_interval(plan, planned.prediction.step_time_us)
         return replace(planned, prediction=planned.prediction.with_times(times)), step

@@ -86,7 +86,7 @@ def suggest(
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    answer = explore(basis.step, search_request, report, basis.others)
+    answer = explore(basis.step, search_request, report, basis.others, basis.dry_steps)
     answer, plans = with_room(
         basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )

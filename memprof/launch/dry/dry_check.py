@@ -16,63 +16,95 @@ from memprof.launch.dry.dry_job import (
     find_recorded_device,
     find_recorded_job,
 )
+from memprof.launch.dry.dry_steps import dry_run_steps
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.several_steps import DrySteps
+from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import mask_words
 
 _INTERRUPTED = DryOutcome(None, INTERRUPTED, was_started=False)
 
 
-def check_plans(
-    found: Suggestion,
-    most: int,
-    window: DryWindow,
-    announce: Callable[[str], None],
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[Checked, ...]:
-    """Dry-runs the plans of a search until one is confirmed to fit.
+class DryChecks:
+    """Dry runs of a recorded job under plans.
 
-    A plan that a dry run cannot apply is skipped with the reason. An interruption (Ctrl-C) ends the check. Where the
-    machine supports it and the window does not forbid it, the job is isolated: files it writes in its folder are
-    discarded, and it reaches no network.
-
-    Args:
-        found: The search result.
-        most: Maximum number of dry runs.
-        window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
-        announce: Called before the first dry run with the command and its isolation.
-        say: Called with a sentence on each next action.
-
-    Returns:
-        The checked plans, in order; none if the job already fits.
-
-    Raises:
-        CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
-        NotFoundError: The job's script or program is missing here.
-        NotExecutableError: The script or program cannot be run.
+    Where the machine supports it and the window does not forbid it, the job is isolated: files it writes in its folder
+    are discarded, and it reaches no network. An interruption (Ctrl-C) ends all dry runs.
     """
-    target, device = find_recorded_job(found.manifest), find_recorded_device(found.manifest)
-    window = cover_recorded_steps(window, found.manifest)
-    checked: list[Checked] = []
-    runs, apart = 0, False
-    for one in found.plans:
-        if runs == most or not one.policies or confirmed(tuple(checked)) is not None:
-            break
-        if not checked:
-            why_not = why_not_apart() if window.isolate else "isolate = false in pyproject.toml"
-            apart = not why_not
-            announce(_describe_run(target, why_not))
-        say(f"dry-running {target.name} with {one.plan.describe()}")
-        try:
-            outcome = dry_run(target, found.predicted(one), window, device, apart=apart)
-        except EndedError:
-            outcome, runs = _INTERRUPTED, most
-        runs += outcome.was_started
+
+    def __init__(self, manifest: Manifest, window: DryWindow, announce: Callable[[str], None]) -> None:
+        """Finds the job; runs nothing yet.
+
+        Args:
+            manifest: The recording's.
+            window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
+            announce: Called before the first dry run with the command and its isolation.
+
+        Raises:
+            CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
+            NotFoundError: The job's script or program is missing here.
+            NotExecutableError: The script or program cannot be run.
+        """
+        self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
+        self._window = cover_recorded_steps(window, manifest)
+        self._announce = announce
+        self._is_apart: bool | None = None
+        self._was_interrupted = False
+
+    def steps(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> DrySteps:
+        """Returns the steps under the policies that are best not modelled, to search again from.
+
+        Args:
+            found: The search result.
+            most: Number of its plans that will be checked.
+            say: Called with a sentence on each next action.
+        """
+        return dry_run_steps(found, most, lambda plan, path: self._run(plan, say, path))
+
+    def check(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> tuple[Checked, ...]:
+        """Dry-runs the plans of a search until one is confirmed to fit.
+
+        A plan that a dry run cannot apply is skipped with the reason.
+
+        Args:
+            found: The search result.
+            most: Maximum number of dry runs.
+            say: Called with a sentence on each next action.
+
+        Returns:
+            The checked plans, in order; none if the job already fits.
+        """
+        checked: list[Checked] = []
+        runs = 0
         budget_bytes = found.answer.search_request.budget_bytes
-        upper_bytes = one.interval.most_bytes
-        checked.append(Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes))
-    return tuple(checked)
+        for one in found.plans:
+            if runs == most or not one.policies or confirmed(tuple(checked)) is not None:
+                break
+            outcome = self._run(found.predicted(one), say)
+            runs = most if self._was_interrupted else runs + outcome.was_started
+            upper_bytes = one.interval.most_bytes
+            checked.append(
+                Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes)
+            )
+        return tuple(checked)
+
+    def _run(self, plan: Plan, say: Callable[[str], None], keep: Path | None = None) -> DryOutcome:
+        """Dry-runs the job under a plan, unless an earlier dry run was interrupted."""
+        if self._was_interrupted:
+            return _INTERRUPTED
+        if self._is_apart is None:
+            why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
+            self._is_apart = not why_not
+            self._announce(_describe_run(self._target, why_not))
+        say(f"dry-running {self._target.name} with {plan.describe()}")
+        try:
+            return dry_run(self._target, plan, self._window, self._device, keep, apart=self._is_apart)
+        except EndedError:
+            self._was_interrupted = True
+            return _INTERRUPTED
 
 
 def _describe_run(target: Target, why_not_isolated: str) -> str:

@@ -35,10 +35,11 @@ from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.trace.store import Trace
 
-#: Searches for plans, given the recording and the search request.
-Search = Callable[[Trace, SearchRequest], Suggestion]
+#: Searches for plans, given the recording, the search request and steps from dry runs.
+Search = Callable[[Trace, SearchRequest, DrySteps], Suggestion]
 
 
 def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResult:
@@ -96,9 +97,13 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
         found.reason = describe_dry_fit(found)
         return
     first = _searched(search, trace, search_request)
-    found.warnings = first.warnings
-    candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter).answer)
-    _try_plans(found, candidates, first, say)
+    rehearsal = Rehearsal(found, first.manifest, say)
+    dry_steps = rehearsal.steps(first)
+    if dry_steps:
+        first = _searched(search, trace, search_request, dry_steps)
+    found.warnings = (*found.warnings, *first.warnings)
+    candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
+    _try_plans(found, candidates, first, rehearsal, say)
     if request.compiles:
         _try_compiled(found, first, say)
     if found.best is None:
@@ -125,21 +130,24 @@ def _dry_run_instead(found: FitResult, done: Recorded, say: Callable[[str], None
     return True
 
 
-def _searched(search: Search, trace: Trace, search_request: SearchRequest) -> Suggestion:
+def _searched(
+    search: Search, trace: Trace, search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS
+) -> Suggestion:
     """Runs a search; raises on an interruption, which a search by itself takes as the signal to stop early.
 
     Raises:
         KeyboardInterrupt: The search was interrupted.
     """
-    suggestion = search(trace, search_request)
+    suggestion = search(trace, search_request, dry_steps)
     if suggestion.answer.was_interrupted:
         raise KeyboardInterrupt
     return suggestion
 
 
-def _try_plans(found: FitResult, candidates: Candidates, first: Suggestion, say: Callable[[str], None]) -> None:
+def _try_plans(
+    found: FitResult, candidates: Candidates, first: Suggestion, rehearsal: Rehearsal, say: Callable[[str], None]
+) -> None:
     request = found.request
-    rehearsal = Rehearsal(found, first.manifest, say)
     verified = 0
     # At most as many plans are skipped as may be run.
     while max(found.runs, len(found.attempts) - found.runs) < request.most_attempts and verified < request.verify:

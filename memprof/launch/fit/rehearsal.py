@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.launch.dry.dry_job import cover_recorded_steps, dry_run, find_recorded_device
+from memprof.analysis.plans.suggest import Suggestion
+from memprof.launch.dry.dry_job import DryOutcome, cover_recorded_steps, dry_run, find_recorded_device
+from memprof.launch.dry.dry_steps import dry_run_steps
 from memprof.launch.fit.request import FitResult
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
 
@@ -45,14 +49,31 @@ class Rehearsal:
         Raises:
             EndedError: A signal that asks the whole command to end arrived during the run.
         """
+        outcome = self._run(plan)
+        if outcome.peak_bytes is None and self._window is not None:
+            self._say(f"it is not dry-run: {outcome.reason}")
+        return outcome.peak_bytes
+
+    def steps(self, suggestion: Suggestion) -> DrySteps:
+        """Returns the steps under the policies that are best not modelled, to search again from.
+
+        Args:
+            suggestion: A search result.
+
+        Raises:
+            EndedError: A signal that asks the whole command to end arrived during a run.
+        """
+        return dry_run_steps(suggestion, self._found.request.most_attempts, self._run)
+
+    def _run(self, plan: Plan, keep: Path | None = None) -> DryOutcome:
+        """Dry-runs the job under a plan, as long as dry runs are reliable."""
         if not self._is_tested:
             self._test()
         if self._window is None:
-            return None
-        outcome = dry_run(self._found.request.target, plan, self._window, self._device)
-        if outcome.peak_bytes is None:
-            self._say(f"it is not dry-run: {outcome.reason}")
-        return outcome.peak_bytes
+            return DryOutcome(None, was_started=False)
+        if keep is not None:
+            self._say(f"dry-running the job with {plan.describe()}, to plan from its steps")
+        return dry_run(self._found.request.target, plan, self._window, self._device, keep)
 
     def _test(self) -> None:
         self._is_tested = True

@@ -10,6 +10,7 @@ import numpy as np
 from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.within import fullest_of
 from memprof.trace.schema import NONE
@@ -59,7 +60,11 @@ class Candidate:
 
 
 def candidate_of(
-    policies: tuple[Policy, ...], recorded: Sequence[Step], predicted: Sequence[Step], fullest: Sequence[Step]
+    policies: tuple[Policy, ...],
+    recorded: Sequence[Step],
+    predicted: Sequence[Step],
+    fullest: Sequence[Step],
+    dry_steps: DrySteps = NO_DRY_STEPS,
 ) -> Candidate:
     """Builds a candidate from predicted steps.
 
@@ -68,6 +73,7 @@ def candidate_of(
         recorded: The steps as recorded; the first is the one that plans are chosen on.
         predicted: The steps under the policies.
         fullest: The same with unknown sizes at their maximum.
+        dry_steps: Steps from dry runs, from which the predicted ones were made.
     """
     step = fullest_of(predicted)
     during = live_bytes(step).during
@@ -82,5 +88,5 @@ def candidate_of(
         peak_op=str(step.ops.name[peak]),
         categories={name: int(values[peak]) for name, values in live_bytes_by_category(step).items() if values[peak]},
         peak_step=step.number,
-        interval=interval_of(policies, recorded, predicted, fullest),
+        interval=interval_of(policies, recorded, predicted, fullest, dry_steps),
     )

@@ -22,6 +22,7 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
@@ -127,6 +128,7 @@ def explore(
     search_request: SearchRequest,
     report: Callable[[Candidate], None] = lambda _: None,
     others: tuple[Step, ...] = (),
+    dry_steps: DrySteps = NO_DRY_STEPS,
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
@@ -141,6 +143,7 @@ def explore(
         search_request: The request.
         report: Called with each replayed plan.
         others: Other recorded steps, which a plan must fit as well.
+        dry_steps: Steps from dry runs, which stand for predicted ones.
 
     Raises:
         PolicyError: Unknown policy.
@@ -148,7 +151,8 @@ def explore(
     started = time.monotonic()
     allowed = allowed_names(search_request.allow, search_request.forbid, default_policies())
     deadline = started + search_request.time_limit_s
-    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=search_request.needed)
+    needed = search_request.needed
+    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=needed, dry_steps=dry_steps)
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False

@@ -10,7 +10,7 @@ from memprof.errors import InvariantError, PolicyError
 from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.several_steps import DrySteps, transform_all
 from memprof.policies.plan.together import require_composable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
@@ -32,6 +32,7 @@ class Workbench:
         was_stopped: Whether the search stopped before it was complete.
         others: Other steps of the job, which a plan must fit as well.
         needed: Returns the bytes a plan needs.
+        dry_steps: Steps from dry runs, which stand for predicted ones.
     """
 
     step: Step
@@ -42,6 +43,7 @@ class Workbench:
     was_stopped: bool = False
     others: tuple[Step, ...] = ()
     needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
+    dry_steps: DrySteps = field(default_factory=dict)
     _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
@@ -70,7 +72,7 @@ class Workbench:
         except InvariantError as error:  # one failing plan must not abort the search
             self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
-        self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest)
+        self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest, self.dry_steps)
         self.report(found)
         return found
 
@@ -82,6 +84,8 @@ class Workbench:
         """
         if not policies:
             return (self.step, *self.others)
+        if policies in self.dry_steps:
+            return self.dry_steps[policies]
         at_most = at_most and any(policy.guesses for policy in policies)
         known = self._steps.pop((policies, at_most), None)
         if known is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run, steps_under
 from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.step import Step
 
@@ -45,6 +45,7 @@ def interval_of(
     recorded: Sequence[Step],
     predicted: Sequence[Step],
     fullest: Sequence[Step] | None = None,
+    dry_steps: DrySteps = NO_DRY_STEPS,
 ) -> Interval:
     """Returns the bounds of a plan's peak.
 
@@ -57,9 +58,10 @@ def interval_of(
         recorded: The steps as recorded; the first is the one that the plan was chosen on.
         predicted: The same under the plan.
         fullest: The same under worst-case assumptions for data missing from the recording, if the caller has them.
+        dry_steps: Steps from dry runs, from which the predicted ones were made: what they hold has no error.
     """
-    fullest = _fullest_steps(policies, recorded, predicted) if fullest is None else fullest
-    errors = [policy.errors(recorded) for policy in policies]
+    fullest = _fullest_steps(policies, recorded, predicted, dry_steps) if fullest is None else fullest
+    errors = [policy.errors(recorded) for policy in split_dry_run(policies, recorded, dry_steps)[1]]
     errors.append(recorded[0].size_errors)
     errors += [
         policy.errors_combined
@@ -74,23 +76,23 @@ def interval_of(
     return Interval(least, most)
 
 
-def _fullest_steps(policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step]) -> tuple[Step, ...]:
+def _fullest_steps(
+    policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step], dry_steps: DrySteps
+) -> tuple[Step, ...]:
     """Returns the steps under a plan, with worst-case assumptions for data missing from the recording.
 
     Args:
         policies: The plan.
         recorded: The steps as recorded.
         predicted: The same under the plan; returned if no policy has such assumptions, or one does not support them.
+        dry_steps: Steps from dry runs.
     """
     if not any(policy.guesses for policy in policies):
         return tuple(predicted)
-    steps = tuple(recorded)
     try:
-        for policy in policies:
-            steps = transform_all(policy, steps, at_most=True)
+        return steps_under(policies, recorded, dry_steps, at_most=True)
     except PolicyError:
         return tuple(predicted)
-    return steps
 
 
 def _peak(steps: Sequence[Step], share: float) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.prediction import Prediction
-from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
 from memprof.policies.plan.together import require_composable
 from memprof.policies.registry import policy_types
 from memprof.replay.within import fullest_of
@@ -60,13 +60,16 @@ class Plan:
             step = policy.transform(step)
         return step
 
-    def predict(self, step: Step, others: Sequence[Step] = (), *, trace: str = "") -> tuple[Plan, Step]:
+    def predict(
+        self, step: Step, others: Sequence[Step] = (), *, trace: str = "", dry_steps: DrySteps = NO_DRY_STEPS
+    ) -> tuple[Plan, Step]:
         """Predicts the steps this plan leads to.
 
         Args:
             step: The recorded step; of several, the one with the highest peak.
             others: Other steps of the job.
             trace: Name of the recording.
+            dry_steps: Steps from dry runs under some of the policies, to start from.
 
         Returns:
             The plan with its prediction, and the predicted step with the highest peak.
@@ -76,10 +79,8 @@ class Plan:
         """
         require_composable(self.policies)
         recorded: tuple[Step, ...] = (step, *others)
-        predicted = recorded
-        for policy in self.policies:
-            predicted = transform_all(policy, predicted)
-        interval = interval_of(self.policies, recorded, predicted)
+        predicted = steps_under(self.policies, recorded, dry_steps)
+        interval = interval_of(self.policies, recorded, predicted, dry_steps=dry_steps)
         prediction = Prediction.of_steps(recorded, predicted, interval, trace=trace, how=self.source)
         return replace(self, prediction=prediction), fullest_of(predicted)
 

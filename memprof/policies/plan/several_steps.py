@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +15,47 @@ from memprof.trace.step import Step
 
 #: Categories that are live between two updates and that policies may free there.
 _KEPT = ("gradient", "optimizer_state")
+
+#: Steps of a job as dry runs recorded them, by the policies they ran under; one for each step as recorded.
+DrySteps = Mapping[tuple[Policy, ...], tuple[Step, ...]]
+NO_DRY_STEPS: DrySteps = MappingProxyType({})
+
+
+def split_dry_run(
+    policies: Sequence[Policy], steps: Sequence[Step], dry_steps: DrySteps
+) -> tuple[tuple[Step, ...], tuple[Policy, ...]]:
+    """Returns the steps from which a plan is predicted, and the policies that remain to be predicted.
+
+    Args:
+        policies: The plan's, in their order.
+        steps: The steps as recorded.
+        dry_steps: Steps from dry runs; those under the most of the plan's first policies are taken.
+    """
+    plan = tuple(policies)
+    for count in range(len(plan), 0, -1):
+        if plan[:count] in dry_steps:
+            return dry_steps[plan[:count]], plan[count:]
+    return tuple(steps), plan
+
+
+def steps_under(
+    policies: Sequence[Policy], steps: Sequence[Step], dry_steps: DrySteps = NO_DRY_STEPS, *, at_most: bool = False
+) -> tuple[Step, ...]:
+    """Rewrites several steps of a job through a plan.
+
+    Args:
+        policies: The plan's, in their order.
+        steps: The steps as recorded; the first is the one that the plan was chosen on.
+        dry_steps: Steps from dry runs, to start from instead.
+        at_most: Make worst-case assumptions for data missing from the recording.
+
+    Raises:
+        PolicyError: A policy does not fit the first step.
+    """
+    predicted, remaining = split_dry_run(policies, steps, dry_steps)
+    for policy in remaining:
+        predicted = transform_all(policy, predicted, at_most=at_most)
+    return predicted
 
 
 def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = False) -> tuple[Step, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.launch.fit.request import FitResult
     from memprof.planners.search.explore import SearchRequest
+    from memprof.policies.plan.several_steps import DrySteps
     from memprof.trace.store import Trace
 
 _EPILOG = """\b
@@ -169,13 +171,13 @@ def fit(
     return _status_of(found)
 
 
-def _search(trace: Trace, search_request: SearchRequest) -> Suggestion:
+def _search(trace: Trace, search_request: SearchRequest, dry_steps: DrySteps) -> Suggestion:
     from memprof.analysis.plans.basis import basis_of
     from memprof.analysis.plans.suggest import suggest
     from memprof.cli.progress import SearchBar
 
     with SearchBar(search_request) as bar:
-        return suggest(trace, basis_of(trace), search_request, bar.add)
+        return suggest(trace, replace(basis_of(trace), dry_steps=dry_steps), search_request, bar.add)
 
 
 def _say(sentence: str) -> None:

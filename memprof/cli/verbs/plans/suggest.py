@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.planners.search.candidate import Candidate
     from memprof.planners.search.explore import SearchRequest
+    from memprof.policies.plan.several_steps import DrySteps
     from memprof.trace.store import Trace
 
 
@@ -172,6 +174,7 @@ def suggest(
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
     from memprof.policies.compile.measured import policies_of_compiled
+    from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
 
     named_planner(planner)
@@ -190,9 +193,9 @@ def suggest(
         is_checked=check is not None,
     )
 
-    def searched(search_request: SearchRequest) -> Suggestion:
+    def searched(search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS) -> Suggestion:
         with SearchBar(search_request) as bar:
-            return search(opened, basis, search_request, bar.add)
+            return search(opened, replace(basis, dry_steps=dry_steps), search_request, bar.add)
 
     found, checked = searched(request), None
     if check is not None:
@@ -200,36 +203,39 @@ def suggest(
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
 
 
-def _check(
-    found: Suggestion, most: int, search: Callable[[SearchRequest], Suggestion]
-) -> tuple[Suggestion, tuple[Checked, ...]]:
+def _check(found: Suggestion, most: int, search: Callable[..., Suggestion]) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
+
+    Before that, it is dry-run under the policies of these plans that are best not modelled, and the search repeated.
 
     Args:
         found: The search result for plans to be checked.
         most: Maximum number of dry runs.
-        search: Repeats the search.
+        search: Repeats the search, for a search request and steps from dry runs.
     """
-    import dataclasses
-
     from memprof.analysis.plans.dry_check_results import INTERRUPTED
     from memprof.cli.harmless import tell
     from memprof.cli.progress import CheckLine
-    from memprof.launch.dry.dry_check import check_plans
+    from memprof.launch.dry.dry_check import DryChecks
     from memprof.launch.parent.settings import read_dry_window
 
     window = read_dry_window(Path.cwd())
     try:
+        checks = DryChecks(found.manifest, window, tell)
         with CheckLine() as line:
-            checked = check_plans(found, most, window, tell, line.show)
+            dry_steps = checks.steps(found, most, line.show)
+        if dry_steps:
+            found = search(found.answer.search_request, dry_steps)
+        with CheckLine() as line:
+            checked = checks.check(found, most, line.show)
     except MemprofError as error:
         why = str(error)
     else:
         why = next((one.reason for one in checked), "")
         if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
             return found, checked
-    unchecked = search(dataclasses.replace(found.answer.search_request, is_checked=False))
-    return dataclasses.replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
+    unchecked = search(replace(found.answer.search_request, is_checked=False))
+    return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
