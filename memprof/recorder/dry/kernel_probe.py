@@ -100,9 +100,11 @@ class Kernels:
             return result, 0
         if packet in _WRAPPING and any(type(value) in _NUMBERS for value in args):
             return result, self._wrapped_bytes(func, args, kwargs)
-        if packet not in _TRIED and packet not in _PRODUCTS and getattr(func, "namespace", "") not in _LIBRARIES:
+        inputs = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        is_library = getattr(func, "namespace", "") in _LIBRARIES
+        if not (packet in _TRIED or packet in _PRODUCTS or is_library or _mixes_types(func, inputs)):
             return result, 0
-        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values())), *_tensors([result])]
+        tensors = [*inputs, *_tensors([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
             return result, 0
         if packet in _PRODUCTS and not any(tensor.dtype in _SHORT or _is_copied(tensor) for tensor in tensors):
@@ -252,6 +254,11 @@ def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -
         return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)
     is_alike = (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
     return item if is_alike else make(shape, stride, dtype=dtype)
+
+
+def _mixes_types(func: Any, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an elementwise kernel converts inputs first: on the processor, to copies in the type of its result."""
+    return torch.Tag.pointwise in getattr(func, "tags", ()) and len({tensor.dtype for tensor in inputs}) > 1
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:
