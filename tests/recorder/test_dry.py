@@ -53,6 +53,35 @@ def test_a_plan_is_dry_run_as_it_is_applied(tmp_path: Path) -> None:
     assert dry.peak == real.peak
 
 
+_MIXED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+shorten, model = nn.Linear(64, 64), nn.Linear(64, 8)
+optimizer = torch.optim.SGD([*shorten.parameters(), *model.parameters()], lr=0.1)
+for step in range(6):
+    x = torch.randn(2048, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        branch = shorten(x)
+    residual = x + branch
+    residual *= branch
+    model(residual).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_sum_of_two_types_copies_one_of_them(tmp_path: Path) -> None:
+    """The kernel converts the branch in bfloat16 to float32 within the sum, which is the fullest moment."""
+    real = record_script(tmp_path, _MIXED, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, _MIXED, "--dry-run", name="dry.memprof")
+    copied = 2048 * 64 * 4
+    for ended in (real, dry):
+        sums = np.isin(ended.step.ops.name, ("aten.add.Tensor", "aten.mul_.Tensor"))
+        assert ended.step.ops.workspace_bytes[sums & (ended.step.ops.phase == "forward")].tolist() == [copied, copied]
+    assert dry.peak == real.peak
+
+
 _EXPERTS = """
 import torch
 from torch import nn
