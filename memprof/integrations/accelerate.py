@@ -28,8 +28,8 @@ class AcceleratedRecording:
         """Starts recording; see `record`."""
         self._accelerator = accelerator
         self._session = session
-        self._hooks = UpdateHooks(None, self._after_update)
         self._rounds = OptimizerRounds()
+        self._hooks = UpdateHooks(self._before_update, self._after_update)
         prepared = [inner_optimizer(optimizer) for optimizer in accelerator._optimizers]
         self._rounds.meet(prepared)
         self._own = {id(optimizer) for optimizer in prepared}
@@ -71,6 +71,10 @@ class AcceleratedRecording:
     ) -> None:
         """Ends the recording. An error of the training propagates unchanged."""
         self.end(error)
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if id(optimizer) in self._own:
+            self._rounds.begin_update(optimizer)
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         # A step cannot end within backward, and hooks must not be added or removed while others run.

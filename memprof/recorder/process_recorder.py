@@ -58,7 +58,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._rounds = OptimizerRounds()
         self._calls = ModuleCallObserver(self._enter, self._leave, finds_roots=finds_roots)
         self._guard = ProfilerGuard(self._make_way)
-        self._updates = UpdateHooks(self._before_update, self._after_update)
+        self._updates = UpdateHooks(self._note_update, self._after_update)
         self._observation: ObservationT | None = None
         self._beginning = threading.Lock()  # acquired once, by the thread that is then observed
         self._has_manual_steps = False
@@ -72,6 +72,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         skip_compiling(
             kind._enter,
             kind._leave,
+            kind._note_update,
             kind._before_update,
             kind._after_update,
             UpdateHooks._call_before,
@@ -132,6 +133,11 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     @abstractmethod
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Called before an optimizer updates."""
+
+    def _note_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._observation is None or self._is_observed():
+            self._rounds.begin_update(optimizer)
+        self._before_update(optimizer, args, kwargs)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._plan is not None:

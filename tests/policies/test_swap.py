@@ -20,8 +20,9 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
+from memprof.policies.swap.owned_transform import STAND_IN
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
-from memprof.trace.schema import TABLES
+from memprof.trace.schema import NONE, TABLES
 from memprof.trace.store import Trace
 from tests.policies.faces import compare, load_job, peaks, record_step, recorded, train
 
@@ -117,6 +118,19 @@ def test_slow_copies_stall_the_step():
     copies = slow.ops.take(slow.ops.kind == "copy")
     assert slow.duration_us >= copies.duration_us.sum()
     assert peaks(slow) == peaks(disk("gpt").transform(step))
+
+
+def test_one_element_for_each_type_and_device_stands_for_what_is_out():
+    """Whatever moves: 4 bytes on the processor and one block of 512 on a GPU, there for the whole step."""
+    step = recorded("gpt")
+    for device, to, size in (("cpu", "disk", 4), ("cuda:0", "host", 512)):
+        storages = step.storages.replace(device=np.full(len(step.storages), device, dtype=np.object_))
+        under = dataclasses.replace(step, storages=storages)
+        for policy in (Swap(what="optimizer", to=to), Swap(("**",), "parameters", to)):
+            under = policy.transform(under)
+        elements = under.storages.take(np.flatnonzero(under.storages.name == STAND_IN))
+        assert elements.allocated_bytes.tolist() == [size]
+        assert elements.created_op_id.tolist() == elements.freed_op_id.tolist() == [NONE]
 
 
 def test_nothing_large_enough_changes_nothing_in_memory():

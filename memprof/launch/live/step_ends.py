@@ -31,8 +31,8 @@ class StepEnds:
         """
         self._model, self._then = model, then
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._updates = UpdateHooks(None, self._after_update)
         self._rounds = OptimizerRounds()
+        self._updates = UpdateHooks(self._before_update, self._after_update)
         self._rounds.meet(optimizers)
         self._own: set[int] = set()
 
@@ -44,15 +44,20 @@ class StepEnds:
         """Removes the hooks; the callback is not called any more."""
         self._updates.remove()
 
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self._counts(optimizer):
+            self._rounds.begin_update(optimizer)
+
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        is_mine = os.getpid() == self._process and threading.get_ident() == self._thread
-        # A step cannot end within backward, even if an optimizer updates there.
-        if not is_mine or torch._C._current_graph_task_id() != -1 or not self._is_of_model(optimizer):
-            return
-        if not self._updates.is_last() or not self._rounds.update(optimizer):
+        if not self._counts(optimizer) or not self._updates.is_last() or not self._rounds.update(optimizer):
             return
         self._rounds.begin_step()
         self._then()
+
+    def _counts(self, optimizer: Any) -> bool:
+        """Whether an update can end a step: it is the model's, in its thread and outside backward."""
+        is_mine = os.getpid() == self._process and threading.get_ident() == self._thread
+        return is_mine and torch._C._current_graph_task_id() == -1 and self._is_of_model(optimizer)
 
     def _is_of_model(self, optimizer: Any) -> bool:
         """Whether an optimizer updates the model: the given ones may be wrappers of those that call the hooks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +13,15 @@ from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
+from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
+#: Name of the one element that stands for all tensors of its type that are out.
+STAND_IN = "stands for tensors that are out"
 #: Source file of LBFGS updates, in the stacks of its operators.
 HISTORY = "torch/optim/lbfgs.py"
 NO_HISTORY = (
@@ -111,10 +115,39 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     draft.use(in_ids, stays, "write")
     draft.use(out_ids, stays[changed], "read")
     draft.remove_storages(np.unique(at))
+    _insert_stand_ins(draft, step, np.unique(at))
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
     return draft.build()
+
+
+def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
+    """Inserts the elements that stand for what is out, one for each device and type; other swaps share them."""
+    storages = step.storages
+    known = {(storages.device[row], storages.dtype[row]) for row in np.flatnonzero(storages.name == STAND_IN)}
+    first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
+    new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
+    rows = storages.take(new)
+    size = np.array([_element_bytes(str(dtype)) for dtype in rows.dtype], dtype=np.int64)
+    nowhere = np.full(len(new), NONE)
+    draft.insert_storages(
+        rows.replace(
+            name=np.full(len(new), STAND_IN, dtype=np.object_),
+            module_id=nowhere,
+            requested_bytes=size,
+            allocated_bytes=rounded(size, rows.device),
+            created_op_id=nowhere,
+            freed_op_id=nowhere,
+            shape=np.full(len(new), "", dtype=np.object_),
+        )
+    )
+
+
+def _element_bytes(dtype: str) -> int:
+    """Returns the size of an element from the name of its type, such as bfloat16 or float8_e4m3fn."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1
 
 
 def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:

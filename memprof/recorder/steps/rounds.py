@@ -23,6 +23,7 @@ class OptimizerRounds:
         self._idle: set[int] = set()
         self._updates: dict[int, int] = {}
         self._totals: dict[int, int] = {}
+        self._running: list[int] = []
         self._has_ended = False
         self._was_called = False
 
@@ -73,18 +74,29 @@ class OptimizerRounds:
             self.add(optimizer)
         return any(self._has_seen(optimizer) for optimizer in new)
 
+    def begin_update(self, optimizer: Any) -> None:
+        """Notes that an update begins: those until its end are parts of it."""
+        self._leave(id(optimizer))  # an update that raised has no end
+        self._running.append(id(optimizer))
+
     def update(self, optimizer: Any) -> bool:
-        """Counts an update; returns True when it ends the step."""
+        """Counts an update that is done; returns True when it ends the step."""
         key = id(optimizer)
+        self._leave(key)
         if not self._has_seen(optimizer):
             self.add(optimizer)
-            if self._has_ended and not self._was_called:
-                # Created one by one as they update (Pyro): the first update ended the step, and this one is part of it.
-                self._totals[key] = 1
-                return False
+        is_first = key not in self._totals and key not in self._idle
+        if is_first and self._has_ended and not self._was_called:
+            # Created one by one as they update (Pyro), or a wrapper: the update that ended the step did so too early.
+            self._totals[key] = 1
+            return False
         self._idle.discard(key)
         self._updates[key] = self._updates.get(key, 0) + 1
         self._totals[key] = self._totals.get(key, 0) + 1
+        if self._running:
+            if self._updates[key] < PATIENCE:
+                return False
+            self._running.clear()  # the one around it must have raised
         missing = self._waited_for() - self._updates.keys()
         if missing and self._updates[key] >= PATIENCE:
             self._idle |= missing
@@ -105,5 +117,21 @@ class OptimizerRounds:
         known = self._known.get(id(optimizer))
         return known is not None and known() is optimizer
 
+    def _leave(self, key: int) -> None:
+        """Forgets a running update, and those begun within it."""
+        if key in self._running:
+            del self._running[self._running.index(key) :]
+
     def _waited_for(self) -> set[int]:
-        return {key for key, reference in self._known.items() if reference() is not None} - self._idle
+        waited = {key for key, reference in self._known.items() if reference() is not None} - self._idle
+        silent = {key for key in waited if not self._totals.get(key)}
+        if not silent:
+            return waited
+        updated = {_parameters_of(self._known[key]()) for key in waited - silent} - {frozenset()}
+        return waited - {key for key in silent if _parameters_of(self._known[key]()) in updated}
+
+
+def _parameters_of(optimizer: Any) -> frozenset[int]:
+    """Returns the identities of an optimizer's parameters; none of one that is gone."""
+    groups = getattr(optimizer, "param_groups", ())
+    return frozenset(id(parameter) for group in groups for parameter in group["params"])
