@@ -111,6 +111,38 @@ def test_casts_of_the_models_own_are_within(policy, tmp_path):
     assert bounds.least_bytes <= measured <= bounds.most_bytes
 
 
+def step_beside_a_graph(path, *policies):
+    """Records a step during which a variable keeps the graph of an evaluation that ran before, with gradients on."""
+    gc.collect()
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(4)]
+    model = nn.Sequential(*layers)
+    inputs, optimizer = torch.randn(128, 64), torch.optim.SGD(model.parameters(), 0.1)
+    for policy in policies:
+        policy.apply(Job(model, [optimizer]))
+    held = None
+    with memprof.record(path, skip=1, steps=1, force=True):
+        for _ in range(2):
+            held = held if held is not None else model(inputs)
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return Trace.open(path).fullest_step()
+
+
+def test_what_an_earlier_forward_left_may_be_less_under_a_plan(tmp_path):
+    """The recording does not show what that forward saved: the lower bound is without it, the upper one with it."""
+    step = step_beside_a_graph(tmp_path / "base.memprof")
+    swap = Swap((".",), to="disk")
+    measured = int(live_bytes(step_beside_a_graph(tmp_path / "swap.memprof", swap)).during.max())
+    predicted = int(live_bytes(swap.transform(step)).during.max())
+    assert measured < 0.85 * predicted
+    bounds = interval(step, swap)
+    assert bounds.least_bytes <= measured <= predicted <= bounds.most_bytes
+    idle = 4 * 128 * 256 * 4  # what tanh saved
+    assert bounds.most_bytes - bounds.least_bytes > idle
+
+
 def test_remat_holds_the_job_whatever_is_not_known():
     """But for what kernels take meanwhile, which is known when it is taken."""
     step = recorded("gpt")

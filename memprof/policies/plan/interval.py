@@ -11,6 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run, steps_under
 from memprof.replay.live import live_bytes, made_bytes
+from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
 #: Fraction by which jobs exceeded a policy's hard memory cap: kernel workspaces are known only afterwards.
@@ -51,7 +52,9 @@ def interval_of(
 
     The observed errors of each policy (``Policy.errors``) add up over a plan. They are fractions of the bytes a step
     allocates beyond those live at its start, operator by operator, so they are small where weights dominate. The
-    errors of a step scaled to another size (``Step.size_errors``) are added.
+    errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
+    made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
+    recording does not show: the lower bound is without it.
 
     Args:
         policies: The plan.
@@ -73,7 +76,18 @@ def interval_of(
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
+    if any(policy.is_best_dry_run or not policy.changes_update for policy in policies):
+        least = max(0, least - max(map(_idle_bytes, predicted), default=0))
     return Interval(least, most)
+
+
+def _idle_bytes(step: Step) -> int:
+    """Returns the bytes that a module's forward made before the recording, and that nothing uses or frees."""
+    storages = step.storages
+    is_idle = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE) & (storages.module_id != NONE)
+    is_idle &= np.isin(storages.category, ("activation", "temporary"))
+    is_idle[step.uses.storage_id] = False
+    return int(storages.allocated_bytes[is_idle].sum())
 
 
 def _fullest_steps(
