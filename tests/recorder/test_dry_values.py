@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from memprof.recorder.dry.bounds import upper_bound
 from tests.recorder.recorded import record_script
 
 #: A rollout as libraries write it: it ends at a token that is never known, or at a length.
@@ -191,3 +193,31 @@ def test_widths_and_rates_that_a_model_computes_of_ranges_are_true(tmp_path: Pat
     dry = record_script(tmp_path, _WIDTHS, "--dry-run", name="dry.memprof")
     assert dry.stdout == real.stdout
     assert dry.peak == real.peak
+
+
+@pytest.mark.parametrize("driver", [None, "gels", "gelsd", "gelss"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((8, 5), (8, 3)), ((4, 8, 5), (4, 8, 3)), ((5, 8), (5, 3)), ((5, 5), (5, 3)), ((8, 5), (8,)), ((4, 8, 5), (4, 8))],
+    ids=str,
+)
+def test_least_squares_are_those_of_matrices_of_full_rank(left, right, driver):
+    """Shapes, strides and storages of the four results, which depend on the solver."""
+    func, arguments = torch.ops.aten.linalg_lstsq.default, (torch.randn(left), torch.randn(right))
+    made, bound = func(*arguments, driver=driver), upper_bound(func, arguments, {"driver": driver})
+    assert [layout(tensor) for tensor in bound] == [layout(tensor) for tensor in made]
+
+
+def layout(tensor):
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("options", [(), (True, True), (False, False, 0)], ids=str)
+def test_unique_values_are_bounded_by_all_being_different(options):
+    """With values that all differ, the bound is what torch makes."""
+    func, values = torch.ops.aten.unique_consecutive.default, torch.arange(12.0).view(3, 4)
+    made, bound = func(values, *options), upper_bound(func, (values, *options), {})
+    assert [layout(tensor) for tensor in bound] == [layout(tensor) for tensor in made]
+    func = torch.ops.aten.unique_dim.default
+    made, bound = func(values, 0), upper_bound(func, (values, 0), {})
+    assert [layout(tensor) for tensor in bound] == [layout(tensor) for tensor in made]

@@ -34,6 +34,8 @@ def is_exact(func: Any, args: Any) -> bool:
     """
     if func is _aten.masked_select.default:
         return known(args[1]) is not None and args[0].shape == args[1].shape
+    if func is _aten.linalg_lstsq.default:
+        return bool(args[0].shape[-2] <= args[0].shape[-1])  # else there are residuals, if the matrices have full rank
     if func is not _aten.index.Tensor:
         return False
     return all(known(index) is not None for index in args[1] if index is not None and index.dtype in _MASKS)
@@ -76,9 +78,47 @@ def _unique2(
     return values, inverse, places((tensor.numel(),) if return_counts else (0,))
 
 
+def _unique_dim(tensor: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, ...]:
+    inverse, counts = (torch.empty((tensor.shape[dim],), dtype=torch.int64, device=tensor.device) for _ in range(2))
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), inverse, counts
+
+
+def _unique_consecutive(
+    tensor: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    if dim is not None:
+        return _unique_dim(tensor, dim)
+    values = torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device)
+    inverse = torch.empty(tensor.shape if return_inverse else (0,), dtype=torch.int64, device=tensor.device)
+    counts = torch.empty((tensor.numel() if return_counts else 0,), dtype=torch.int64, device=tensor.device)
+    return values, inverse, counts
+
+
+def _least_squares(
+    left: torch.Tensor, right: torch.Tensor, _tolerance: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Matrices of full rank; solutions are the first rows of what the solver overwrites, which is column-major."""
+    driver = driver or ("gelsy" if left.device.type == "cpu" else "gels")
+    high, wide = left.shape[-2:]
+    is_vector = right.dim() == left.dim() - 1 or right.dim() == 1
+    columns = 1 if is_vector else right.shape[-1]
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[: -1 if is_vector else -2])  # type: ignore[no-untyped-call]
+    rows = max(high, wide)
+    solution = left.new_empty((*batch, columns, rows)).mT[..., :wide, :]
+    has_residuals = high > wide and driver != "gelsy"
+    residuals = left.new_empty((*batch, columns) if has_residuals else (0,))
+    rank = left.new_empty((0,) if driver == "gels" else batch, dtype=torch.int64)
+    has_values = driver in ("gelsd", "gelss")
+    values = left.new_empty((*batch, min(high, wide)) if has_values else (0,), dtype=left.real.dtype)
+    return solution[..., 0] if is_vector else solution, residuals, rank, values
+
+
 _BOUNDS: dict[Any, Callable[..., Any]] = {
     _aten.nonzero.default: _nonzero,
     _aten.masked_select.default: _masked_select,
     _aten.index.Tensor: _index,
     _aten._unique2.default: _unique2,
+    _aten.unique_dim.default: _unique_dim,
+    _aten.unique_consecutive.default: _unique_consecutive,
+    _aten.linalg_lstsq.default: _least_squares,
 }

@@ -79,6 +79,18 @@ class CenterCrop:
         return image.crop((left, top, left + self.size, top + self.size))
 
 
+class RandomCrop:
+    """Cuts a square out of an image with a border."""
+
+    def __init__(self, size: tuple[int, int], padding: int) -> None:
+        self.size, self.padding = size, padding
+
+    def __call__(self, image: Pixels) -> Pixels:
+        (height, width), border = self.size, self.padding
+        left, top = (int(torch.randint(-border, border + 1, ())) for _ in range(2))
+        return image.crop((left, top, left + width, top + height))
+
+
 class Grayscale:
     """Shades of grey."""
 
