@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-_BLOCKS = """
+_NET = """
 import sys, torch
 from torch import nn
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+        {members}
     def forward(self, x):
-        return x + self.narrow(torch.relu(self.wide(x)))
+        return {result}
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -20,6 +20,16 @@ class Net(nn.Module):
 """
 
 
-def net_of_blocks(count: int) -> str:
-    """Returns the source of a model, ``Net``, whose ``layers`` are blocks that keep about 2 KiB a sample each."""
-    return _BLOCKS.replace("{count}", str(count))
+def net_of_blocks(
+    count: int,
+    members: str = "self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)",
+    result: str = "x + self.narrow(torch.relu(self.wide(x)))",
+) -> str:
+    """Returns the source of a model, ``Net``, whose ``layers`` are blocks.
+
+    Args:
+        count: How many.
+        members: A statement that gives a block its layers.
+        result: What a block returns for ``x``; by default it keeps about 2 KiB a sample.
+    """
+    return _NET.format(count=count, members=members, result=result)

@@ -24,42 +24,25 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.precision.policy import Precision
 from memprof.trace.store import Trace
+from tests.scripts import net_of_blocks
 
 #: What a float32 recording cannot show: ``float()`` copies nothing there, and all of it under autocast.
-BLOCKS = """
-import sys, torch
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + torch.tanh(self.narrow(torch.relu(self.wide(x))).float())
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(Block() for _ in range(4)))
-    def forward(self, x):
-        return self.layers(x)
+BLOCKS = (
+    net_of_blocks(4, result="x + torch.tanh(self.narrow(torch.relu(self.wide(x))).float())")
+    + """
 SHAPE = (1024, 64)
 """
-IMAGES = """
-import sys, torch
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-    def forward(self, x):
-        return x + torch.relu(self.norm(self.conv(x)).float())
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(Block() for _ in range(3)))
-    def forward(self, x):
-        return self.layers(x)
+)
+IMAGES = (
+    net_of_blocks(
+        3,
+        members="self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)",
+        result="x + torch.relu(self.norm(self.conv(x)).float())",
+    )
+    + """
 SHAPE = (16, 8, 16, 16)
 """
+)
 LOOP = """
 torch.set_num_threads(1)
 torch.manual_seed(0)
