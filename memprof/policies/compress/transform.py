@@ -9,17 +9,18 @@ import numpy.typing as npt
 
 from memprof.policies.compress.policy import BLOCK, CHUNK
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.new_ops import COMPRESS, new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import Bools, Ints, Ops, Storages
+from memprof.trace.schema import Bools, Ints, Ops
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.compress.policy import Compress
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 #: Bytes read and written for a byte packed (the largest value of each block, the division, rounding, the cast) are
 #: 6.25, and for a byte unpacked (the cast, the product) 3.25; these operators take 1.6 times as long for a byte as
 #: additions and products do: median of the six jobs of tests/policies, one core of a virtual machine, torch 2.13.
@@ -38,10 +39,10 @@ def transform(step: Step, policy: Compress) -> Step:
     Raises:
         PolicyError: A pattern matches no module.
     """
-    records = find_records(step, policy.modules, policy.minimum_bytes, tuple(_ITEM_BYTES))
+    records = find_records(step, policy.modules, policy.minimum_bytes, _FLOATS)
     draft = Draft(step)
     storages, at = step.storages, records.storage
-    size, item = storages.requested_bytes[at], _item_bytes(storages, at)
+    size, item = storages.requested_bytes[at], element_bytes(storages.dtype[at])
     count = size // item
     # 16-bit values are divided in 32 bits: they are cast beside the result.
     chunk = np.minimum(count, CHUNK)
@@ -103,10 +104,6 @@ def _ops(
         written_bytes=size,
         workspace_bytes=workspace,
     )
-
-
-def _item_bytes(storages: Storages, at: Ints) -> Ints:
-    return np.array([_ITEM_BYTES[dtype] for dtype in storages.dtype[at].tolist()], dtype=np.int64)
 
 
 def _bytes_per_us(step: Step) -> float:

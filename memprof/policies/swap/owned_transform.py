@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
@@ -36,13 +36,10 @@ def transform_state(step: Step, policy: Swap) -> Step:
     Raises:
         PolicyError: The step has no update, or no state of that size.
     """
-    storages = step.storages
     updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
     if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
         raise PolicyError(NO_HISTORY)
-    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
-    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
-    moved = np.flatnonzero((storages.category == "optimizer_state") & is_there & is_large)
+    moved = np.flatnonzero(_can_move(step, policy, "optimizer_state"))
     if not len(moved):
         raise PolicyError(
             f"The step has no optimizer state of {policy.minimum_bytes:,} bytes or more; swap has no effect."
@@ -60,9 +57,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     storages, calls = step.storages, step.module_calls
     tops = _outermost_modules(step, policy)
     require_untouched(step, tops != NONE)
-    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
-    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
-    is_parameter = (storages.category == "parameter") & is_there & is_large & (storages.module_id != NONE)
+    is_parameter = _can_move(step, policy, "parameter") & (storages.module_id != NONE)
     top_of = np.where(is_parameter, tops[storages.module_id], NONE)
     top_of[_used_elsewhere(step, top_of, tops)] = NONE
     moved = np.flatnonzero(top_of != NONE)
@@ -87,6 +82,15 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         np.concatenate([*is_new, np.zeros(len(leased), dtype=np.bool_)]),
     )
     return _with_stays(step, policy, *columns)
+
+
+def _can_move(step: Step, policy: Swap, category: str) -> Bools:
+    """Returns which storages of a category are in memory all through the step and large enough, ``(storages,)``."""
+    storages = step.storages
+    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
+    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
+    can_move: Bools = (storages.category == category) & is_there & is_large
+    return can_move
 
 
 def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools) -> Step:
@@ -114,8 +118,9 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     draft.redirect_uses(at, stays, in_ids, last)
     draft.use(in_ids, stays, "write")
     draft.use(out_ids, stays[changed], "read")
-    draft.remove_storages(np.unique(at))
-    _insert_stand_ins(draft, step, np.unique(at))
+    moved = np.unique(at)
+    draft.remove_storages(moved)
+    _insert_stand_ins(draft, step, moved)
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
@@ -129,7 +134,7 @@ def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
     first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
     new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
     rows = storages.take(new)
-    size = np.array([_element_bytes(str(dtype)) for dtype in rows.dtype], dtype=np.int64)
+    size = element_bytes(rows.dtype)
     nowhere = np.full(len(new), NONE)
     draft.insert_storages(
         rows.replace(
@@ -142,12 +147,6 @@ def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
             shape=np.full(len(new), "", dtype=np.object_),
         )
     )
-
-
-def _element_bytes(dtype: str) -> int:
-    """Returns the size of an element from the name of its type, such as bfloat16 or float8_e4m3fn."""
-    bits = re.search(r"\d+", dtype)
-    return int(bits[0]) // 8 if bits else 1
 
 
 def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:

@@ -67,20 +67,26 @@ def _index(tensor: torch.Tensor, indices: Any) -> Any:
     return _aten.index.Tensor(tensor, positions)
 
 
+def _places(tensor: torch.Tensor, shape: Any) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=tensor.device)
+
+
+def _unique(tensor: torch.Tensor, *, has_inverse: bool, has_counts: bool) -> tuple[torch.Tensor, ...]:
+    """Values that all differ, with their places and counts if asked for."""
+    values = torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device)
+    inverse = _places(tensor, tensor.shape if has_inverse else (0,))
+    return values, inverse, _places(tensor, (tensor.numel() if has_counts else 0,))
+
+
 def _unique2(
     tensor: torch.Tensor, _is_sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    def places(shape: Any) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=tensor.device)
-
-    values = torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device)
-    inverse = places(tensor.shape if return_inverse or return_counts else (0,))
-    return values, inverse, places((tensor.numel(),) if return_counts else (0,))
+    return _unique(tensor, has_inverse=return_inverse or return_counts, has_counts=return_counts)
 
 
 def _unique_dim(tensor: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, ...]:
-    inverse, counts = (torch.empty((tensor.shape[dim],), dtype=torch.int64, device=tensor.device) for _ in range(2))
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), inverse, counts
+    values = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return values, _places(tensor, (tensor.shape[dim],)), _places(tensor, (tensor.shape[dim],))
 
 
 def _unique_consecutive(
@@ -88,10 +94,7 @@ def _unique_consecutive(
 ) -> tuple[torch.Tensor, ...]:
     if dim is not None:
         return _unique_dim(tensor, dim)
-    values = torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device)
-    inverse = torch.empty(tensor.shape if return_inverse else (0,), dtype=torch.int64, device=tensor.device)
-    counts = torch.empty((tensor.numel() if return_counts else 0,), dtype=torch.int64, device=tensor.device)
-    return values, inverse, counts
+    return _unique(tensor, has_inverse=return_inverse, has_counts=return_counts)
 
 
 def _least_squares(

@@ -124,7 +124,7 @@ class OptimizerRounds:
 
     def _waited_for(self) -> set[int]:
         waited = {key for key, reference in self._known.items() if reference() is not None} - self._idle
-        silent = {key for key in waited if not self._totals.get(key)}
+        silent = waited - self._totals.keys()
         if not silent:
             return waited
         updated = {_parameters_of(self._known[key]()) for key in waited - silent} - {frozenset()}
