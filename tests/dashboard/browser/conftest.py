@@ -118,11 +118,18 @@ class Shown:
         self.page.wait_for_function(_IS_DRAWN, arg=[name, first, end])
 
     def wait_view(self, **fields: Any) -> None:
-        """Waits until the address has the fields of a view."""
-        self.page.wait_for_function(
-            "wanted => wanted.every(([name, value]) => new URLSearchParams(location.search).get(name) === value)",
-            arg=[[name, str(value)] for name, value in fields.items()],
-        )
+        """Waits until the address has the fields of a view.
+
+        Raises:
+            AssertionError: It never has; the message contains what the page shows instead.
+        """
+        try:
+            self.page.wait_for_function(
+                "wanted => wanted.every(([name, value]) => new URLSearchParams(location.search).get(name) === value)",
+                arg=[[name, str(value)] for name, value in fields.items()],
+            )
+        except PlaywrightTimeout as error:
+            raise AssertionError(f"no view with {fields}; the page has {self._state()}") from error
 
     def wait_text(self, selector: str, text: str) -> None:
         """Waits until an element holds a text."""
@@ -139,9 +146,7 @@ class Shown:
         try:
             self.page.wait_for_function(f"x => ({_CURSOR}) === x", arg=at + 0.5)
         except PlaywrightTimeout as error:
-            asked = self.page.evaluate(f"() => [location.search, {_CURSOR}, testAsked]")
-            readout = self.page.inner_text("#readout")
-            raise AssertionError(f"no cursor at {at}; the page has {asked}, and says {readout!r}") from error
+            raise AssertionError(f"no cursor at {at}; the page has {self._state()}") from error
         self.wait_text("#readout", f"during operator {at:,}:")
 
     def go(self, **fields: Any) -> None:
@@ -150,11 +155,21 @@ class Shown:
 
     def open_tab(self, name: str, title: str) -> None:
         """Clicks a tab, and waits until its page has filled."""
+        self.wait_idle()  # parts that still arrive above the tabs push them from under the mouse
         self.page.locator(".tabs .tab", has_text=re.compile(f"^{re.escape(title)}$")).click()
         if name != "live":
             self.wait_view(tab=name)
         self.wait_idle()
         self.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 0")
+
+    def _state(self) -> Any:
+        """Returns what says why a test waits in vain: address, tab, cursor, open questions and sentences."""
+        return self.page.evaluate(
+            """() => [location.search, document.querySelector(".tab--selected")?.textContent, CURSOR, testAsked,
+              ...["readout", "note"].map((id) => document.getElementById(id)?.textContent)]""".replace(
+                "CURSOR", _CURSOR
+            )
+        )
 
     def wait_idle(self) -> None:
         """Waits until no callback is under way."""
