@@ -37,7 +37,8 @@ class UnderPlan:
     match it, and a policy without patterns applies to all.
 
     Some scripts create their optimizers only after the first loss (Pyro creates one for each parameter). If a policy
-    needs an optimizer and there is none, the plan is applied at the model's next call, i.e. from the second step on.
+    needs an optimizer and there is none, the plan is applied at the model's next call, i.e. from the second step on. If
+    torch.func.functional_call has replaced the model's parameters during the call, it is applied after the update.
     """
 
     def __init__(self, plan: Plan, spool: Path) -> None:
@@ -105,9 +106,14 @@ class UnderPlan:
             SystemExit: The plan does not fit.
             Exception: Raised by a signal handler of the job; nothing was applied.
         """
-        self._is_settled = True
+        has_own = _has_own_parameters(module)
+        if not has_own and module in self._waits:
+            self._known = before
+            return
+        self._is_settled = has_own
         try:
             self._apply(module)
+            self._is_settled = True
         except NoOptimizerError as error:
             if module in self._waits:
                 self.refuse(str(error), policy_at_fault(error))
@@ -216,6 +222,11 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
     assert any(field.name == "modules" for field in fields(policy))  # type: ignore[arg-type]
     changes: dict[str, Any] = {"modules": tuple(dict.fromkeys(names))}
     return replace(policy, **changes)  # type: ignore[type-var]
+
+
+def _has_own_parameters(module: torch.nn.Module) -> bool:
+    """Whether a module has its own parameters now; torch.func.functional_call puts other tensors in their places."""
+    return all(isinstance(parameter, torch.nn.Parameter) for parameter in module.parameters())
 
 
 def _is_outermost() -> bool:

@@ -182,6 +182,11 @@ class Policy(ABC):
         return self.needs_optimizer
 
     @property
+    def changes_forward(self) -> bool:
+        """Whether it changes what a forward makes, also one that only evaluates."""
+        return not self.changes_update
+
+    @property
     def excludes_sharding(self) -> bool:
         """Whether it cannot be applied to parameters that fully_shard has divided over ranks."""
         return self.changes_update

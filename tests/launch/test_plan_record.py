@@ -153,6 +153,25 @@ for step in range(8):
     print(repr(loss.item()))
 """
 
+PER_SAMPLE = """
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 128))
+optimizer = torch.optim.Adam(model.parameters())
+def loss_of(weights, x):
+    return functional_call(model, weights, (x,)).square().mean()
+for step in range(8):
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    each = vmap(grad(loss_of), in_dims=(None, 0))(weights, torch.randn(4, 128))
+    for name, parameter in model.named_parameters():
+        parameter.grad = each[name].clamp(-1, 1).mean(0)
+        print(repr(parameter.grad.sum().item()))
+    del weights, each
+    optimizer.step()
+"""
+
 WITHOUT_MODEL = """
 import torch
 weight = torch.randn(4, 4, requires_grad=True)
@@ -174,6 +193,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "late.py": LATE_OPTIMIZER,
         "none.py": NO_OPTIMIZER,
         "own_call.py": OWN_CALL,
+        "per_sample.py": PER_SAMPLE,
         "without.py": WITHOUT_MODEL,
         "hello.py": "open('ran', 'w')",
     }
@@ -249,11 +269,15 @@ def test_real_model_meets_its_prediction() -> None:
 
 @pytest.mark.parametrize(
     ("script", "flags"),
-    [("late.py", ("--swap", "optimizer:disk")), ("own_call.py", ("--remat", "2.6MiB"))],
-    ids=["optimizer made after the first call", "no call that torch sees"],
+    [
+        ("late.py", ("--swap", "optimizer:disk")),
+        ("own_call.py", ("--remat", "2.6MiB")),
+        ("per_sample.py", ("--swap", "optimizer:disk")),
+    ],
+    ids=["optimizer made after the first call", "no call that torch sees", "called with other weights"],
 )
 def test_a_plan_that_comes_with_the_second_step(script: str, flags: tuple[str, str]) -> None:
-    """Where the first call finds no optimizer, or torch sees none, the plan is in force from the second step on."""
+    """Where the first call shows no optimizer, or no call is seen, the plan is in force from the second step on."""
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert memprof("record", "-q", "-o", "run.memprof", script).returncode == 0
     predicted = memprof("predict", "run.memprof", *flags, "--write", "plan.toml")

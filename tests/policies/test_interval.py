@@ -17,7 +17,8 @@ import memprof
 from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan.interval import Interval
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import policy_types
@@ -141,6 +142,9 @@ def test_what_an_earlier_forward_left_may_be_less_under_a_plan(tmp_path):
     assert bounds.least_bytes <= measured <= predicted <= bounds.most_bytes
     idle = 4 * 128 * 256 * 4  # what tanh saved
     assert bounds.most_bytes - bounds.least_bytes > idle
+    assert interval(step, OptimizerPolicy(loop="loop")).least_bytes > predicted - idle  # it changes no forward
+    shown = interval_of((BF16,), (step,), (step,), dry_steps={(BF16,): (step,)})  # a dry run of the plan shows it
+    assert shown.is_exact
 
 
 def test_remat_holds_the_job_whatever_is_not_known():

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import memprof
 from memprof.errors import PolicyError
 from memprof.policies.compress.policy import Compress
 from memprof.policies.loss.policy import ChunkedLoss
@@ -25,56 +21,11 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes
-from memprof.trace.step import Step
-from memprof.trace.store import Trace
-from tests.policies.faces import compare, one_thread
+from tests.policies.faces import compare
+from tests.policies.small_jobs import Small, peak, record, supervised
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 SWAP, IN_BACKWARD = Swap(to="disk"), OptimizerPolicy(in_backward=True)
-
-
-@dataclass
-class Small:
-    """A training job: its models, their optimizers, and one step of it; ``frozen`` models are called, not trained."""
-
-    models: list[nn.Module]
-    step: Callable[[], None]
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-
-
-def record(make: Callable[[], Small], folder, policy=None) -> Step:
-    """Records a steady step, under a policy applied to every model as `memprof record` does, or plain."""
-    with one_thread():
-        torch.manual_seed(0)
-        job = make()
-        applied = [Job(model, job.optimizers) for model in job.models] if policy else []
-        for one in applied:
-            policy.apply(one)
-        path = folder / f"{'head' if policy else 'base'}.memprof"
-        gc.collect()  # the models of tests before, which are in circles, are not of this job
-        with memprof.record(path, skip=2, steps=1, force=True) as recorder:
-            for _ in range(4):
-                job.step()
-                recorder.step()
-        for one in reversed(applied):
-            one.undo()
-    return Trace.open(path).steady_step()
-
-
-def peak(step: Step) -> int:
-    return int(live_bytes(step).during.max())
-
-
-def supervised(model: nn.Module, shape: tuple[int, ...], kind=torch.optim.SGD, **settings) -> Small:
-    optimizer = kind(model.parameters(), lr=0.01, **settings)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(shape)).pow(2).mean().backward()
-        optimizer.step()
-
-    return Small([model], step, [optimizer])
 
 
 def normalized() -> Small:

@@ -82,6 +82,11 @@ class Allocator(Policy):
             raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
 
     @property
+    def changes_forward(self) -> bool:
+        """Never: tensors stay as they are."""
+        return False
+
+    @property
     def why_not_torch(self) -> str:
         """Empty: torch has an equivalent."""
         return ""

@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
 from memprof.policies.runtime.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -75,14 +76,24 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
 def _forward_calls(step: Step) -> Ints:
     """Returns the calls that backward runs through, except those that repeat one.
 
-    ``apply`` skips calls without gradients, such as a frozen teacher's or an evaluation between two steps.
+    ``apply`` skips calls without gradients, such as a frozen teacher's or an evaluation between two steps, and those in
+    transforms of torch.func.
+
+    Raises:
+        PolicyError: All of them are in such transforms.
     """
     calls, ops = step.module_calls, step.ops
     ran = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     has_node = np.zeros(len(ops), dtype=np.bool_)
     has_node[ops.forward_op_id[ops.forward_op_id != NONE]] = True
     nodes_before = np.append(0, np.cumsum(has_node))
-    return ran[nodes_before[calls.last_op_id[ran] + 1] > nodes_before[calls.first_op_id[ran]]]
+    first, end = calls.first_op_id[ran], calls.last_op_id[ran] + 1
+    is_trained = nodes_before[end] > nodes_before[first]
+    others_before = np.append(0, np.cumsum(~is_in_transform(step)))
+    is_region = is_trained & (others_before[end] > others_before[first])
+    if is_trained.any() and not is_region.any():
+        raise PolicyError(IN_TRANSFORM.format(what="The model runs", policy="checkpoint"))
+    return ran[is_region]
 
 
 def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:

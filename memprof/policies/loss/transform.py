@@ -11,6 +11,7 @@ from memprof.policies.loss.emit_backward import Emitter
 from memprof.policies.loss.recorded import CrossEntropy, Head
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.trace.step import Step
@@ -38,9 +39,10 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     Raises:
         PolicyError: There is none, or the head does not make the logits of any.
     """
+    is_likelihood = np.isin(step.ops.name, _NLL) & (step.ops.phase == "forward") & ~is_in_transform(step)
     large = [
         one
-        for likelihood in np.flatnonzero(np.isin(step.ops.name, _NLL) & (step.ops.phase == "forward"))
+        for likelihood in np.flatnonzero(is_likelihood)
         if (one := _cross_entropy(step, int(likelihood))) is not None
         and step.storages.allocated_bytes[one.logits] >= policy.minimum_bytes
     ]
@@ -53,7 +55,7 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     if not found:
         raise PolicyError(
             f"The step has no cross-entropy on logits of {policy.minimum_bytes:,} bytes or more that is differentiated "
-            "in it; the loss policy would change nothing (minimum_bytes sets the limit)."
+            "in it outside of torch.func; the loss policy would change nothing (minimum_bytes sets the limit)."
         )
     heads = [_head(step, one, policy) if policy.head else None for one in found]
     if policy.head and not any(heads):

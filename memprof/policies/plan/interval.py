@@ -64,7 +64,8 @@ def interval_of(
         dry_steps: Steps from dry runs, from which the predicted ones were made: what they hold has no error.
     """
     fullest = _fullest_steps(policies, recorded, predicted, dry_steps) if fullest is None else fullest
-    errors = [policy.errors(recorded) for policy in split_dry_run(policies, recorded, dry_steps)[1]]
+    modelled = split_dry_run(policies, recorded, dry_steps)[1]
+    errors = [policy.errors(recorded) for policy in modelled]
     errors.append(recorded[0].size_errors)
     errors += [
         policy.errors_combined
@@ -76,7 +77,7 @@ def interval_of(
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
-    if any(policy.is_best_dry_run or not policy.changes_update for policy in policies):
+    if any(policy.changes_forward for policy in modelled):
         least = max(0, least - max(map(_idle_bytes, predicted), default=0))
     return Interval(least, most)
 

@@ -76,6 +76,11 @@ class Precision(Policy):
         """Whether the optimizer's state is shortened, too."""
         return self.is_pure
 
+    @property
+    def changes_forward(self) -> bool:
+        """Always."""
+        return True
+
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``bf16``, ``fp16`` or ``pure-bf16``.

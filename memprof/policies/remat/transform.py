@@ -40,7 +40,7 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
         policy: The budget, and what is always recomputed.
         at_most: Use a somewhat smaller budget (ROOM): if that is infeasible, the runtime might have to end the job.
 
-        es:
+    Raises:
         PolicyError: The budget is less than an operator needs at once, or swap or compress were applied before.
     """
     if _replaces_saved(step):

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
@@ -83,6 +84,8 @@ def units_of(step: Step) -> Units:
     # If it is freed after the last node releases it, something else holds it all along.
     lives = np.where(freed == NONE, total, freed)
     held = np.where(lives > kept_until, lives, held)
+    in_transform = is_in_transform(step)[saved.forward_op_id]  # torch shows the runtime nothing that is saved there
+    held[saved.storage_id[in_transform]] = lives[saved.storage_id[in_transform]]
     return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
 
 

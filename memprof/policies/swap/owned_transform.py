@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
+from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
@@ -63,8 +64,8 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     moved = np.flatnonzero(top_of != NONE)
     if not len(moved):
         raise PolicyError(
-            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more; choose other "
-            "modules or a smaller minimum_bytes."
+            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more and is used "
+            "outside of torch.func; choose other modules or a smaller minimum_bytes."
         )
     at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
     is_call = ~calls.is_recompute & (calls.first_op_id != NONE)
@@ -179,13 +180,18 @@ def _outermost_modules(step: Step, policy: Swap) -> Ints:
 
 
 def _used_elsewhere(step: Step, top_of: Ints, tops: Ints) -> Ints:
-    """Returns parameters that forward uses outside their chosen module, because other modules share them."""
+    """Returns parameters that cannot be moved.
+
+    Forward uses them outside their chosen module, because other modules share them, or they are used in a transform of
+    torch.func, after which they stay.
+    """
     calls = Calls(step, tops == np.arange(len(tops)))
     region = calls.region_of[step.uses.op_id]
     top = np.where(region != NONE, step.module_calls.module_id[region], NONE)
     is_forward = step.ops.phase[step.uses.op_id] == "forward"
     storage = step.uses.storage_id
-    return np.unique(storage[is_forward & (top_of[storage] != NONE) & (top != top_of[storage])])
+    is_elsewhere = (is_forward & (top != top_of[storage])) | is_in_transform(step)[step.uses.op_id]
+    return np.unique(storage[is_elsewhere & (top_of[storage] != NONE)])
 
 
 def _leases(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
 from memprof.policies.rewrite.variables import variable_ends
 from memprof.policies.runtime.model_names import chosen_modules
@@ -85,8 +86,8 @@ def find_records(
         dtypes: Element types that are packed.
         with_variables: Assume that variables of a forward hold what they can until it returns, which is not recorded.
 
-        es:
-        PolicyError: A pattern matches no module, or none that is called.
+    Raises:
+        PolicyError: A pattern matches no module, or none that is called, or those run in transforms of torch.func only.
     """
     is_chosen = called_modules(step, patterns)
     require_untouched(step, is_chosen)
@@ -98,13 +99,17 @@ def find_records(
     forward, storage = saved.forward_op_id, saved.storage_id
     created = storages.created_op_id[storage]
     is_packed = (calls.region_of[forward] != NONE) & ~ops.is_recompute[forward] & (first[forward] != NONE)
+    in_transform = is_in_transform(step)
+    if is_packed.any() and in_transform[forward[is_packed]].all():
+        raise PolicyError(IN_TRANSFORM.format(what="The chosen modules run", policy="replacing saved tensors"))
+    is_packed &= ~in_transform[forward]
     hooked = int(is_packed.sum())
     # Storages that existed before the outermost call belong to the caller, and stay.
     is_packed &= created >= calls.top_start[forward]
     is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
     is_packed &= storages.requested_bytes[storage] >= minimum_bytes
     reruns = find_reruns(step)
-    goes_in = calls.surround(reruns.first, reruns.last)
+    goes_in = calls.surround(reruns.first, reruns.last) & ~in_transform[reruns.first]
     goes_in &= storages.created_op_id[reruns.storage] >= calls.top_start[reruns.first]
     goes_in &= ~np.isin(storages.category[reruns.storage], _OWNED) & np.isin(storages.dtype[reruns.storage], dtypes)
     goes_in &= storages.requested_bytes[reruns.storage] >= minimum_bytes

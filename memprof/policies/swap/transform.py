@@ -28,7 +28,7 @@ def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
         policy: What is moved, and where.
         at_most: Assume the maximum for what is not recorded: how long variables hold moved storages.
 
-        es:
+    Raises:
         PolicyError: A pattern matches nothing, or the step did not run on the device that the policy moves from.
     """
     has_device = any(str(device).startswith("cuda") for device in set(step.storages.device))
