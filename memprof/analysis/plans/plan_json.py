@@ -47,14 +47,12 @@ def forecast_to_json(made: Forecast) -> Json:
 
 def _interval(plan: Plan) -> list[int] | None:
     """Returns the bounds of a plan's peak; None where unknown."""
-    interval = None if plan.prediction is None else plan.prediction.interval
-    return None if interval is None else interval.bounds
+    return None if plan.interval is None else plan.interval.bounds
 
 
 def _time_interval(plan: Plan) -> list[float] | None:
     """Returns the bounds of a plan's step time; None where unknown."""
-    times = None if plan.prediction is None else plan.prediction.time_interval
-    return None if times is None else times.bounds
+    return None if plan.time_interval is None else plan.time_interval.bounds
 
 
 def verification_to_json(found: Verification) -> Json:

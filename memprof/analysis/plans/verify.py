@@ -184,7 +184,7 @@ def describe_short(found: Verification) -> str:
             f". Step time predicted {format_us(predicted.step_time_us)}, measured {format_us(measured.step_time_us)}"
             f" ({found.time_error_ratio:+.1%})".replace("%", " %")
         )
-        times = None if found.plan.prediction is None else found.plan.prediction.time_interval
+        times = found.plan.time_interval
         if times is not None:
             is_inside = times.least_us <= measured.step_time_us <= times.most_us
             bounds = format_us_between(times.least_us, times.most_us)

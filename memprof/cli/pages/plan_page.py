@@ -49,7 +49,7 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     at = made.basis.at
     page.add(Text(f"{f'peak at {at}:' if at else 'peak recorded: '} {_placed(before.peak)}"))
     page.add(Text(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}"))
-    interval = None if made.plan.prediction is None else made.plan.prediction.interval
+    interval = made.plan.interval
     if interval is not None and not interval.is_exact:
         bounds = format_bytes_between(interval.least_bytes, interval.most_bytes)
         page.add(Text(f"expect {bounds}: the error range of such predictions on other jobs"))
@@ -61,7 +61,7 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
                 f"({change})"
             )
         )
-    times = None if made.plan.prediction is None else made.plan.prediction.time_interval
+    times = made.plan.time_interval
     expect = "" if times is None else f", expect {format_us_between(times.least_us, times.most_us)}"
     page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}{expect}"))
     page.add(Text(_facts(made), style="dim"))

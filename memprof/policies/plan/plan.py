@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memprof.policies.base import SOURCES, Policy
-from memprof.policies.plan.interval import interval_of
+from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
+from memprof.policies.plan.time_interval import TimeInterval
 from memprof.policies.plan.together import require_composable
 from memprof.policies.registry import policy_types
 from memprof.replay.within import fullest_of
@@ -43,6 +44,16 @@ class Plan:
         # A policy may be a subclass of one of ours, whose place it takes.
         ordered = sorted(self.policies, key=lambda policy: [isinstance(policy, kind) for kind in kinds].index(True))
         object.__setattr__(self, "policies", tuple(ordered))
+
+    @property
+    def interval(self) -> Interval | None:
+        """The bounds of the predicted peak; None where unknown."""
+        return None if self.prediction is None else self.prediction.interval
+
+    @property
+    def time_interval(self) -> TimeInterval | None:
+        """The bounds of the predicted step time; None where unknown."""
+        return None if self.prediction is None else self.prediction.time_interval
 
     def with_policies(self, more: Iterable[Policy]) -> Plan:
         """Returns the plan with more policies; drops its prediction if any are added."""
