@@ -15,6 +15,7 @@ import numpy as np
 from memprof.policies.precision.autocast_lists import FIRST, VIEW, is_one_of
 from memprof.policies.precision.flow import LASTING
 from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import rows_of
 
 if TYPE_CHECKING:
     from memprof.policies.precision.casts import Casts
@@ -76,9 +77,9 @@ def short_gradients(casts: Casts) -> Bools:
     reader = backward.forward[uses.op_id]
     is_read = made_by_sum[uses.storage_id] & (reader != NONE) & ~backward.is_sum[uses.op_id]
     is_read &= uses.op_id != step.storages.created_op_id[uses.storage_id]
-    is_wide = np.zeros(len(is_short), dtype=np.bool_)
+    is_wide = _sums_of_wide(casts, backward)
+    has_reader = is_wide.copy()
     is_wide[uses.storage_id[is_read & ~types.is_short_out[reader]]] = True
-    has_reader = np.zeros(len(is_short), dtype=np.bool_)
     has_reader[uses.storage_id[is_read]] = True
     short: Bools = np.where(made_by_sum & has_reader, ~is_wide, is_short)
     return short
@@ -134,8 +135,10 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     rows = np.flatnonzero(is_between & (expected != is_short[storage]) & (types.region[op] == NONE))
     if not len(rows):
         return
-    sources, cast_of = np.unique(storage[rows], return_inverse=True)
+    # One cast of each gradient, and another after each gradient that is added to it in place.
     readers = op[rows]
+    writers = _last_sums(backward, storage[rows], readers)
+    (sources, writers), cast_of = np.unique([storage[rows], writers], axis=1, return_inverse=True)
     begin = np.full(len(sources), len(step.ops), dtype=np.int64)
     np.minimum.at(begin, cast_of, readers)
     last = np.full(len(sources), NONE, dtype=np.int64)
@@ -146,21 +149,22 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     np.maximum.at(other, storage[is_other], op[is_other])
     other = other[sources]
     recorded = storages.freed_op_id[sources]
-    is_last = last >= other
+    is_final = np.append(sources[1:] != sources[:-1], True)
+    is_last = is_final & (last >= other)
     freed = np.where(is_last & (recorded != NONE), np.maximum(recorded, last), nodes.end[last])
     order = np.argsort(begin, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    sources, begin, freed, other = (column[order] for column in (sources, begin, freed, other))
-    is_last = is_last[order]
-    made_ops, made = casts.insert(
-        sources, begin, storages.created_op_id[sources], to_short=~is_short[sources], freed=freed, category="temporary"
-    )
+    columns = (sources, writers, begin, freed, other, is_last, is_final)
+    sources, writers, begin, freed, other, is_last, is_final = (column[order] for column in columns)
+    like = np.maximum(writers, storages.created_op_id[sources])
+    made_ops, made = casts.insert(sources, begin, like, to_short=~is_short[sources], freed=freed, category="temporary")
     casts.redirect(rows, made[rank[cast_of]])
     # A backward graph (create_graph, reentrant checkpoints) lists gradients as saved; it keeps the cast instead.
     casts.draft.unsave(sources)
     # The source is freed with its cast, unless it is read in its own type later.
-    casts.free(sources, np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources]))
+    ends = np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources])
+    casts.free(sources[is_final], ends[is_final])
     if is_scaled:
         # Scaling allocates an intermediate float32 copy.
         enters = types.region[np.maximum(backward.owner[sources], 0)] == NONE
@@ -169,8 +173,19 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
         casts.draft.ops = casts.draft.ops.replace(workspace_bytes=workspace)
 
 
+def _last_sums(backward: _Backward, storage: Ints, before: Ints) -> Ints:
+    """Returns the last operator that adds to each gradient before some operator; NONE if none does."""
+    sums = np.flatnonzero(backward.is_sum & (backward.target != NONE))
+    total = len(backward.target)
+    keys = backward.target[sums] * total + sums
+    order = np.argsort(keys)
+    place = np.searchsorted(keys[order], storage * total + before) - 1
+    found = np.append(sums[order], NONE)[place]
+    return np.where(np.append(backward.target, NONE)[found] == storage, found, NONE)
+
+
 def _summed_type(casts: Casts, backward: _Backward, is_between: Bools, expected: Bools, is_short: Bools) -> Bools:
-    """Returns the type of each sum of gradients: short where all readers of the whole sum expect it."""
+    """Returns which sums of gradients are short: of a short tensor, where all readers of the whole sum expect it."""
     uses = casts.step.uses
     is_target = np.zeros(len(is_short), dtype=np.bool_)
     is_target[backward.target[backward.target != NONE]] = True
@@ -178,7 +193,29 @@ def _summed_type(casts: Casts, backward: _Backward, is_between: Bools, expected:
     result = is_short.copy()
     result[uses.storage_id[is_reader]] = True
     result[uses.storage_id[is_reader & ~expected]] = False
+    result[_sums_of_wide(casts, backward)] = False
     return result
+
+
+def _sums_of_wide(casts: Casts, backward: _Backward) -> Bools:
+    """Returns which storages hold a sum of gradients of a float32 tensor, ``(storages,)``.
+
+    The tensor is what the forward operator of the last gradient read. The sum's readers do not show its type where it
+    passes through additions, as in residual connections: these have no operators in backward.
+    """
+    step, types = casts.step, casts.types
+    uses, storages = step.uses, step.storages
+    sums = np.flatnonzero(backward.is_sum & (backward.target != NONE))
+    created = storages.created_op_id
+    is_wide_inside = types.is_float & ~types.is_short & (created != NONE) & (types.region[created] != NONE)
+    is_input = (uses.role == "read") & is_wide_inside[uses.storage_id]
+    rows, times = rows_of(uses.op_id[is_input], backward.forward[sums])
+    given = uses.storage_id[is_input][rows]
+    target = np.repeat(backward.target[sums], times)
+    is_alike = storages.requested_bytes[given] == storages.requested_bytes[target]
+    is_wide = np.zeros(len(storages), dtype=np.bool_)
+    is_wide[target[is_alike]] = True
+    return is_wide
 
 
 def _is_view_of_weight(casts: Casts) -> Bools:

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, WIDEST, is_one_of
+from memprof.policies.precision.convolutions import (
+    depthwise_ops,
+    has_copies,
+    is_depthwise,
+    shapes_of,
+    short_copies_bytes,
+    unfolded_bytes,
+)
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
@@ -225,17 +233,14 @@ def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: 
             rows = slice(*np.searchsorted(uses.op_id, [forward_op, forward_op + 1]))
         else:
             rows = slice(first, last)
-        shapes = _shapes(step, rows)
+        shapes = shapes_of(step, rows)
         if shapes is None:
             continue
         weight, given, made = shapes
         kernel = int(np.prod(weight[2:]))
+        recorded = int(step.ops.workspace_bytes[op])
         if not has_kernels:
-            # Torch unfolds the input into columns.
-            is_transposed = given[1] == weight[0] and made[1] != weight[0]
-            places = int(np.prod((given if is_transposed else made)[2:]))
-            width = made[1] if is_transposed else given[1]
-            own[op] = 0 if kernel == 1 else 2 * given[0] * width * kernel * places
+            own[op] = unfolded_bytes(weight, given, made, is_backward=forward_op != op)
         elif kernel == 1:
             # Both sides are laid out in groups of channels; float32 does so for different sizes.
             padded = sum(
@@ -243,7 +248,9 @@ def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: 
             )
             if given[1] % CHANNELS or made[1] % CHANNELS:
                 own[op] = max(own[op], padded)
-        elif forward_op != op:
+        elif forward_op != op and has_copies(weight, recorded):
+            own[op] = short_copies_bytes(weight, given, made, recorded)
+        elif forward_op != op and not is_depthwise(weight):
             # Gradients of weights are summed in float32.
             own[op] += 4 * int(np.prod(weight))
 
@@ -252,30 +259,13 @@ def _tiled_convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_s
     """Adds to convolutions in AMX tiles a second copy of the output, in another layout.
 
     Measured on an Intel Xeon with oneDNN limited to AMX and to AVX-512: twice the output instead of once in seven of
-    nine convolutions, of 1 x 1 and 3 x 3; the two with strides took more. Backward is as without.
+    nine convolutions, of 1 x 1 and 3 x 3; the two with strides took more. Backward is as without. Depthwise
+    convolutions do not run in tiles.
     """
     uses, storages = step.uses, step.storages
     is_tiled = runs_short & is_one_of(types.names, ("convolution",)) & (of_op == np.arange(len(own)))
+    is_tiled[depthwise_ops(step, np.flatnonzero(is_tiled))] = False
     made = np.zeros(len(own), dtype=np.int64)
     rows = np.flatnonzero(is_tiled[uses.op_id] & (uses.role == "write") & types.is_float[uses.storage_id])
     np.maximum.at(made, uses.op_id[rows], storages.requested_bytes[uses.storage_id[rows]] // 2)
     np.maximum(own, 2 * made, out=own)
-
-
-def _shapes(step: Step, rows: slice) -> tuple[list[int], list[int], list[int]] | None:
-    """Reads a convolution's shapes: weight, input, output."""
-    storages, uses = step.storages, step.uses
-    ids, roles = uses.storage_id[rows], uses.role[rows]
-    weight = given = made = None
-    for storage, role in zip(ids, roles, strict=True):
-        text = str(storages.shape[storage])
-        if text.count("x") < 2:
-            continue
-        shape = [int(size) for size in text.split("x")]
-        if role != "read":
-            made = shape
-        elif storages.category[storage] == "parameter":
-            weight = shape
-        else:
-            given = shape
-    return None if weight is None or given is None or made is None else (weight, given, made)
