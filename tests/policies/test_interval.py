@@ -86,10 +86,27 @@ class OwnCasts(nn.Module):
         return self.head(x)
 
 
-def own_casts_step(path, *policies):
+class OwnScan(nn.Module):
+    """Runs a recurrence in float32 and casts its result back, as state-space models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 64), nn.Linear(64, 32)
+        self.enter, self.rates = nn.ModuleList(nn.Linear(64, 64) for _ in range(3)), nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for layer in self.enter:
+            steps = F.softplus(layer(x).float())
+            decay = torch.exp(-torch.exp(self.rates.float()) * steps[..., None])
+            x = (decay * x.float()[..., None]).mean(-1).to(x.dtype)
+        return self.head(x)
+
+
+def own_casts_step(path, *policies, kind=OwnCasts):
     gc.collect()  # models that other tests left would be in one recording and not in the other
     torch.manual_seed(0)
-    model, words = OwnCasts(), torch.randint(0, 32, (8, 96))
+    model, words = kind(), torch.randint(0, 32, (8, 96))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for policy in policies:
         policy.apply(Job(model, [optimizer]))
@@ -101,12 +118,16 @@ def own_casts_step(path, *policies):
     return Trace.open(path).fullest_step()
 
 
-@pytest.mark.parametrize("policy", [BF16, PURE], ids=Precision.describe)
-def test_casts_of_the_models_own_are_within(policy, tmp_path):
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [(BF16, OwnCasts), (PURE, OwnCasts), (PURE, OwnScan)],
+    ids=["autocast", "short", "back and forth"],
+)
+def test_casts_of_the_models_own_are_within(policy, kind, tmp_path):
     """A prediction that misses them is too low by far; its upper end is not."""
-    step = own_casts_step(tmp_path / "base.memprof")
+    step = own_casts_step(tmp_path / "base.memprof", kind=kind)
     predicted = int(live_bytes(policy.transform(step)).during.max())
-    measured = int(live_bytes(own_casts_step(tmp_path / "head.memprof", policy)).during.max())
+    measured = int(live_bytes(own_casts_step(tmp_path / "head.memprof", policy, kind=kind)).during.max())
     bounds = interval(step, policy)
     assert measured > predicted + 100_000
     assert bounds.least_bytes <= measured <= bounds.most_bytes

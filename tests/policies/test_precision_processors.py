@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from memprof.policies.precision.convolutions import has_copies, short_copies_bytes
 from memprof.policies.precision.policy import Precision
 from memprof.policies.precision.workspaces import packed_bytes, tiled_bytes
+from memprof.policies.rewrite.depthwise import has_copies, short_copies_bytes
 from memprof.recorder.machine import has_amx, short_types
 from memprof.replay.live import live_bytes
 from tests.recorder.recorded import record_script

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,10 +36,44 @@ class Block(nn.Module):
         return batch + five(fourth)
 
 
-def record(path: Path, policy: Swap | None) -> Step:
+class Attention(nn.Module):
+    """Returns its weights, before softmax and after it, beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(256, 768)
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        query, key, value = self.project(batch).chunk(3, dim=-1)
+        similarities = query @ key.mT * 0.1
+        weights = similarities.softmax(-1)
+        return weights @ value, (similarities, weights)
+
+
+class Collecting(nn.Module):
+    """Keeps all that its layers return until it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(4))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        returned = []
+        for layer in self.layers:
+            out, others = layer(batch)
+            returned.append(others)
+            batch = batch + out
+        return batch
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(4)))
+
+
+def record(path: Path, policy: Swap | None, make: Callable[[], nn.Module] = blocks) -> Step:
     torch.manual_seed(0)
     gc.collect()
-    model = nn.Sequential(*(Block() for _ in range(4)))
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = Job(model, [optimizer])
     if policy is not None:
@@ -65,3 +100,14 @@ def test_what_variables_hold_is_inside_the_interval(tmp_path: Path) -> None:
     bounds = interval_of((policy,), (step,), (predicted,))
     assert peak(predicted) < measured <= bounds.most_bytes
     assert bounds.most_bytes < 1.02 * measured
+
+
+def test_what_a_layer_returns_beside_its_output_is_inside_the_interval(tmp_path: Path) -> None:
+    """What it returns unsaved shows that as much of what it saved may be held as long."""
+    policy = Swap(("layers.*",), to="disk")
+    step = record(tmp_path / "plain.memprof", None, Collecting)
+    measured = peak(record(tmp_path / "swapped.memprof", policy, Collecting))
+    predicted = policy.transform(step)
+    bounds = interval_of((policy,), (step,), (predicted,))
+    assert peak(predicted) < 0.9 * measured
+    assert measured <= bounds.most_bytes < 1.05 * measured

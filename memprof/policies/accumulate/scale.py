@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.policies.accumulate.batch import Batch
+from memprof.policies.rewrite.depthwise import fixed_workspaces
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
 from memprof.trace.step import Step
@@ -146,7 +147,7 @@ def scale_step(step: Step, batch: Batch, parts: Ints, repeats: Bools) -> Scaled:
     holds_gradient = np.array([name.startswith(_HOLDS_GRADIENT) for name in names], dtype=np.bool_)[name_of]
     weight_bytes = np.minimum(weight_bytes, np.maximum(ops.workspace_bytes, 0))
     fixed = np.where(reorders, weight_bytes, 0)
-    fixed = np.where(tiles, ops.workspace_bytes, fixed)
+    fixed = np.where(tiles | fixed_workspaces(step), ops.workspace_bytes, fixed)
     return Scaled(
         step=step,
         batch=batch,

@@ -179,6 +179,8 @@ FLOAT32_CUDA = [
 
 #: Operators that models and losses often run in float32: ``softmax(x, dtype=torch.float32)``, ``logits.float()``.
 OFTEN_FLOAT32 = ["_softmax", "_log_softmax", "logsumexp"]
+#: Operators that models written for short weights run in float32 besides: norms of their own, state-space models.
+OFTEN_FLOAT32_SHORT = ["exp", "rsqrt", "softplus"]
 
 PROMOTE_CPU = ["stack", "cat", "index_copy"]
 PROMOTE_CUDA = [

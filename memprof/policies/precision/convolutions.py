@@ -1,4 +1,4 @@
-"""Reads the shapes of convolutions, and computes what oneDNN's backward of depthwise ones takes in bf16."""
+"""Reads the shapes of convolutions, and computes the workspace of torch's own kernels for them."""
 
 from __future__ import annotations
 
@@ -6,63 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memprof.policies.rewrite.depthwise import is_depthwise
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
-
-#: Copies of the weight's gradient that oneDNN's depthwise kernel for channels-last tensors sums up on processors with
-#: AVX-512, on any number of threads, and bytes of its other buffers.
-COPIES, OTHER_BYTES = 256, 8584
-
-
-def is_depthwise(weight: Sequence[int]) -> bool:
-    """Returns whether a convolution with a weight of this shape reads one channel for each that it makes."""
-    return weight[1] == 1 and weight[0] > 1
 
 
 def depthwise_ops(step: Step, ops: Ints) -> Ints:
     """Returns those of some forward convolutions that are depthwise."""
     found = []
     for op in ops.tolist():
-        shapes = shapes_of(step, slice(*np.searchsorted(step.uses.op_id, [op, op + 1])))
-        if shapes is not None and is_depthwise(shapes[0]):
+        weight = _sides(step, slice(*np.searchsorted(step.uses.op_id, [op, op + 1])))[0]
+        if weight is not None and is_depthwise(weight):
             found.append(op)
     return np.array(found, dtype=np.int64)
-
-
-def has_copies(weight: Sequence[int], recorded: int) -> bool:
-    """Returns whether the backward of a depthwise convolution took the kernel that sums up copies.
-
-    Args:
-        weight: Shape of the weight.
-        recorded: Its workspace in float32: the copies, another layout of the weight, and the bias.
-    """
-    copies = 4 * (COPIES + 1) * int(np.prod(weight))
-    return is_depthwise(weight) and recorded - copies in (0, 4 * weight[0])
-
-
-def short_copies_bytes(weight: Sequence[int], given: Sequence[int], made: Sequence[int], recorded: int) -> int:
-    """Returns the workspace of that kernel in bf16.
-
-    It sums up copies in float32 and casts them, and lays out rows of the input and of the gradient in pairs of columns,
-    with space for what the kernel reads beyond them. Measured with torch 2.13 on an Intel Xeon, with oneDNN limited to
-    AVX-512 and to AMX, on one thread and two: exact to 300 bytes for 58 sizes with kernels of 5, 7 and 9 columns and
-    strides of 1 and 2.
-
-    Args:
-        weight: Shape of the weight.
-        given: Shape of the input.
-        made: Shape of the output.
-        recorded: The workspace in float32.
-    """
-    channels, elements = weight[0], int(np.prod(weight))
-    high = made[2] if len(made) == 4 else 1
-    columns, wide = given[-1], made[-1]
-    stride = max(1, round(columns / wide))
-    pairs = 2 * -(-wide // 2)
-    beyond = 2 * (-(-(weight[-1] // 2) // stride) // 2) + 2
-    rows = high * (pairs + stride**2 * (pairs + beyond))
-    bias = 64 if recorded > 4 * (COPIES + 1) * elements else 0
-    return elements * (4 * COPIES + 2 * (COPIES - 1)) + channels * (32 * rows + bias) + OTHER_BYTES
 
 
 def unfolded_bytes(weight: Sequence[int], given: Sequence[int], made: Sequence[int], *, is_backward: bool) -> int:
@@ -95,6 +51,8 @@ def unfolded_bytes(weight: Sequence[int], given: Sequence[int], made: Sequence[i
 def shapes_of(step: Step, rows: slice) -> tuple[list[int], list[int], list[int]] | None:
     """Reads a convolution's shapes.
 
+    The shape of a storage is that of the first tensor on it, which may have had the channels last, or fewer dimensions.
+
     Args:
         step: The step.
         rows: Its uses in forward.
@@ -102,26 +60,41 @@ def shapes_of(step: Step, rows: slice) -> tuple[list[int], list[int], list[int]]
     Returns:
         The shapes of weight, input and output; None where they are not recorded.
     """
+    weight, given, made = _sides(step, rows)
+    if weight is None or not given or not made:
+        return None
+    given, made = _with_channels_second(given, weight), _with_channels_second(made, weight)
+    if len(given) == len(weight) and len(made) != len(weight):
+        made = _like(given, made, weight[0])
+    elif len(made) == len(weight) and len(given) != len(weight):
+        given = _like(made, given, weight[0] if is_depthwise(weight) else weight[1])
+    has_all = len(given) == len(made) == len(weight)
+    return (weight, given, made) if has_all else None
+
+
+def _sides(step: Step, rows: slice) -> tuple[list[int] | None, list[int] | None, list[int] | None]:
+    """Reads the shapes of weight, input and output as they are recorded; None where one is missing."""
     storages, uses = step.storages, step.uses
-    ids, roles = uses.storage_id[rows], uses.role[rows]
     weight = given = made = None
-    for storage, role in zip(ids, roles, strict=True):
-        text = str(storages.shape[storage])
-        if text.count("x") < 2:
-            continue
-        shape = [int(size) for size in text.split("x")]
+    for storage, role in zip(uses.storage_id[rows], uses.role[rows], strict=True):
+        shape = [int(size) for size in str(storages.shape[storage]).split("x") if size]
+        is_parameter = storages.category[storage] == "parameter"
         if role != "read":
             made = shape
-        elif storages.category[storage] == "parameter":
+        elif is_parameter and len(shape) > 2:
             weight = shape
-        else:
+        elif not is_parameter and len(shape) > 1:
             given = shape
-    if weight is None or given is None or made is None:
-        return None
-    return weight, _with_channels_second(given, weight), _with_channels_second(made, weight)
+    return weight, given, made
+
+
+def _like(known: list[int], other: list[int], channels: int) -> list[int]:
+    """Returns the shape of another tensor as large as an image of ``channels``; as it is if it is of another size."""
+    shape = [known[0], channels, *known[2:]]
+    return shape if np.prod(shape) == np.prod(other) else other
 
 
 def _with_channels_second(shape: list[int], weight: list[int]) -> list[int]:
-    """Returns a shape with the channels second: the first tensor on its storage may have had them last."""
-    is_last = shape[-1] == weight[0] and shape[1] not in weight[:2]
+    """Returns a shape with the channels second, where they are last."""
+    is_last = len(shape) == len(weight) and shape[-1] == weight[0] and shape[1] not in weight[:2]
     return [shape[0], shape[-1], *shape[1:-1]] if is_last else shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from memprof.policies.precision.autocast_lists import (
     FIRST,
     FLOAT32,
     OFTEN_FLOAT32,
+    OFTEN_FLOAT32_SHORT,
     SHORT,
     SIDE_RESULTS,
     VIEW,
@@ -67,14 +69,27 @@ class Types:
     attention: Ints
 
 
-def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> Types:
+class OwnCasts(Enum):
+    """What a job casts to float32 itself: in a step recorded in float32 such a cast is a no-op and leaves no record.
+
+    Attributes:
+        NONE: Nothing.
+        STAY: Operators that such jobs often run in float32; what reads their results is float32 too.
+        BACK: The same, and the results are cast back before the next product, as models for short weights do.
+    """
+
+    NONE = "none"
+    STAY = "stay"
+    BACK = "back"
+
+
+def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NONE) -> Types:
     """Propagates the short type through every forward of the root module.
 
     Args:
         step: The recorded step.
         is_pure: Whether the weights are short too.
-        has_own_casts: Whether the job casts operators that such jobs often run in float32 to float32 itself. In a step
-            recorded in float32 such a cast is a no-op and leaves no record.
+        own_casts: What the job is assumed to cast itself.
 
     Raises:
         PolicyError: The step has no call of a module with parameters, or nothing in float32.
@@ -86,11 +101,13 @@ def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> T
     rule = rules(names, device, step.ops.stack_id)
     if is_pure:
         # No autocast: only norms and views keep their own rules.
-        rule = np.where(np.isin(rule, (VIEW, FIRST)), rule, WIDEST)
+        own_rules = (VIEW, FIRST, SHORT) if own_casts is OwnCasts.BACK else (VIEW, FIRST)
+        rule = np.where(np.isin(rule, own_rules), rule, WIDEST)
     else:
         rule = np.where(_is_bias(step, names, region), SHORT, rule)
-    if has_own_casts:
-        rule = np.where((rule == WIDEST) & is_one_of(names, OFTEN_FLOAT32), FLOAT32, rule)
+    if own_casts is not OwnCasts.NONE:
+        often = (*OFTEN_FLOAT32, *(OFTEN_FLOAT32_SHORT if own_casts is OwnCasts.BACK else ()))
+        rule = np.where((rule == WIDEST) & is_one_of(names, often), FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)

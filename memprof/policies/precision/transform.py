@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
+from memprof.policies.precision.autocast_lists import OFTEN_FLOAT32_SHORT, SHORT_TYPES, is_one_of, plain_names
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.ends import Nodes
-from memprof.policies.precision.flow import LASTING, Types, follow_types
+from memprof.policies.precision.flow import LASTING, OwnCasts, Types, follow_types
 from memprof.policies.precision.misfits import (
     refuse_mixed_types,
     refuse_own_autocast,
@@ -25,6 +25,7 @@ from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
 from memprof.policies.rewrite.draft import Draft
+from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.usages import IS_LBFGS
@@ -49,9 +50,17 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
         PolicyError: The step has no model in float32, or one that does not support a short type.
     """
     refuse_own_autocast(step, policy)
+    if at_most and policy.is_pure and is_one_of(plain_names(step.ops.name), OFTEN_FLOAT32_SHORT).any():
+        # After its own casts to float32 such a job may go on in float32, or cast back before the next product.
+        made = [_rewritten(step, policy, casts) for casts in (OwnCasts.STAY, OwnCasts.BACK)]
+        return max(made, key=lambda one: int(live_bytes(one).during.max(initial=0)))
+    return _rewritten(step, policy, OwnCasts.STAY if at_most else OwnCasts.NONE)
+
+
+def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
         raise PolicyError(LBFGS)
-    types = follow_types(step, is_pure=policy.is_pure, has_own_casts=at_most)
+    types = follow_types(step, is_pure=policy.is_pure, own_casts=own_casts)
     refuse_mixed_types(step, types)
     refuse_recurrent(step, types, policy)
     refuse_sparse(step, types)

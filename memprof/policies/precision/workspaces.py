@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, WIDEST, is_one_of
-from memprof.policies.precision.convolutions import (
-    depthwise_ops,
-    has_copies,
-    is_depthwise,
-    shapes_of,
-    short_copies_bytes,
-    unfolded_bytes,
-)
+from memprof.policies.precision.convolutions import depthwise_ops, shapes_of, unfolded_bytes
+from memprof.policies.rewrite.depthwise import has_copies, is_depthwise, short_copies_bytes
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 

@@ -42,3 +42,33 @@ def variable_ends(step: Step, rows: Ints, calls: Ints, after: Ints) -> Ints:
     behind = np.append(made, np.iinfo(np.int64).max)[place] - wanted
     ends[is_held] = np.minimum(behind, returns)
     return ends
+
+
+def result_ends(step: Step, inner: Ints) -> Ints:
+    """Returns until when the results of a module's forward may hold each storage made in it, ``(storages,)``.
+
+    A model may return more than the next layer needs, such as attention's weights in an object beside its output. This
+    shows in storages that live on after the forward has returned although nothing uses them and no node has saved them.
+    Others of their shape that the same call made may be held as long; NONE for the rest.
+
+    Args:
+        step: The step.
+        inner: The innermost call of each operator, NONE outside, shape ``(ops,)``.
+    """
+    storages, uses, calls = step.storages, step.uses, step.module_calls
+    created, count = storages.created_op_id, len(storages)
+    call = np.where(created != NONE, inner[created], NONE)
+    used = np.full(count, NONE, dtype=np.int64)
+    np.maximum.at(used, uses.storage_id, uses.op_id)
+    is_saved = np.zeros(count, dtype=np.bool_)
+    is_saved[step.saved.storage_id] = True
+    freed = np.where(storages.freed_op_id == NONE, len(step.ops), storages.freed_op_id)
+    returned = calls.last_op_id[call] if len(calls) else np.full(count, NONE)
+    is_left = (call != NONE) & ~is_saved & (used <= returned) & (freed > returned)
+    shapes = Coded.of(storages.shape)
+    keys = call * len(shapes.distinct) + shapes.codes
+    ends = np.full(int(keys.max(initial=NONE)) + 1, NONE, dtype=np.int64)
+    np.maximum.at(ends, keys[is_left], freed[is_left])
+    found = np.full(count, NONE, dtype=np.int64)
+    found[call != NONE] = ends[keys[call != NONE]]
+    return found

@@ -15,7 +15,7 @@ from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
 from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
-from memprof.policies.rewrite.variables import variable_ends
+from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules
 from memprof.policies.swap.reruns import find_reruns
 from memprof.trace.files.columns import Coded
@@ -84,7 +84,7 @@ def find_records(
         patterns: Patterns of the modules' names.
         minimum_bytes: Smaller storages stay.
         dtypes: Element types that are packed.
-        with_variables: Assume that variables of a forward hold what they can until it returns, which is not recorded.
+        with_variables: Assume that variables and results of a forward hold what they can, which is not recorded.
 
     Raises:
         PolicyError: A pattern matches no module, or none that is called, or those run in transforms of torch.func only.
@@ -122,6 +122,7 @@ def find_records(
     if with_variables:
         moved = np.unique(np.append(storage[is_packed], reruns.storage[goes_in]))
         held = np.maximum(held, _held_by_variables(step, calls, moved))
+        held = np.maximum(held, result_ends(step, calls.inner))
     lives = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     into = reruns.storage[goes_in]
     first = np.append(first[forward[is_packed]], reruns.again[goes_in])
