@@ -102,6 +102,36 @@ def caching() -> Small:
     return Small([model], step, [optimizer])
 
 
+def returning() -> Small:
+    """A model that returns an object of its own beside its output, which the loop holds until the next."""
+
+    class Result:
+        def __init__(self, layers: list[torch.Tensor]) -> None:
+            self.layers = layers
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Result]:
+            made = [x]
+            for layer in self.layers:
+                made.append(layer(made[-1]))
+            return made[-1], Result(made[1:-1])
+
+    model, held = Layers(), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        held["out"] = model(torch.randn(512, 64))
+        held["out"][0].pow(2).mean().backward()
+        optimizer.step()
+
+    return Small([model], step, [optimizer])
+
+
 def renaming() -> Small:
     """A forward that goes on under another name: what it began with is held until it returns."""
 
@@ -195,6 +225,7 @@ def fine_tuned() -> Small:
         (products, BF16, 0.001),
         (adversarial, BF16, 0.01),
         (caching, SWAP, 0.001),
+        (returning, BF16, 0.001),
         (logarithms, BF16, 0.01),
         (holding, ChunkedLoss(8, head="head", minimum_bytes=0), 0.001),
         (holding, ChunkedLoss(8, minimum_bytes=0), 0.001),

@@ -11,6 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.scale import Scaled, scale_step
 from memprof.policies.accumulate.seen import HELD, refuse_changes, refuse_loop
+from memprof.policies.rewrite.carried import carried_over
 from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Saved, Storages, Uses, is_beside
 from memprof.trace.step import Step
 
@@ -149,7 +150,7 @@ class _Repetition:
         # A gradient that AccumulateGrad had to copy, as it could not take it over, is copied once.
         is_own_copy = is_gradient & (self.accumulated_at == created)
         micro, row = np.nonzero((is_repeated & ~is_own_copy)[None, :] | (np.arange(self.parts)[:, None] == 0))
-        carried, carrier = _carried_over(step, is_repeated & ~is_gradient)
+        carried, carrier = carried_over(step, is_repeated & ~is_gradient)
 
         new_created = np.where(is_older[row], NONE, self.new_op[micro, created[row]])
         # Older than the step: freed in the first micro-batch. Made once, earlier: freed by its last use. A gradient
@@ -258,25 +259,3 @@ def _accumulated_at(step: Step, is_repeated: Bools) -> Ints:
     row = np.flatnonzero(is_gradient[uses.storage_id] & is_keeping[uses.op_id])
     np.maximum.at(found, uses.storage_id[row], uses.op_id[row])
     return found
-
-
-def _carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
-    """Pairs storages that outlive the iteration with those of the previous iteration that this one freed.
-
-    Returns:
-        For each surviving storage, its older counterpart; for each of those, the reverse. Shape (storages,) each, NONE
-        without.
-    """
-    storages = step.storages
-    left, found = np.full(len(storages), NONE, dtype=np.int64), np.full(len(storages), NONE, dtype=np.int64)
-    outlives = np.flatnonzero(is_made & (storages.freed_op_id == NONE))
-    waiting: dict[int, list[int]] = {}
-    is_old = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & (storages.category != "gradient")
-    for row in np.flatnonzero(is_old)[::-1].tolist():
-        waiting.setdefault(int(storages.requested_bytes[row]), []).append(row)
-    for row in outlives.tolist():
-        alike = waiting.get(int(storages.requested_bytes[row]))
-        if alike:
-            left[row] = alike.pop()
-            found[left[row]] = row
-    return left, found

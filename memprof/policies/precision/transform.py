@@ -24,6 +24,7 @@ from memprof.policies.precision.refusals import LBFGS
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
+from memprof.policies.rewrite.carried import carried_over
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded
@@ -77,6 +78,10 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     if policy.is_pure:
         is_short |= _lasting(step, types) & ~made_whole(casts)
     cast_gradients(casts, is_short, is_pure=policy.is_pure, is_scaled=policy.dtype == "fp16")
+    # What the step before left, such as its outputs in a variable, has the type of what this step leaves.
+    _, carrier = carried_over(step, types.is_float & (step.storages.created_op_id != NONE))
+    is_left = types.is_float & (carrier != NONE) & (casts.freed[carrier] == NONE)
+    is_short |= is_left & is_short[carrier]
     casts.settle()
     _shorten(draft, is_short, SHORT_TYPES[policy.dtype])
     short_workspaces(draft, step, types, is_short, policy.dtype)
