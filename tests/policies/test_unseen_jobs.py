@@ -21,6 +21,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
+from memprof.replay.live import live_bytes
 from tests.policies.faces import compare
 from tests.policies.small_jobs import Small, peak, record, supervised
 
@@ -225,7 +226,6 @@ def fine_tuned() -> Small:
         (products, BF16, 0.001),
         (adversarial, BF16, 0.01),
         (caching, SWAP, 0.001),
-        (returning, BF16, 0.001),
         (logarithms, BF16, 0.01),
         (holding, ChunkedLoss(8, head="head", minimum_bytes=0), 0.001),
         (holding, ChunkedLoss(8, minimum_bytes=0), 0.001),
@@ -241,6 +241,12 @@ def test_prediction_is_the_measured_peak(make, policy, bar, tmp_path):
     predicted = policy.transform(record(make, tmp_path))
     measured = record(make, tmp_path, policy)
     assert abs(peak(predicted) - peak(measured)) <= bar * peak(measured), compare(predicted, measured)
+
+
+def test_what_the_step_before_left_is_short_too(tmp_path):
+    """A step begins with the outputs of the one before in the types that its own will have, cast to float32 or not."""
+    predicted, measured = BF16.transform(record(returning, tmp_path)), record(returning, tmp_path, BF16)
+    assert live_bytes(predicted).during[0] == live_bytes(measured).during[0]
 
 
 def test_a_recurrent_layer_that_evaluates_has_what_it_keeps_in_training_as_a_temporary(tmp_path):
