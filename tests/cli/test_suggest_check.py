@@ -109,6 +109,22 @@ def test_plans_that_do_not_fit_as_applied_are_said_to_and_none_is_kept(capfd: py
     assert not Path("none.toml").exists()
 
 
+def test_what_a_dry_run_took_more_is_searched_with_again(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The next plan checked leaves a MiB of room for the MiB that the first took more, and is the one kept."""
+    kept = tmp_path / "kept.toml"
+    words = ["heavy.memprof", "--budget", "80%", "--allow", "checkpoint", "--write", str(kept), "--json"]
+    found = json.loads(run(capfd, *words, "--check"))
+    first, second = found["checked"]
+    assert (first["fits"], second["fits"]) == (False, True)
+    assert (
+        second["predicted_peak_allocated_bytes"]
+        <= found["budget_bytes"] - 2**20
+        < first["dry_run_peak_allocated_bytes"]
+    )
+    assert read_plan(kept).describe() == second["describe"]
+    assert second["predicted_peak_allocated_bytes"] in [one["peak_allocated_bytes"] for one in found["plans"]]
+
+
 def test_where_the_job_is_not_there_one_sentence_says_so(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Path
 ) -> None:

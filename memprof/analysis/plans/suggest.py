@@ -13,6 +13,7 @@ from memprof.analysis.plans.predict import step_warnings
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.workbench import rank
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.time_interval import TimeInterval
@@ -54,6 +55,14 @@ class Suggestion:
         assert plan.prediction is not None  # predict adds one
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
         return replace(plan, prediction=prediction, budget_bytes=self.answer.search_request.budget_bytes), step
+
+    def with_plan(self, one: Candidate) -> Suggestion:
+        """Returns the result with a plan among those to show: in place of the one of its family, or added."""
+        if one in self.plans:
+            return self
+        kinds = kinds_of(one.policies)
+        others = tuple(other for other in self.plans if kinds_of(other.policies) != kinds)
+        return replace(self, plans=tuple(sorted((*others, one), key=rank)))
 
     def time_interval(self, one: Candidate) -> TimeInterval | None:
         """Returns the bounds of a plan's step time; None where they are unknown."""

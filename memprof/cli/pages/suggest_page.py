@@ -217,11 +217,10 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
         return [train] if is_known or checked is not None else [*check, train]
     if checked:
         kept = worth_keeping(checked)
-        if kept is None and len(checked) < len(found.plans):
-            return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
         if kept is None:
-            room = answer.search_request.budget_bytes - max(one.difference_bytes or 0 for one in checked)
-            return [(f"{suggest} --budget {room} --check", "search with that much headroom")]
+            least = min((one.dry_bytes for one in checked if one.dry_bytes is not None), default=None)
+            more = (f"{again} --check {2 * len(checked)}", "dry-run more plans")
+            return [more] if least is None else [more, (f"{suggest} --budget {least} --check", "what a dry run took")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
     # Plans whose peak is not exact are checked first.

@@ -1,4 +1,4 @@
-"""Checks a search's plans by dry-running the recorded job under each, fastest first, until one fits."""
+"""Checks plans by dry-running the recorded job under each, fastest first, until one fits or no search finds more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, confirmed
+from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_job import (
     DryOutcome,
@@ -20,6 +20,8 @@ from memprof.launch.dry.dry_steps import dry_run_steps
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
+from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.plan_queue import PlanQueue
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.manifest import Manifest
@@ -64,32 +66,59 @@ class DryChecks:
         """
         return dry_run_steps(found, most, lambda plan, path: self._run(plan, say, path))
 
-    def check(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> tuple[Checked, ...]:
-        """Dry-runs the plans of a search until one is confirmed to fit.
+    def check(
+        self,
+        found: Suggestion,
+        most: int,
+        search: Callable[[SearchRequest], Suggestion],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> tuple[Suggestion, tuple[Checked, ...]]:
+        """Dry-runs plans, the fastest first, until one is confirmed to fit.
 
-        A plan that a dry run cannot apply is skipped with the reason.
+        What a dry run takes more than predicted is expected of plans with the same policies from then on, and the
+        search repeated with it. A plan that a dry run cannot apply is skipped with the reason.
 
         Args:
             found: The search result.
-            most: Maximum number of dry runs.
+            most: Maximum number of dry runs; at most as many plans are skipped.
+            search: Repeats the search, for a request with the errors seen so far.
             say: Called with a sentence on each next action.
 
         Returns:
-            The checked plans, in order; none if the job already fits.
+            The last search result, with the confirmed plan among its plans, and the checked plans, in order; none if
+            the job already fits.
         """
+        latest = found
+
+        def search_again(tighter: SearchRequest) -> SearchResult:
+            nonlocal latest
+            say("searching again, with what the dry runs took more than predicted")
+            latest = search(tighter)
+            return latest.answer
+
+        queue = PlanQueue(found.answer, search_again)
         checked: list[Checked] = []
         runs = 0
-        budget_bytes = found.answer.search_request.budget_bytes
-        for one in found.plans:
-            if runs == most or not one.policies or confirmed(tuple(checked)) is not None:
-                break
-            outcome = self._run(found.predicted(one), say)
-            runs = most if self._was_interrupted else runs + outcome.was_started
+        best = found.answer.best
+        one = None if best is None or not best.policies else queue.next()
+        while one is not None:
+            outcome = self._run(latest.predicted(one), say)
+            runs += outcome.was_started
+            budget_bytes = found.answer.search_request.budget_bytes
             upper_bytes = one.interval.most_bytes
             checked.append(
                 Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes)
             )
-        return tuple(checked)
+            if checked[-1].fits:
+                return latest.with_plan(one), tuple(checked)
+            if self._was_interrupted or max(runs, len(checked) - runs) == most:
+                break
+            if outcome.peak_bytes is None:
+                queue.note_refused(one)
+            else:
+                queue.note_above(one, outcome.peak_bytes)
+            one = queue.next()
+        return latest, tuple(checked)
 
     def _run(self, plan: Plan, say: Callable[[str], None], keep: Path | None = None) -> DryOutcome:
         """Dry-runs the job under a plan, unless an earlier dry run was interrupted."""

@@ -13,7 +13,6 @@ from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import EndedError, dry_run, find_recorded_device
 from memprof.launch.fit.attempt import Attempt, measure
-from memprof.launch.fit.candidates import Candidates
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
 from memprof.launch.fit.outputs import discard
 from memprof.launch.fit.rehearsal import Rehearsal
@@ -33,6 +32,7 @@ from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.plan_queue import PlanQueue
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
@@ -102,8 +102,8 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     if dry_steps:
         first = _searched(search, trace, search_request, dry_steps)
     found.warnings = (*found.warnings, *first.warnings)
-    candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
-    _try_plans(found, candidates, first, rehearsal, say)
+    queue = PlanQueue(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
+    _try_plans(found, queue, first, rehearsal, say)
     if request.compiles:
         _try_compiled(found, first, say)
     if found.best is None:
@@ -145,13 +145,13 @@ def _searched(
 
 
 def _try_plans(
-    found: FitResult, candidates: Candidates, first: Suggestion, rehearsal: Rehearsal, say: Callable[[str], None]
+    found: FitResult, queue: PlanQueue, first: Suggestion, rehearsal: Rehearsal, say: Callable[[str], None]
 ) -> None:
     request = found.request
     verified = 0
     # At most as many plans are skipped as may be run.
     while max(found.runs, len(found.attempts) - found.runs) < request.most_attempts and verified < request.verify:
-        one = candidates.next()
+        one = queue.next()
         if one is None:
             return
         plan = dataclasses.replace(first.predicted(one), budget_bytes=found.budget_bytes)
@@ -161,24 +161,24 @@ def _try_plans(
             say(describe_dry_run(plan, dry_bytes, found.budget_bytes))
         if dry_bytes is not None and dry_bytes > found.budget_bytes:
             found.attempts.append(Attempt(plan, "passed over", None, dry_bytes=dry_bytes))
-            candidates.note_above(one, dry_bytes)
+            queue.note_above(one, dry_bytes)
             continue
         attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=dry_bytes)
         found.attempts.append(attempt)
         say(describe_attempt(attempt))
         if attempt.ran_out:
-            candidates.note_above(one, found.budget_bytes + 1)  # the excess is unknown
+            queue.note_above(one, found.budget_bytes + 1)  # the excess is unknown
             continue
         if attempt.measured is None:
-            candidates.note_refused(one)
+            queue.note_refused(one)
             continue
         found.least_bytes = min(found.least_bytes, attempt.measured.peak_bytes)
         if attempt.outcome == "fits":
             verified += 1
-            candidates.note_verified(one)
+            queue.note_verified(one)
             _keep_if_best(found, attempt)
         else:
-            candidates.note_above(one, attempt.measured.peak_bytes)
+            queue.note_above(one, attempt.measured.peak_bytes)
 
 
 def _try_compiled(found: FitResult, first: Suggestion, say: Callable[[str], None]) -> None:

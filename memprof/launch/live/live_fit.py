@@ -15,7 +15,6 @@ from memprof.errors import InconclusiveError, MemprofError, PolicyError, UsageEr
 from memprof.launch import child
 from memprof.launch.apply import apply_to
 from memprof.launch.fit.attempt import Measured, measure
-from memprof.launch.fit.candidates import Candidates
 from memprof.launch.live import sentences
 from memprof.launch.live.device_peak import DevicePeak
 from memprof.launch.live.observed import Observed
@@ -24,6 +23,7 @@ from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.plan_queue import PlanQueue
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 
@@ -82,7 +82,7 @@ class LiveFit:
         self._basis: Basis | None = None
         self._recorded_bytes = 0
         self._budget_bytes = 0
-        self._candidates: Candidates | None = None
+        self._queue: PlanQueue | None = None
         self._chosen: Candidate | None = None
         self._attempts = 0
         self._least: tuple[int, str] = (0, "")
@@ -167,7 +167,7 @@ class LiveFit:
         )
         first = self._search(search_request)
         self._least = (first.least.peak_bytes, first.least.plan.describe())
-        self._candidates = Candidates(first, self._search)
+        self._queue = PlanQueue(first, self._search)
         self._apply_next()
 
     def _search(self, search_request: SearchRequest) -> SearchResult:
@@ -180,9 +180,9 @@ class LiveFit:
     def _apply_next(self) -> None:
         """Applies the fastest remaining plan that fits the model, and starts measuring; finishes if there is none."""
         assert self._basis is not None  # set before planning
-        assert self._candidates is not None
+        assert self._queue is not None
         while self._attempts < _MOST_ATTEMPTS:
-            one = self._candidates.next()
+            one = self._queue.next()
             if one is None:
                 break
             job = Job(self._model, self._optimizers)
@@ -191,7 +191,7 @@ class LiveFit:
                 plan = plan_for(wanted, type(self._model).__name__, job.modules_named())
                 apply_to(plan, plan, job)
             except PolicyError:
-                self._candidates.note_refused(one)  # the next one may fit
+                self._queue.note_refused(one)  # the next one may fit
                 continue
             self._attempts += 1
             self.plan, self.job, self._chosen = plan, job, one
@@ -206,7 +206,7 @@ class LiveFit:
         """Compares the plan's prediction with the measurement."""
         one = self._chosen
         assert one is not None  # a plan is in force
-        assert self._candidates is not None
+        assert self._queue is not None
         self.measured_bytes = measured.peak_bytes
         if measured.peak_bytes <= self._budget_bytes:
             device_type = _device_of(self._model).type
@@ -215,7 +215,7 @@ class LiveFit:
         _warn(sentences.plan_did_not_hold(one, measured.peak_bytes, self._budget_bytes))
         self._least = min(self._least, (measured.peak_bytes, one.plan.describe()))
         self._take_back()
-        self._candidates.note_above(one, measured.peak_bytes)
+        self._queue.note_above(one, measured.peak_bytes)
         self._apply_next()
 
     def _take_back(self) -> None:
@@ -261,7 +261,7 @@ class LiveFit:
         global _at_work  # noqa: PLW0603 - one recorder per process
         if self._observed is not None:
             self._observed.discard()
-        self._observed = self._basis = self._candidates = None
+        self._observed = self._basis = self._queue = None
         self.is_done = True
         atexit.unregister(self._at_exit)
         if _at_work is self:

@@ -18,7 +18,7 @@ from memprof.policies.accumulate.refusals import (
     NOT_A_MEAN,
     left_whole,
 )
-from memprof.trace.schema import NONE, is_beside
+from memprof.trace.schema import NONE, Bools, is_beside
 from memprof.trace.usages import GRADIENT_HOOKS, IS_LBFGS, TRAINED_IN_EVALUATION
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _differentiates_gradients(step: Step) -> bool:
     of_gradient = of_gradient[ops.phase[of_gradient] == "backward"]
     if not len(of_gradient):
         return False
-    is_parameter = (storages.category == "parameter")[uses.storage_id] & (uses.role == "read")
+    is_parameter = _holds_parameter(step)[uses.storage_id] & (uses.role == "read")
     shapes = storages.shape.astype(str)
     for op in of_gradient.tolist():
         makes = (uses.op_id == op) & (uses.role == "write")
@@ -99,6 +99,17 @@ def _differentiates_gradients(step: Step) -> bool:
         if wanted & set(shapes[uses.storage_id[makes]]):
             return True
     return False
+
+
+def _holds_parameter(step: Step) -> Bools:
+    """Returns which storages hold a parameter, as it is or cast to another type, shape ``(storages,)``."""
+    ops, uses = step.ops, step.uses
+    is_parameter: Bools = step.storages.category == "parameter"
+    is_cast = ops.name[uses.op_id] == "aten._to_copy.default"
+    casts = uses.op_id[is_cast & (uses.role == "read") & is_parameter[uses.storage_id]]
+    held = is_parameter.copy()
+    held[uses.storage_id[is_cast & (uses.role == "write") & np.isin(uses.op_id, casts)]] = True
+    return held
 
 
 def _sets_gradients(step: Step) -> bool:

@@ -185,8 +185,9 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     rank[order] = np.arange(len(order))
     first, cast_of = first[order], rank[cast_of]
 
-    # The readers save the cast.
-    saved_cast = find_spans(saved.storage_id, saved.forward_op_id, of=sources, first=ops, last=ops)
+    # The readers save the cast, and so do their backward nodes where these are differentiated in turn.
+    saver = np.append(types.origin, NONE)[saved.forward_op_id]
+    saved_cast = find_spans(saved.storage_id, saver, of=sources, first=ops, last=ops)
     saved_cast = np.append(cast_of, NONE)[saved_cast]
     is_saved = saved_cast != NONE
     released = nodes.end[saved.released_op_id]
@@ -213,7 +214,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     changed[is_saved] = made[saved_cast[is_saved]]
     casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
     # Backward reads of saved tensors.
-    reader = types.forward[uses.op_id]
+    reader = np.where(types.forward[uses.op_id] != NONE, types.origin[uses.op_id], NONE)
     backward_cast = np.append(cast_of, NONE)[find_spans(uses.storage_id, reader, of=sources, first=ops, last=ops)]
     is_backward = backward_cast != NONE
     casts.redirect(np.flatnonzero(is_backward), made[backward_cast[is_backward]])

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, plain_names
+from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
@@ -26,14 +29,18 @@ ON_CPU = {
 ON_GPU = (0.03, 0.03)
 #: Added where oneDNN computes in fp16.
 FP16_KERNELS = (0.02, 0.05)
+#: Added where backward runs through gradients, as with ``create_graph=True``; with short weights too, what the job
+#: computes of them outside its models is short and predicted as float32.
+OF_GRADIENTS, OF_SHORT_GRADIENTS = (0.03, 0.03), (0.12, 0.03)
 
 
-def errors_of(step: Step, dtype: str) -> tuple[float, float]:
+def errors_of(step: Step, dtype: str, *, is_pure: bool) -> tuple[float, float]:
     """Returns by which fraction a measured peak may be below and above the predicted one.
 
     Args:
         step: The step as recorded.
         dtype: The short type: bf16 or fp16.
+        is_pure: Whether the weights are short too.
     """
     if step.is_on_device():
         return ON_GPU
@@ -41,4 +48,7 @@ def errors_of(step: Step, dtype: str) -> tuple[float, float]:
     known = [shares for kinds, shares in ON_CPU.items() if not kinds or not names.isdisjoint(kinds)]
     if dtype == "fp16" and SHORT_TYPES["fp16"] in step.short_types:
         known.append(FP16_KERNELS)
+    forward = step.ops.forward_op_id[step.ops.forward_op_id != NONE]
+    if np.any(step.ops.phase[forward] == "backward"):
+        known.append(OF_SHORT_GRADIENTS if is_pure else OF_GRADIENTS)
     return sum(below for below, _ in known), sum(above for _, above in known)

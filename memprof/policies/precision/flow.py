@@ -41,13 +41,15 @@ class Types:
     Attributes:
         device: ``cpu`` or ``cuda``: whose autocast lists apply.
         forward: Forward operator of each backward operator, NONE for operators recomputed in backward; ``(ops,)``.
+        origin: The first operator that each goes back to by ``forward``, itself where that is NONE; ``(ops,)``. The
+            backward of a backward (``create_graph``) goes back to the operator in the model's forward.
         region: The call of the root module (or the recomputation) each operator runs in, NONE outside; ``(ops,)``.
         region_end: Last operator of each region.
         names: Plain operator names, ``(ops,)``.
         rule: Autocast's rule for each operator, ``(ops,)``.
         is_float: Whether a storage was recorded in float32, ``(storages,)``.
         is_short: Whether the result of a forward operator has the short type, ``(storages,)``.
-        is_short_out: Whether a forward operator returns the short type, ``(ops,)``.
+        is_short_out: Whether an operator returns the short type, in backward as its origin does; ``(ops,)``.
         is_primary: Whether a storage is the largest result of the operator that allocates it, ``(storages,)``.
         has_side_results: Whether the smaller results of an operator stay in float32, ``(ops,)``.
         is_recast: Whether a float32 storage is cast to the short type for its readers: spelled-out attention's result.
@@ -56,6 +58,7 @@ class Types:
 
     device: str
     forward: Ints
+    origin: Ints
     region: Ints
     region_end: Ints
     names: Texts
@@ -129,16 +132,19 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
     is_recast = _handed_on(step, names, attention)
     reached = _reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
     is_short = is_inside & ~stays & ~reached
+    forward = _forward_of(step, region)
+    origin = _origin_of(forward)
     return Types(
         device=device,
-        forward=_forward_of(step, region),
+        forward=forward,
+        origin=origin,
         region=region,
         region_end=region_end,
         names=names,
         rule=rule,
         is_float=is_float,
         is_short=is_short,
-        is_short_out=_short_out(step, rule, region, is_float, is_short, is_primary),
+        is_short_out=_short_out(step, rule, region, is_float, is_short, is_primary)[origin],
         is_primary=is_primary,
         has_side_results=has_side_results,
         is_recast=is_recast,
@@ -178,6 +184,14 @@ def _forward_of(step: Step, region: Ints) -> Ints:
     rows = rows[region[maker[rows]] != NONE]
     np.maximum.at(found, uses.op_id[rows], maker[rows])
     return found
+
+
+def _origin_of(forward: Ints) -> Ints:
+    """Follows each operator's forward operator to the first one, shape ``(ops,)``."""
+    origin = np.where(forward == NONE, np.arange(len(forward)), forward)
+    while np.any(origin[origin] != origin):
+        origin = origin[origin]
+    return origin
 
 
 def _is_normalized(step: Step, rule: Ints) -> Bools:

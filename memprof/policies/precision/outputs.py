@@ -19,10 +19,8 @@ def cast_outputs(casts: Casts) -> None:
     created = storages.created_op_id
     made_in = np.where(created != NONE, types.region[created], NONE)
     is_out = types.is_short & (made_in != NONE)
-    forward = types.forward[uses.op_id]
     # The loss and its backward: no operator of the region itself.
-    of_op = np.where(forward == NONE, uses.op_id, forward)
-    is_outside_read = is_out[uses.storage_id] & (types.region[of_op] == NONE)
+    is_outside_read = is_out[uses.storage_id] & (types.region[types.origin[uses.op_id]] == NONE)
     is_outside_read &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
     rows = np.flatnonzero(is_outside_read)
     read, cast_of = np.unique(uses.storage_id[rows], return_inverse=True)
@@ -37,7 +35,7 @@ def cast_outputs(casts: Casts) -> None:
     # NONE as an end of life means "outlives the step" here, not "freed at once".
     casts.draft.free(made[freed == NONE], NONE)
     casts.redirect(rows, made[np.searchsorted(sources, read)][cast_of])
-    outside = types.region[saved.forward_op_id] == NONE
+    outside = types.region[types.origin[saved.forward_op_id]] == NONE
     place = np.minimum(np.searchsorted(sources, saved.storage_id), len(sources) - 1)
     is_moved = outside & (sources[place] == saved.storage_id)
     changed = casts.draft.saved.storage_id.copy()

@@ -102,7 +102,7 @@ class Precision(Policy):
         """Returns the observed errors for the kernels that the step runs."""
         from memprof.policies.precision.errors_seen import errors_of
 
-        return errors_of(steps[0], self.dtype)
+        return errors_of(steps[0], self.dtype, is_pure=self.is_pure)
 
     def describe(self) -> str:
         """Describes the policy: ``precision bf16``."""

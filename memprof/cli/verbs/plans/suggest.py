@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,9 +194,14 @@ def suggest(
         is_checked=check is not None,
     )
 
-    def searched(search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS) -> Suggestion:
+    def searched(
+        search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, *, is_shown: bool = True
+    ) -> Suggestion:
+        at_steps = replace(basis, dry_steps=dry_steps)
+        if not is_shown:
+            return search(opened, at_steps, search_request)
         with SearchBar(search_request) as bar:
-            return search(opened, replace(basis, dry_steps=dry_steps), search_request, bar.add)
+            return search(opened, at_steps, search_request, bar.add)
 
     found, checked = searched(request), None
     if check is not None:
@@ -206,7 +212,8 @@ def suggest(
 def _check(found: Suggestion, most: int, search: Callable[..., Suggestion]) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
-    Before that, it is dry-run under the policies of these plans that are best not modelled, and the search repeated.
+    Before that, it is dry-run under the policies of these plans that are best not modelled, and the search repeated; it
+    is repeated, too, with what a dry run took more than predicted.
 
     Args:
         found: The search result for plans to be checked.
@@ -227,7 +234,8 @@ def _check(found: Suggestion, most: int, search: Callable[..., Suggestion]) -> t
         if dry_steps:
             found = search(found.answer.search_request, dry_steps)
         with CheckLine() as line:
-            checked = checks.check(found, most, line.show)
+            again = partial(search, dry_steps=dry_steps, is_shown=False)
+            found, checked = checks.check(found, most, again, line.show)
     except MemprofError as error:
         why = str(error)
     else:

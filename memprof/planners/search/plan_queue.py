@@ -1,15 +1,15 @@
-"""The plans to try in turn; searches again once runs have ruled out the results of a search."""
+"""The plans to try in turn; searches again once runs or dry runs have ruled out the results of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from memprof.launch.fit.shortlist import Shortlist
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.shortlist import Shortlist
 
 
-class Candidates:
+class PlanQueue:
     """A shortlist that refills itself.
 
     No search is repeated. Once a plan is verified, `next` starts no further search.
