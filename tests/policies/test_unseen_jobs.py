@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -203,6 +204,32 @@ def adversarial(kind=torch.optim.Adam) -> Small:
     return Small([maker, judge], step, [first, second])
 
 
+def two_headed() -> Small:
+    """One of a model's two results is unused in turn, and a variable holds its graph until the next step."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.first, self.second = (nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = self.body(x)
+            return self.first(x), self.second(x)
+
+    model, left = Heads(), []
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for turn in (0, 1):
+            results = model(torch.randn(32, 64))
+            results[turn].pow(2).mean().backward()
+            left[:] = [results[1 - turn]]
+        optimizer.step()
+
+    return Small([model], step, [optimizer])
+
+
 def fine_tuned() -> Small:
     backbone, head = nn.Sequential(nn.Linear(64, 512), nn.ReLU()), nn.Sequential(nn.Linear(512, 128), nn.ReLU())
     backbone.requires_grad_(requires_grad=False)
@@ -232,6 +259,7 @@ def fine_tuned() -> Small:
         (weighty, Plan((BF16, SWAP, IN_BACKWARD)), 0.01),
         (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
         (fine_tuned, PURE, 0.01),
+        (two_headed, Checkpoint(("*",)), 0.0),
         (adversarial, OptimizerPolicy(loop="foreach"), 0.001),
     ],
     ids=lambda value: getattr(value, "__name__", None) or getattr(value, "describe", lambda: "")(),

@@ -10,6 +10,7 @@ from memprof.policies.checkpoint.nodes import Nodes
 from memprof.policies.checkpoint.recompute import NEVER, Recompute
 from memprof.policies.checkpoint.references import python_death
 from memprof.policies.checkpoint.regions import Regions
+from memprof.policies.rewrite.carried import carried_over
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
@@ -91,18 +92,33 @@ def find_lives(
 def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Ints:
     """Returns the rank after which torch's frame of each region, and with it the inputs, is freed; ``(regions,)``.
 
-    It is freed when everything saved in it is released. Inputs of a region inside it are tensors saved in it.
+    It is freed when everything saved in it is released. Inputs of a region inside it are tensors saved in it. Where no
+    backward comes through a region, its frame lives as long as its results, beyond the step where these outlive it.
     """
     saved = step.saved
     region = regions.innermost[saved.forward_op_id]
     rows = np.flatnonzero((region != NONE) & (nodes.first[saved.forward_op_id] != NONE))
     frame = rank[regions.last]
     np.maximum.at(frame, region[rows], rank[nodes.released[saved.forward_op_id[rows]]])
+    has_node = np.zeros(len(regions), dtype=np.bool_)
+    has_node[region[rows]] = True
+    owner, results = _results(step, regions)
+    is_idle = ~has_node[owner]
+    np.maximum.at(frame, owner[is_idle], _rank_or_never(rank, step.storages.freed_op_id[results[is_idle]]))
     for inner in range(len(regions) - 1, -1, -1):
         outer = regions.parent[inner]
         if outer != NONE:
             frame[outer] = max(frame[outer], frame[inner])
     return frame
+
+
+def _results(step: Step, regions: Regions) -> tuple[Ints, Ints]:
+    """Returns the storages made in a region that live on after it, as pairs of region and storage."""
+    created, freed = step.storages.created_op_id, step.storages.freed_op_id
+    region = np.where(created == NONE, NONE, regions.innermost[created])
+    last = np.append(regions.last, NONE)[region]
+    rows = np.flatnonzero((region != NONE) & ((freed == NONE) | (freed > last)))
+    return region[rows], rows
 
 
 def _own_deaths(
@@ -189,6 +205,17 @@ def _hold_kept(
     dies[kept] = np.maximum(dies[kept], np.where(is_reached, taken, frame[region]))
 
 
+def _left_by_step_before(step: Step, regions: Regions, frame: Ints) -> Ints:
+    """Returns the operators after which frames that the step before left are freed: with their results."""
+    older, _ = carried_over(step, step.storages.created_op_id != NONE)
+    owner, results = _results(step, regions)
+    is_left = (frame[owner] == NEVER) & (older[results] != NONE)
+    last = np.full(len(regions), NONE, dtype=np.int64)
+    np.maximum.at(last, owner[is_left], step.storages.freed_op_id[older[results[is_left]]])
+    ends: Ints = last[last != NONE]
+    return ends
+
+
 def _random_states(
     step: Step,
     regions: Regions,
@@ -201,15 +228,18 @@ def _random_states(
 ) -> Storages:
     """Creates the random states that torch keeps for each region and takes around each recompute.
 
-    The first lives as long as the region's frame. A region inside another also takes one in the recompute of the
-    other, until that ends.
+    The first lives as long as the region's frame, and where that outlives the step, the frame of the step before did
+    so, too. A region inside another also takes one in the recompute of the other, until that ends.
     """
     on_cpu = (step.storages.device == "cpu") & (step.storages.created_op_id != NONE)
     if not on_cpu.any():
         return Storages.empty()
     runs = np.flatnonzero(recompute.starts != NEVER)
     created = [regions.first, begins[runs]]
-    freed = [order[frame], ends[runs]]
+    freed = [np.where(frame == NEVER, NONE, order[np.minimum(frame, len(order) - 1)]), ends[runs]]
+    left = _left_by_step_before(step, regions, frame)
+    created.append(np.full(len(left), NONE))
+    freed.append(left)
     for region in range(len(regions)):
         around = int(regions.parent[region])
         while around != NONE:

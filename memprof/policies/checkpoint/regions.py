@@ -76,8 +76,9 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
 def _forward_calls(step: Step) -> Ints:
     """Returns the calls that backward runs through, except those that repeat one.
 
-    ``apply`` skips calls without gradients, such as a frozen teacher's or an evaluation between two steps, and those in
-    transforms of torch.func.
+    With them come the other calls of their modules in training, such as one whose output the loss does not use.
+    ``apply`` skips calls without gradients, such as a frozen teacher's or an evaluation between two steps, and those
+    in transforms of torch.func.
 
     Raises:
         PolicyError: All of them are in such transforms.
@@ -89,6 +90,7 @@ def _forward_calls(step: Step) -> Ints:
     nodes_before = np.append(0, np.cumsum(has_node))
     first, end = calls.first_op_id[ran], calls.last_op_id[ran] + 1
     is_trained = nodes_before[end] > nodes_before[first]
+    is_trained |= np.isin(calls.module_id[ran], calls.module_id[ran[is_trained]]) & (ops.phase[first] == "forward")
     others_before = np.append(0, np.cumsum(~is_in_transform(step)))
     is_region = is_trained & (others_before[end] > others_before[first])
     if is_trained.any() and not is_region.any():

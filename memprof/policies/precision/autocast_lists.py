@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: Names of autocast's types in the trace.
 SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
+#: Categories that belong to the model and exist before its forward.
+LASTING = ("parameter", "buffer", "gradient", "optimizer_state")
+#: Modules with recurrent layers.
+RECURRENT = ("LSTM", "GRU", "RNN")
 #: No cast; the result has the widest type among the operands.
 WIDEST = 0
 #: A view: allocates nothing, and has the type of its input.
@@ -179,8 +183,9 @@ FLOAT32_CUDA = [
 
 #: Operators that models and losses often run in float32: ``softmax(x, dtype=torch.float32)``, ``logits.float()``.
 OFTEN_FLOAT32 = ["_softmax", "_log_softmax", "logsumexp"]
-#: Operators that models written for short weights run in float32 besides: norms of their own, state-space models.
-OFTEN_FLOAT32_SHORT = ["exp", "rsqrt", "softplus"]
+#: Operators that models written for short weights or activations run in float32 besides: norms of their own,
+#: state-space models.
+OFTEN_FLOAT32_SHORT = ["exp", "pow", "rsqrt", "softplus"]
 
 PROMOTE_CPU = ["stack", "cat", "index_copy"]
 PROMOTE_CUDA = [

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.autocast_lists import FIRST, VIEW, is_one_of
-from memprof.policies.precision.flow import LASTING
+from memprof.policies.precision.autocast_lists import FIRST, LASTING, VIEW, is_one_of
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import rows_of
 

@@ -7,8 +7,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import (
@@ -24,14 +22,12 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
     rules,
 )
+from memprof.policies.precision.reached import reached_by_float32
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
-
-#: Categories that belong to the model and exist before its forward.
-LASTING = ("parameter", "buffer", "gradient", "optimizer_state")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +105,9 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
     else:
         rule = np.where(_is_bias(step, names, region), SHORT, rule)
     if own_casts is not OwnCasts.NONE:
-        often = (*OFTEN_FLOAT32, *(OFTEN_FLOAT32_SHORT if own_casts is OwnCasts.BACK else ()))
+        # Under autocast the next product has a short result again, whatever a norm of the model's own returned.
+        goes_on = own_casts is OwnCasts.STAY and is_pure
+        often = OFTEN_FLOAT32 if goes_on else (*OFTEN_FLOAT32, *OFTEN_FLOAT32_SHORT)
         rule = np.where((rule == WIDEST) & is_one_of(names, often), FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
@@ -130,7 +128,7 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
         stays &= ~is_norm
     is_recast = _handed_on(step, names, attention)
-    reached = _reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
+    reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
     is_short = is_inside & ~stays & ~reached
     forward = _forward_of(step, region)
     origin = _origin_of(forward)
@@ -192,17 +190,6 @@ def _origin_of(forward: Ints) -> Ints:
     while np.any(origin[origin] != origin):
         origin = origin[origin]
     return origin
-
-
-def _is_normalized(step: Step, rule: Ints) -> Bools:
-    """Returns which uses are a norm's normalized input, the largest tensor it reads besides weights; ``(uses,)``."""
-    uses = step.uses
-    is_read = (rule[uses.op_id] == FIRST) & (uses.role == "read")
-    sizes = np.where(is_read, step.storages.requested_bytes[uses.storage_id], 0)
-    largest = np.zeros(len(step.ops), dtype=np.int64)
-    np.maximum.at(largest, uses.op_id, sizes)
-    normalized: Bools = is_read & (sizes == largest[uses.op_id])
-    return normalized
 
 
 def _primary(step: Step, is_float: Bools) -> Bools:
@@ -268,46 +255,6 @@ def _handed_on(step: Step, names: Texts, attention: Ints) -> Bools:
     created = step.storages.created_op_id
     handed_on: Bools = np.isin(created, last) & (step.storages.dtype == "float32")
     return handed_on
-
-
-def _reached_by_float32(
-    step: Step, rule: Ints, is_float: Bools, is_inside: Bools, is_recast: Bools, *, is_pure: bool
-) -> Bools:
-    """Propagates float32 from its sources: one float32 operand makes the result float32.
-
-    Sources are tensors from outside and the results of float32 operators and factories; short operators end the path.
-    A storage is float32 if it is reachable, short otherwise.
-    """
-    storages, uses = step.storages, step.uses
-    created = storages.created_op_id
-    made_rule = np.where(created != NONE, rule[created], NONE)
-    # Zero-dimensional tensors do not promote those with dimensions.
-    is_read = (uses.role != "write") & is_float[uses.storage_id] & (storages.shape[uses.storage_id] != "")
-    is_read &= (rule[uses.op_id] != SHORT) & ~is_recast[uses.storage_id]
-    is_read &= (rule[uses.op_id] != FIRST) | _is_normalized(step, rule)
-    reads_op, reads_storage = uses.op_id[is_read], uses.storage_id[is_read]
-    targets = np.flatnonzero(is_inside & (made_rule != SHORT) & (made_rule != FLOAT32))
-    # Edges through operators: storage -> operator -> storage; operators come after the storages, then the source.
-    count = len(storages)
-    has_read = np.zeros(len(step.ops), dtype=np.bool_)
-    has_read[reads_op] = True
-    reads_recast = np.zeros(len(step.ops), dtype=np.bool_)
-    reads_recast[uses.op_id[is_recast[uses.storage_id]]] = True
-    is_source = is_inside & (made_rule == FLOAT32)
-    is_factory = np.zeros(count, dtype=np.bool_)
-    if not is_pure:
-        # With short weights nothing else is float32: inputs are cast, and factories take their operands' type.
-        is_source |= is_float & ~is_inside
-        is_factory[targets] = ~has_read[created[targets]] & ~reads_recast[created[targets]]
-    sources = np.flatnonzero(is_source | is_factory)
-    start = count + len(step.ops)
-    heads = np.concatenate([reads_storage, count + created[targets], np.full(len(sources), start)])
-    tails = np.concatenate([count + reads_op, targets, sources])
-    graph = sparse.csr_array((np.ones(len(heads), dtype=np.int8), (heads, tails)), shape=(start + 1, start + 1))
-    reached = csgraph.breadth_first_order(graph, start, return_predecessors=False)
-    is_reached = np.zeros(start + 1, dtype=np.bool_)
-    is_reached[reached] = True
-    return is_reached[:count]
 
 
 def _short_out(step: Step, rule: Ints, region: Ints, is_float: Bools, is_short: Bools, is_primary: Bools) -> Bools:

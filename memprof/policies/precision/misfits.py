@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
+from memprof.policies.precision.autocast_lists import RECURRENT, SHORT_TYPES, is_one_of
 from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.precision.roots import of_trained_models
 from memprof.trace.schema import NONE
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
 #: Roles of a product's operands.
 _OPERANDS = ("read", "write")
-#: Modules with recurrent layers.
-RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def refuse_own_autocast(step: Step, policy: Precision) -> None:

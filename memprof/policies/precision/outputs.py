@@ -57,11 +57,14 @@ def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:
 
     Examples are logits next to a loss that the module computes itself, and the keys and values of a cache.
     """
-    storages, region_end = casts.step.storages, casts.types.region_end
-    freed = storages.freed_op_id
-    is_held = is_out & ((freed == NONE) | (freed > region_end[np.maximum(made_in, 0)]))
-    is_held[casts.step.saved.storage_id] = False
-    # Tensors that backward reads were kept by a node that does not record saving them.
-    forward = casts.types.forward
-    is_held[casts.step.uses.storage_id[forward[casts.step.uses.op_id] != NONE]] = False
+    step, types = casts.step, casts.types
+    uses, freed = step.uses, step.storages.freed_op_id
+    is_held = is_out & ((freed == NONE) | (freed > types.region_end[np.maximum(made_in, 0)]))
+    is_held[step.saved.storage_id] = False
+    # What backward reads, or what is freed with the backward of an operator that read it, was kept by a node that does
+    # not record saving it, as that of `gather`, which needs only the size.
+    is_held[uses.storage_id[types.forward[uses.op_id] != NONE]] = False
+    end = freed[uses.storage_id]
+    kept_by = np.where(end == NONE, NONE, types.forward[end])
+    is_held[uses.storage_id[(kept_by != NONE) & (kept_by == uses.op_id)]] = False
     return np.flatnonzero(is_held)

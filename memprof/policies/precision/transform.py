@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.autocast_lists import OFTEN_FLOAT32_SHORT, SHORT_TYPES, is_one_of, plain_names
+from memprof.policies.precision.autocast_lists import (
+    LASTING,
+    OFTEN_FLOAT32_SHORT,
+    SHORT_TYPES,
+    is_one_of,
+    plain_names,
+)
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.ends import Nodes
-from memprof.policies.precision.flow import LASTING, OwnCasts, Types, follow_types
+from memprof.policies.precision.flow import OwnCasts, Types, follow_types
 from memprof.policies.precision.misfits import (
     refuse_mixed_types,
     refuse_own_autocast,
