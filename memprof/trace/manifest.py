@@ -173,6 +173,7 @@ class Manifest(_Json):
         op_times: Source of the operator durations, such as ``timed step 5``.
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
             be, or where that is unknown.
+        own_casts: Stacks whose code may cast to another type, by their ids; None where the code was not read.
         notes: Sentences for the reader of a report.
     """
 
@@ -191,6 +192,7 @@ class Manifest(_Json):
     clock: str = ""
     plan: dict[str, Any] | None = None
     undivided: str = ""
+    own_casts: tuple[int, ...] | None = None
     optimizers: tuple[str, ...] = ()
     usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)
@@ -244,7 +246,8 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
     if isinstance(kind, types.UnionType):
         return None if value is None else _typed(value, typing.get_args(kind)[0], name)
     container = typing.get_origin(kind) or kind
-    if container is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
+    item_kind = next(iter(typing.get_args(kind)), str)
+    if container is tuple and isinstance(value, list) and all(type(item) is item_kind for item in value):
         return tuple(value)
     if container is dict and isinstance(value, dict):
         return value

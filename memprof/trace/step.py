@@ -53,6 +53,7 @@ class Step:
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
         optimizers: The optimizers that update in the recorded steps; none in recordings of older versions.
+        own_casts: Stacks whose code may cast to another type, by their ids; None where that is unknown.
         usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
         trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
             evaluates has none of its own.
@@ -78,6 +79,7 @@ class Step:
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()
+    own_casts: frozenset[int] | None = None
     usages: frozenset[str] = frozenset()
     trained_modules: tuple[int, ...] = ()
 

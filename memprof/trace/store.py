@@ -211,6 +211,7 @@ class Trace:
         step = replace(
             cut_step(self, number),
             undivided=manifest.undivided,
+            own_casts=None if manifest.own_casts is None else frozenset(manifest.own_casts),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )

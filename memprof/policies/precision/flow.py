@@ -108,7 +108,7 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         # Under autocast the next product has a short result again, whatever a norm of the model's own returned.
         goes_on = own_casts is OwnCasts.STAY and is_pure
         often = OFTEN_FLOAT32 if goes_on else (*OFTEN_FLOAT32, *OFTEN_FLOAT32_SHORT)
-        rule = np.where((rule == WIDEST) & is_one_of(names, often), FLOAT32, rule)
+        rule = np.where((rule == WIDEST) & is_one_of(names, often) & may_cast(step), FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)
@@ -148,6 +148,13 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_recast=is_recast,
         attention=attention,
     )
+
+
+def may_cast(step: Step) -> Bools:
+    """Returns which operators the job's code may give tensors of another type, unseen in float32, ``(ops,)``."""
+    if step.own_casts is None:
+        return np.ones(len(step.ops), dtype=np.bool_)
+    return np.isin(step.ops.stack_id, [NONE, *step.own_casts])
 
 
 def _regions(step: Step) -> tuple[Ints, Ints]:

@@ -99,10 +99,10 @@ class Precision(Policy):
         return True
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns the observed errors for the kernels that the step runs."""
+        """Returns the observed errors for the kernels that the steps run."""
         from memprof.policies.precision.errors_seen import errors_of
 
-        return errors_of(steps[0], self.dtype, is_pure=self.is_pure)
+        return errors_of(steps, self.dtype, is_pure=self.is_pure)
 
     def describe(self) -> str:
         """Describes the policy: ``precision bf16``."""

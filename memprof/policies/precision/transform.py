@@ -90,7 +90,8 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     is_short |= is_left & is_short[carrier]
     casts.settle()
     _shorten(draft, is_short, SHORT_TYPES[policy.dtype])
-    short_workspaces(draft, step, types, is_short, policy.dtype)
+    at_most = own_casts is not OwnCasts.NONE
+    short_workspaces(draft, step, types, is_short, policy.dtype, at_most=at_most)
     retime(draft, step, types, is_short, policy.dtype)
     return draft.build()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
+from memprof.trace.assemble.own_casts import find_own_casts
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
@@ -81,7 +82,9 @@ def _assemble(
         *_device_notes(recording.memory_events.device, devices),
     )
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
-    return manifest, tables
+    stacks = tables[Stacks]
+    assert isinstance(stacks, Stacks)
+    return replace(manifest, own_casts=find_own_casts(ops, stacks)), tables
 
 
 @dataclass(frozen=True)
