@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import math
 from collections import namedtuple
 from dataclasses import dataclass
@@ -430,6 +431,26 @@ def test_a_loop_that_accumulates_already_goes_on_doing_so() -> None:
                 setup.optimizer.step()
                 setup.optimizer.zero_grad()
         assert setup.updates == 2
+        weights.append(setup.weights())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ahead", [2, 4])
+def test_a_loop_that_takes_batches_ahead_goes_on_doing_so(ahead: int) -> None:
+    """One update of all batches in a list, whose parts are of different sizes and wait there for their backward."""
+    weights = []
+    for parts in (1, 2):
+        setup = Setup()
+        setup.loader = DataLoader(TensorDataset(torch.randn(40, 6), torch.randint(3, (40,))), batch_size=5)
+        if parts > 1:
+            Accumulate(parts).apply(setup.job)
+        batches = iter(setup.loader)
+        while taken := list(itertools.islice(batches, ahead)):
+            for batch in taken:
+                (setup.loss(batch) / ahead).backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+        assert setup.updates == 8 // ahead
         weights.append(setup.weights())
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 

@@ -103,6 +103,41 @@ class OwnScan(nn.Module):
         return self.head(x)
 
 
+class OwnNorm(nn.Module):
+    """Normalizes the short results of its products in float32, as models do that normalize queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 64), nn.Linear(64, 32)
+        self.enter = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def normalize(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for layer in self.enter:
+            x = self.normalize(layer(x).float()).to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)
+        return self.head(x)
+
+
+class OwnBuffer(nn.Module):
+    """Writes its results into a buffer of their type, which a recording in float32 takes for one of float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 64), nn.Linear(64, 32)
+        self.enter = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for layer in self.enter:
+            x = layer(x)
+        kept = torch.empty(16, *x.shape, dtype=x.dtype)
+        kept[0] = x.detach()
+        return self.head(x)
+
+
 def own_casts_step(path, *policies, kind=OwnCasts):
     gc.collect()  # models that other tests left would be in one recording and not in the other
     torch.manual_seed(0)
@@ -120,8 +155,8 @@ def own_casts_step(path, *policies, kind=OwnCasts):
 
 @pytest.mark.parametrize(
     ("policy", "kind"),
-    [(BF16, OwnCasts), (PURE, OwnCasts), (PURE, OwnScan)],
-    ids=["autocast", "short", "back and forth"],
+    [(BF16, OwnCasts), (PURE, OwnCasts), (PURE, OwnScan), (BF16, OwnNorm)],
+    ids=["autocast", "short", "back and forth", "norm"],
 )
 def test_casts_of_the_models_own_are_within(policy, kind, tmp_path):
     """A prediction that misses them is too low by far; its upper end is not."""
@@ -131,6 +166,23 @@ def test_casts_of_the_models_own_are_within(policy, kind, tmp_path):
     bounds = interval(step, policy)
     assert measured > predicted + 100_000
     assert bounds.least_bytes <= measured <= bounds.most_bytes
+
+
+def test_type_of_a_tensor_made_without_another_is_open(tmp_path):
+    """``empty(shape, dtype=x.dtype)`` is predicted in float32; the lower bound has it short."""
+    step = own_casts_step(tmp_path / "base.memprof", kind=OwnBuffer)
+    measured = int(live_bytes(own_casts_step(tmp_path / "head.memprof", BF16, kind=OwnBuffer)).during.max())
+    bounds = interval(step, BF16)
+    assert int(live_bytes(BF16.transform(step)).during.max()) > 1.2 * measured
+    assert bounds.least_bytes <= measured <= bounds.most_bytes
+
+
+def test_code_without_casts_narrows_the_bounds(tmp_path):
+    """The same softmax, with code that names no type and with code that was not read."""
+    step = own_casts_step(tmp_path / "base.memprof", kind=OwnCasts)
+    assert step.own_casts
+    without, unread = (dataclasses.replace(step, own_casts=casts) for casts in (frozenset(), None))
+    assert interval(without, BF16).most_bytes < interval(step, BF16).most_bytes == interval(unread, BF16).most_bytes
 
 
 def step_beside_a_graph(path, *policies):

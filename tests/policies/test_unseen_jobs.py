@@ -230,6 +230,36 @@ def two_headed() -> Small:
     return Small([model], step, [optimizer])
 
 
+def gathered() -> Small:
+    """A gather of products, whose node keeps them for their size alone."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.register_buffer("places", torch.randint(0, 64, (8, 64, 32)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = torch.bmm(self.left(x), self.right(x).transpose(1, 2))
+            return torch.gather(scores, -1, self.places)
+
+    return supervised(Model(), (8, 64, 64))
+
+
+def gated() -> Small:
+    """A recurrent layer outside oneDNN, with short inputs, and so with short first states."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.layer = nn.Linear(32, 64), nn.GRU(64, 64, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.enter(x))[0]
+
+    return supervised(Model(), (16, 40, 32))
+
+
 def fine_tuned() -> Small:
     backbone, head = nn.Sequential(nn.Linear(64, 512), nn.ReLU()), nn.Sequential(nn.Linear(512, 128), nn.ReLU())
     backbone.requires_grad_(requires_grad=False)
@@ -258,6 +288,8 @@ def fine_tuned() -> Small:
         (holding, ChunkedLoss(8, minimum_bytes=0), 0.001),
         (weighty, Plan((BF16, SWAP, IN_BACKWARD)), 0.01),
         (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
+        (gathered, BF16, 0.01),
+        (gated, BF16, 0.05),
         (fine_tuned, PURE, 0.01),
         (two_headed, Checkpoint(("*",)), 0.0),
         (adversarial, OptimizerPolicy(loop="foreach"), 0.001),

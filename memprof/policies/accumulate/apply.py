@@ -126,9 +126,9 @@ def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
             # Nested in a backward (reentrant activation checkpointing), gradients are already weighted.
             is_outermost = torch._C._current_graph_task_id() == -1
             if is_outermost:
-                current.backwards += 1
-                if current.weight != 1.0 and kwargs.get("grad_variables") is None:
-                    grad_tensors = _weighed(tensors, grad_tensors, current.weight)
+                weight = current.begin_backward()
+                if weight != 1.0 and kwargs.get("grad_variables") is None:
+                    grad_tensors = _weighed(tensors, grad_tensors, weight)
             before(tensors, grad_tensors, *args, **kwargs)
             if is_outermost:
                 current.backwards_here += 1

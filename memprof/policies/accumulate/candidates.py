@@ -16,6 +16,10 @@ from memprof.trace.step import Step
 _MICRO_BATCHES = (2, 4, 8, 16)
 
 
+#: Trainers that count batches themselves, and the files that run their loops.
+_TRAINERS = {"hf": "transformers/trainer.py:", "lightning": "/pytorch/loops/"}
+
+
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns micro-batch counts, where the job's batches come from a DataLoader and can be split."""
     why = _why_whole(step)
@@ -31,6 +35,9 @@ def _why_whole(step: Step) -> str:
             "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
         )
+    framework = next((name for name, place in _TRAINERS.items() if _runs(step, place)), "")
+    if framework:
+        return f"In this job {Accumulate.set_in_framework[framework]}"
     if step.undivided:
         return (
             f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
@@ -42,6 +49,11 @@ def _why_whole(step: Step) -> str:
             "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
         )
     return ""
+
+
+def _runs(step: Step, place: str) -> bool:
+    """Returns whether operators ran below a file."""
+    return any(place in str(frames) for frames in step.stacks.frames)
 
 
 def _compares_samples(step: Step) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,26 @@ from memprof.recorder.steps.batch_structure import first_tensor
 
 #: Rounds of the jobs under accumulate.
 _active: list[Round] = []
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A part that the loop has received, and run no backward of.
+
+    Attributes:
+        tensor: Returns its first tensor while it is alive.
+        weight: Its share of the batch's samples.
+        batch: The batch that it is part of, counted from 1.
+    """
+
+    tensor: Callable[[], torch.Tensor | None]
+    weight: float
+    batch: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop still holds it."""
+        return self.tensor() is not None
 
 
 class Round:
@@ -45,6 +66,9 @@ class Round:
         self._tensor: Callable[[], torch.Tensor | None] = lambda: None
         self._still_evaluates: Callable[[], bool] = lambda: False
         self._backwards_before = 0
+        self._waiting: list[_Waiting] = []
+        self._batch = self._lost = 0
+        self._takes_ahead = False
 
     @staticmethod
     def active() -> list[Round]:
@@ -84,12 +108,14 @@ class Round:
 
     def hand_out(self, batch: Any, number: int, count: int, weight: float) -> None:
         """Records that the loop receives a part of a batch."""
-        if self.handed and not self.backwards_here:
-            self.left_out += 1
+        here = [part for part in self._waiting if part.batch == self._batch]
+        self.left_out = self._lost + sum(not (self._takes_ahead and part.is_alive) for part in here)
         if number == 0:
             for action in self._on_next if self.is_last else self._on_abandoned:
                 action()
-            self.left_out = 0
+            self.left_out = self._lost = 0
+            self._batch += 1
+            self._waiting = [part for part in self._waiting if part.is_alive]
         self.backwards_here, self.is_resting = 0, False
         self.number, self.count, self.weight = number, count, weight
         self.handed += 1
@@ -98,6 +124,25 @@ class Round:
         # Weak references: this must not keep the batch alive.
         tensor = first_tensor(batch)
         self._tensor = weakref.ref(tensor) if tensor is not None else lambda: None
+        self._waiting.append(_Waiting(self._tensor, weight, self._batch))
+
+    def begin_backward(self) -> float:
+        """Counts a backward.
+
+        Of a loop that takes several batches before it works on the first, as the Trainer of transformers does to
+        accumulate, the parts are still alive that it has taken ahead; a part that it has skipped is not.
+
+        Returns:
+            The weight of the part that the backward is of: the first that waits for one.
+        """
+        self.backwards += 1
+        if self.is_resting or not self._waiting:
+            return self.weight
+        self._takes_ahead |= len(self._waiting) > 1 and self._waiting[0].is_alive
+        while len(self._waiting) > 1 and not (self._takes_ahead and self._waiting[0].is_alive):
+            self._lost += self._waiting.pop(0).batch == self._batch
+        self.left_out = self._lost
+        return self._waiting.pop(0).weight
 
     def evaluate(self, still_evaluates: Callable[[], bool]) -> None:
         """Records that the loop receives a whole batch because the model is in evaluation mode.
