@@ -34,7 +34,7 @@ from memprof_dashboard.state import View
 TIME_LIMIT_S = 60.0
 PLANNER_LIMIT_S = 5.0
 
-#: A peak to read a budget against before the step is read, so that a mistake in it is told at once.
+#: A peak to read a budget against before the step is read, so that a mistake in it is reported at once.
 _SOME_PEAK_BYTES = 1 << 40
 
 
@@ -206,7 +206,7 @@ def _run(rank: Rank, other: Rank, name: str) -> Run:
 
 @lru_cache(maxsize=32)
 def _model_of(rank: Rank) -> str:
-    """Returns the type of the model of a recording; "" where no step tells."""
+    """Returns the type of the model of a recording; "" where no step contains it."""
     number = rank.fullest_number()
     if number < 0 or not np.any(rank.steps.first_op_id >= 0):
         return ""

@@ -176,7 +176,7 @@ class _Spool:
         """
         host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
         is_child = ~np.isin(host.pid, self.pids)
-        # The parent cannot tell whether a process will train until it does.
+        # The parent cannot know whether a process will train until it does.
         host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
         is_first = True
         following = max((rank for _, rank, _ in self.processes), default=0) + 1
