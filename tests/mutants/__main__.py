@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.mutants.lines import ROOT, LineMap, digest_of
-from tests.mutants.mutations import Mutant, diff_of, mutated_text, sample
+from tests.mutants.mutations import Mutant, diff_of, lines_that_read, mutated_text, sample
 from tests.mutants.trial import Copy, Verdict, warm_up
 
 OUT = ROOT / "build" / "mutants"
@@ -83,6 +83,8 @@ def selected(mutant: Mutant, lines: LineMap, most_seconds: float) -> list[str]:
     part = "tests/" + mutant.source.split("/")[1]
     changed = range(mutant.line, mutant.last_line + 1)
     covering, others = lines.tests_of(mutant.source, changed)
+    if not covering and mutant.at_import:
+        covering, others = lines.tests_of(mutant.source, lines_that_read(mutant, (ROOT / mutant.source).read_text()))
     if not covering and mutant.at_import:
         covering, others = lines.tests_of(mutant.source, range(1, 10_000))
     chosen: list[str] = []
