@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.loss.lazy import LazyLogits
+from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
@@ -188,6 +190,19 @@ def test_lazy_logits_serve_whatever_touches_them(use, autocast):
     job.undo()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_lazy_logits_have_the_type_that_autocast_gives(dtype, bias):
+    """Before they are made and after; without autocast they keep the layer's type. Equal to the Linear's own."""
+    layer, hidden = nn.Linear(4, 6, bias=bias), torch.randn(3, 4)
+    assert lazy_logits(layer, hidden, nullcontext).dtype == torch.float32
+    with torch.autocast("cpu", dtype=dtype):
+        lazy, plain = lazy_logits(layer, hidden, nullcontext), layer(hidden)
+    assert lazy.dtype == plain.dtype == dtype
+    assert lazy.hidden.dtype == lazy.matrix.dtype == dtype
+    assert torch.equal(lazy + 0, plain + 0)
 
 
 def test_autograd_takes_lazy_logits_as_roots():
