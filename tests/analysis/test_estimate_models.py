@@ -43,6 +43,15 @@ def test_parameters_of_gpt3_by_the_usual_formula() -> None:
     assert count(one for one in parameters if one.layer) == 12 * layers * width**2 + 13 * layers * width
 
 
+def test_parameters_of_a_layer_have_names() -> None:
+    """Products of queries, keys and values are one matrix in GPT-2, and three in LLaMA; norms belong to the layers."""
+    layer = [one.name for one in find_model("gpt2").parameters if one.layer]
+    products = ["qkv", "attention out", "MLP in", "MLP out"]
+    assert layer == ["norms", "norms bias", *(name for one in products for name in (one, f"{one} bias"))]
+    layer = [one.name for one in find_model("llama2-7b").parameters if one.layer]
+    assert layer == ["norms", "query", "key", "value", "attention out", "MLP gate", "MLP in", "MLP out"]
+
+
 def test_tensor_parallelism_divides_matrices_and_pads_the_vocabulary() -> None:
     """Per rank of 2: halves of the matrices, all of norms and of the biases of their rows, 26 of 51 tokens."""
     shape = read_transformer("layers=1,width=8,heads=2,vocab=51")

@@ -23,7 +23,7 @@ from tests.building import Op, Storage, make_step
 def test_a_policy_declares_its_effect_and_its_errors(kind: type[Policy]) -> None:
     """The values are among those that pages have words for, and errors are shares below 1."""
     policy = kind.from_flag(kind.flag_example.strip("'"))
-    assert policy.name == kind.name
+    assert kind.__module__ == f"memprof.policies.{policy.name}.policy"
     assert policy.numerics in NUMERICS
     assert policy.source in SOURCES
     for errors in (policy.errors_seen, policy.errors_combined, policy.time_errors_seen or (0.0, 0.0)):

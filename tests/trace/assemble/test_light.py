@@ -13,6 +13,7 @@ import pytest
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble.light.process import assemble_light
 from memprof.trace.assemble.light.regions import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions
+from memprof.trace.assemble.light.stretch import ordinary_spool
 from memprof.trace.files.spool import (
     BACKWARD,
     COLUMNS,
@@ -140,6 +141,20 @@ def _stretch(**rows: list[list[int]]) -> Spool:
     return Spool(
         {name: np.array(rows.get(name, []), dtype=np.int64).reshape(-1, len(COLUMNS[name])) for name in COLUMNS}
     )
+
+
+@pytest.mark.parametrize(("ended", "last"), [([], 7), ([7], 8), ([7, 8], 9)])
+def test_a_stretch_cut_short_ends_in_the_step_after_the_last_whole_one(ended: list[int], last: int) -> None:
+    """Without a whole step it is the one that the stretch began with."""
+    marks = [[10 * time, -1, OTHER, -1, 0] for time in range(10)]
+    ring, main = _stretch(marks=marks, events=[[95, 0, 0, 0]]), _stretch()
+    main.records["start"] = [_START]
+    ring.records["begin"] = [{"step": 7, "time_ns": 0}]
+    ring.records["steps"] = [
+        {"step": step, "start_ns": 30 * place, "end_ns": 30 * place + 29} for place, step in enumerate(ended)
+    ]
+    steps = ordinary_spool(main, ring).records["steps"]
+    assert [(one["step"], one["is_complete"]) for one in steps] == [*((step, True) for step in ended), (last, False)]
 
 
 def test_regions_are_module_calls_backward_nodes_and_what_lies_between() -> None:
