@@ -16,6 +16,7 @@ from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
 from memprof.policies.shard.policy import Shard
 from memprof.policies.swap.policy import Swap
+from memprof.policies.swap.records import find_records
 from tests.building import Op, Storage, make_step
 
 
@@ -82,3 +83,29 @@ def test_an_update_in_backward_needs_an_optimizer() -> None:
     """So does every form of the update; a checkpoint needs none."""
     assert OptimizerPolicy.from_flag("in-backward").needs_optimizer
     assert not Checkpoint.from_flag("layers.*").needs_optimizer
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_moved"),
+    [
+        *((dtype, True) for dtype in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8")),
+        *((dtype, True) for dtype in ("uint8", "bool")),
+        *((dtype, False) for dtype in ("complex64", "quint8", "float8_e4m3fn")),
+    ],
+)
+def test_swap_moves_saved_tensors_of_plain_types(dtype: str, *, is_moved: bool) -> None:
+    """Such as the masks of dropout, which are truth values; others stay where they are."""
+    step = make_step(
+        [
+            Op("aten.native_dropout.default", module="layer", reads=["x"], makes=["y", "mask"], saves=["mask"]),
+            Op("aten.sum.default", reads=["y"], makes=["loss"]),
+            Op("aten.mul.Tensor", "backward", "layer", reads=["mask"], makes=["g"], frees=["mask"], forward=0),
+        ],
+        [
+            Storage("x", 64, "input"),
+            *(Storage(key, 64) for key in ("y", "loss", "g")),
+            Storage("mask", 4096, dtype=dtype),
+        ],
+    )
+    moved = find_records(step, ["layer"], 1).storage
+    assert [int(step.storages.allocated_bytes[one]) for one in moved] == ([4096] if is_moved else [])
