@@ -109,3 +109,10 @@ def test_swap_moves_saved_tensors_of_plain_types(dtype: str, *, is_moved: bool) 
     )
     moved = find_records(step, ["layer"], 1).storage
     assert [int(step.storages.allocated_bytes[one]) for one in moved] == ([4096] if is_moved else [])
+
+
+def test_a_prediction_names_the_recording_it_was_given() -> None:
+    """Without a name it has none."""
+    step = make_step([Op(makes=["a"])], [Storage("a", 64)])
+    assert Plan().predict(step)[0].prediction.trace == ""  # type: ignore[union-attr]
+    assert Plan().predict(step, trace="run.memprof")[0].prediction.trace == "run.memprof"  # type: ignore[union-attr]
