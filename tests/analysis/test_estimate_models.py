@@ -300,6 +300,6 @@ def test_any_text_is_a_network_or_refused(text: str) -> None:
 
 
 def test_checkpointing_a_network_is_refused() -> None:
-    """Formulas for that are of transformers; a recording tells."""
+    """Formulas for that exist for transformers only; the message names recording."""
     with pytest.raises(UsageError, match="memprof record"):
         estimate(Model("", read_perceptron("3,4")), Setting(tokens=2, checkpoint="layers"))

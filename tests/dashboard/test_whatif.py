@@ -128,7 +128,7 @@ def test_chosen_and_measured_are_marked() -> None:
 
 
 def test_many_plans_stay_a_small_picture() -> None:
-    """Ten thousand plans are drawn as the front and as many others as a reader can tell apart."""
+    """Ten thousand plans are drawn as the front and as many others as a reader can distinguish."""
     count = 10_000
     peaks = np.arange(count, 0, -1) * MIB
     plans = Plans(peaks, np.full(count, 1.5), [f"checkpoint layers.{at}" for at in range(count)])

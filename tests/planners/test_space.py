@@ -115,7 +115,7 @@ def test_a_schedules_own_tensors_are_a_plan() -> None:
 
 @pytest.mark.parametrize("planner", ["sqrt", "selective", "chain", "dtr"])
 def test_named_planner_chooses_the_modules(planner: str) -> None:
-    """A plan that follows a planner's schedule fits, and the answer tells what the schedule itself comes to."""
+    """A plan that follows a planner's schedule fits, and the result has the figures of the schedule itself."""
     step = step_named("gpt")
     budget = int(live_bytes(step).during.max()) * 6 // 10
     answer = explore(step, SearchRequest(budget, forbid=("remat",), planner=planner))

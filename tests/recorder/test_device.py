@@ -82,7 +82,7 @@ def test_entries_are_logged_once() -> None:
 
 
 def test_the_memory_of_one_process_is_found() -> None:
-    """Of several processes, and of one that is listed twice; unknown where the driver does not tell."""
+    """Of several processes, and of one that is listed twice; unknown where the driver does not report it."""
     processes = [ProcessInfo(7, 100, 0, 0), ProcessInfo(8, 2**64 - 1, 0, 0), ProcessInfo(7, 20, 0, 0)]
     assert bytes_of(processes, 7) == 120
     assert bytes_of(processes, 8) == -1

@@ -65,7 +65,7 @@ def _write_process(folder: Path, snapshot: Path, starts_ns: list[int], module_ns
 @pytest.mark.skipif(not PATHS, reason="the folder of real snapshots is not there")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem[:40])
 def test_real_snapshots_are_packed_with_the_runs_steps(path: Path, tmp_path: Path) -> None:
-    """Every byte of the history is told, step by step as the run's clock cuts it, and the module where it was."""
+    """Every byte of the history is there, step by step as the run's clock cuts it, with its module."""
     devices = read_snapshot(path).devices
     device = max(devices, key=lambda one: (one.facts.peak_requested_bytes, -one.number))
     times = device.entries.time_us[~np.isnan(device.entries.time_us)]
@@ -130,7 +130,7 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
 
 
 def test_a_process_that_recorded_nothing_is_none(tmp_path: Path) -> None:
-    """A job killed before its first step leaves nothing to tell."""
+    """A job killed before its first step leaves no recording."""
     writer = SpoolWriter(tmp_path / LIGHT_FOLDER)
     writer.write_record("start", _START)
     writer.close()
