@@ -44,7 +44,7 @@ def count_points() -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchForm:
     """A search request, as typed.
 
     Attributes:
@@ -70,12 +70,12 @@ class Asked:
         allowed_names(self.allow, (), default_policies())
 
 
-def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) -> Suggestion:
+def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
 
     Args:
         rank: The recording.
-        asked: The search request.
+        form: The search request.
         report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
 
     Raises:
@@ -84,8 +84,8 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
     basis = basis_of(rank.trace)
     peak = int(live_bytes(basis.step).during.max(initial=0))
     search_request = SearchRequest(
-        parse_budget(asked.budget, peak),
-        allow=asked.allow,
+        parse_budget(form.budget, peak),
+        allow=form.allow,
         world_size=max(rank.trace.manifest.world_size, 1),
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
