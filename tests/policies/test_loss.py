@@ -339,3 +339,22 @@ def test_a_loss_in_two_calls_is_refused(tmp_path):
     step = record(tmp_path, "job.py").step
     with pytest.raises(PolicyError, match=r"two calls, log_softmax and then nll_loss; only cross_entropy"):
         ChunkedLoss(4).transform(step)
+
+
+def test_logits_of_bf16_are_predicted(tmp_path):
+    """A model in bf16: each chunk's softmax is computed in float32 and copied back; the peak is exact."""
+    (tmp_path / "job.py").write_text(
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(16, 512)).bfloat16()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(6):\n"
+        "    optimizer.zero_grad()\n"
+        "    F.cross_entropy(model(torch.ones(1024, 16, dtype=torch.bfloat16)), torch.arange(1024) % 512).backward()\n"
+        "    optimizer.step()\n"
+    )
+    predicted = ChunkedLoss(4).transform(record(tmp_path, "job.py").step)
+    under = record(tmp_path, "--loss", "4", "job.py", name="under.memprof")
+    assert peak(predicted) == under.peak
+    assert predicted.ops.name.tolist().count("aten._softmax.default") == 4
