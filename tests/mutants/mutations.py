@@ -94,13 +94,20 @@ def lines_that_read(mutant: Mutant, text: str) -> list[int]:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.lineno <= mutant.line <= (node.end_lineno or 0):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             assigned |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-    return sorted(
-        {
-            node.lineno
-            for node in ast.walk(tree)
-            if (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in assigned)
-            or (isinstance(node, ast.Attribute) and node.attr in assigned)
-        }
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _reads(node.args, assigned):  # a default, evaluated at import
+            found |= {statement.lineno for statement in node.body}
+        elif isinstance(node, ast.Name | ast.Attribute) and _reads(node, assigned):
+            found.add(node.lineno)
+    return sorted(found)
+
+
+def _reads(tree: ast.AST, names: set[str]) -> bool:
+    return any(
+        (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names)
+        or (isinstance(node, ast.Attribute) and node.attr in names)
+        for node in ast.walk(tree)
     )
 
 

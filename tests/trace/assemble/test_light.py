@@ -127,6 +127,14 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     assert peaks.allocated_bytes.tolist() == [500, 300]
     assert peaks.how.tolist() == ["told", "counted"]
     assert trace.recorded_steps == ()
+    assert trace.manifest.capture.reason == "the job was killed by SIGKILL"
+    for exit_record, reason in (
+        ({"returncode": 1}, "the job ended without leaving Python in order"),
+        (None, "the job is still running"),
+    ):
+        packed = assemble_light(tmp_path, {}, exit_record)
+        assert packed is not None
+        assert packed[0].capture.reason == reason
 
 
 def test_a_process_that_recorded_nothing_is_none(tmp_path: Path) -> None:
