@@ -63,6 +63,6 @@ def test_first_version_of_groups(proc: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_told(tmp_path: Path) -> None:
-    """A system without these files tells nothing, and nothing is guessed."""
+    """On a system without these files the limits are unknown, and not guessed."""
     assert machine_memory(tmp_path) is None
     assert nearest_limit(tmp_path, tmp_path) is None

@@ -107,7 +107,7 @@ def test_beginning_of_one_name_is_enough() -> None:
 
 
 def test_unknown_machine_is_one_sentence_with_a_way_out() -> None:
-    """A machine that is nowhere near is refused with exit code 2, and the sentence tells that a size will do."""
+    """A name close to no machine's is refused with exit code 2, and the message offers a size instead."""
     with pytest.raises(UsageError, match=r"^unknown device 'abacus': give a size such as 24GiB") as caught:
         find_machine("abacus")
     assert caught.value.exit_code == 2

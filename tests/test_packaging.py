@@ -148,6 +148,6 @@ def test_unknown_names_are_refused() -> None:
     ],
 )
 def test_exit_codes(error: type[errors.MemprofError], exit_code: int) -> None:
-    """Scripts can tell by the exit code what went wrong, and one except clause catches every error of ours."""
+    """Exit codes distinguish what went wrong, and one except clause catches every error of ours."""
     assert error.exit_code == exit_code
     assert issubclass(error, errors.MemprofError)

@@ -81,8 +81,8 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, **attributes
 
 def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:
     """Returns a button that changes the view: fields of ``state.View``."""
-    asked: Any = {"data-go": json.dumps(fields)}
-    return html.Button(label, type="button", title=title, **asked)
+    attributes: Any = {"data-go": json.dumps(fields)}
+    return html.Button(label, type="button", title=title, **attributes)
 
 
 def _plain(part: Any) -> Any:

@@ -48,7 +48,7 @@ def serve(
         BadInputError: A recording cannot be opened.
         UsageError: No port is free, or nothing can listen on the address.
     """
-    _give_back_memory()
+    _release_memory()
     sources = open_sources(paths)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     token = new_token()
@@ -69,7 +69,7 @@ def serve(
     server.server_close()
 
 
-def _give_back_memory() -> None:
+def _release_memory() -> None:
     """Makes the C library return freed large arrays to the system; by default it keeps some per thread."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has, and needs, this parameter
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

@@ -13,7 +13,7 @@ from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError, MemprofError
 from memprof.replay.history import History
 from memprof.trace.files.columns import Coded
-from memprof.trace.files.pack import is_spool_folder
+from memprof.trace.files.spool_folder import is_spool_folder
 from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

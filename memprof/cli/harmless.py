@@ -20,6 +20,6 @@ def harmless(text: str, *, keeps_colours: bool = False) -> str:
     return _CONTROL.sub(lambda found: found[0] if keeps_colours and found[1] else ascii(found[0])[1:-1], text)
 
 
-def tell(sentence: str) -> None:
+def notify(sentence: str) -> None:
     """Prints a sentence on stderr, on one line: names in it may contain line breaks."""
     print(harmless(f"memprof: {sentence}").replace("\n", "\\n"), file=sys.stderr)

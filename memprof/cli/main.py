@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.errors import MemprofError
 from memprof.version import __version__
 
@@ -141,15 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except MemprofError as error:
         _print_traceback_if_asked()
-        tell(str(error))
+        notify(str(error))
         return error.exit_code
     except OSError as error:
         _print_traceback_if_asked()
-        tell(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        notify(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the one place where an unexpected error becomes an exit code
         _print_traceback_if_asked()
-        tell(
+        notify(
             f"internal error: {type(error).__name__}: {error}. This is a fault of memprof, not of your job; "
             "MEMPROF_DEBUG=1 shows where it is."
         )

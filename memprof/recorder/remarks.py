@@ -53,13 +53,13 @@ class RemarkReader:
 
     def __init__(self) -> None:
         """Starts at the first remark."""
-        self._told: list[Remark] = []
+        self._written: list[Remark] = []
         self._sentences: list[Any] = []
 
     def fresh(self) -> list[tuple[str, Any]]:
         """Returns stream and record of the remarks not returned before."""
-        fresh = [remark for remark in _remarks if remark not in self._told and remark.about() is not None]
-        self._told += fresh
+        fresh = [remark for remark in _remarks if remark not in self._written and remark.about() is not None]
+        self._written += fresh
         said = []
         for remark in fresh:
             # The same note about a model and its copies is written once.

@@ -109,22 +109,6 @@ class History:
         """
         return self._during(self.created[is_chosen], self.freed[is_chosen], self.size[is_chosen])
 
-    def bytes_by_owner(self, op_id: int, modules: int) -> Ints:
-        """Returns the live bytes during an operator by the module that owns or made them, workspace included.
-
-        Args:
-            op_id: The operator.
-            modules: Number of modules; the last entry is for no module.
-
-        Returns:
-            Bytes, shape ``(modules + 1,)``.
-        """
-        rows = self.alive(op_id)
-        sums = np.zeros(modules + 1, dtype=np.int64)
-        np.add.at(sums, self.owner[rows], self.size[rows])  # NONE, -1, is the last entry
-        sums[self.module[op_id]] += self._workspace[op_id]
-        return sums
-
     def workspace(self, op_id: int) -> int:
         """Returns the workspace of an operator."""
         return int(self._workspace[op_id])

@@ -64,22 +64,6 @@ def made_bytes(step: Step) -> Ints:
     return np.maximum(made, 0)
 
 
-def live_bytes_by_module(step: Step) -> dict[int, Ints]:
-    """Splits ``live_bytes(step).during`` by the module that owns or made the memory.
-
-    Returns:
-        Bytes by ``module_id``, ``NONE`` for no module, each of shape ``(ops,)``. Workspace counts for the operator's
-        module. They sum to ``during`` exactly at every operator.
-    """
-    storages, ops = step.storages, step.ops
-    modules = np.union1d(storages.module_id, ops.module_id)
-    return {
-        int(module): _during(storages.take(storages.module_id == module), len(ops))
-        + np.where(ops.module_id == module, ops.workspace_bytes, 0)
-        for module in modules
-    }
-
-
 def _during(storages: Storages, ops: int) -> Ints:
     """Returns the live bytes of some storages during each operator, including those freed right after it."""
     born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)

@@ -15,9 +15,9 @@ from memprof.trace.cut import cut_step, cuttable_steps
 from memprof.trace.files.archive import unreadable
 from memprof.trace.files.container import FileRank, MemoryRank, write_trace
 from memprof.trace.files.location import located
-from memprof.trace.files.pack import is_spool_folder, read_spool_folder
 from memprof.trace.files.reading import refuse_special
 from memprof.trace.files.recording_files import read_files
+from memprof.trace.files.spool_folder import is_spool_folder, read_spool_folder
 from memprof.trace.fullest import comparable_steps, find_fullest_step, peak_bytes_by_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank

@@ -244,7 +244,7 @@ def test_lines_that_only_moved_are_no_change() -> None:
 
 
 def test_a_new_line_among_moved_ones_is_the_change() -> None:
-    """What is new is told at its line; what stands below it is what stood there before."""
+    """What is new is reported at its line; below it is what was there before."""
     base = at_lines((10, 100), (11, 200), (30, 50))
     head = at_lines((10, 100), (11, 70), (12, 200), (31, 50))
     found = compare([summary_of(base)], [summary_of(head)])

@@ -43,6 +43,15 @@ def test_parameters_of_gpt3_by_the_usual_formula() -> None:
     assert count(one for one in parameters if one.layer) == 12 * layers * width**2 + 13 * layers * width
 
 
+def test_parameters_of_a_layer_have_names() -> None:
+    """Products of queries, keys and values are one matrix in GPT-2, and three in LLaMA; norms belong to the layers."""
+    layer = [one.name for one in find_model("gpt2").parameters if one.layer]
+    products = ["qkv", "attention out", "MLP in", "MLP out"]
+    assert layer == ["norms", "norms bias", *(name for one in products for name in (one, f"{one} bias"))]
+    layer = [one.name for one in find_model("llama2-7b").parameters if one.layer]
+    assert layer == ["norms", "query", "key", "value", "attention out", "MLP gate", "MLP in", "MLP out"]
+
+
 def test_tensor_parallelism_divides_matrices_and_pads_the_vocabulary() -> None:
     """Per rank of 2: halves of the matrices, all of norms and of the biases of their rows, 26 of 51 tokens."""
     shape = read_transformer("layers=1,width=8,heads=2,vocab=51")
@@ -291,6 +300,6 @@ def test_any_text_is_a_network_or_refused(text: str) -> None:
 
 
 def test_checkpointing_a_network_is_refused() -> None:
-    """Formulas for that are of transformers; a recording tells."""
+    """Formulas for that exist for transformers only; the message names recording."""
     with pytest.raises(UsageError, match="memprof record"):
         estimate(Model("", read_perceptron("3,4")), Setting(tokens=2, checkpoint="layers"))

@@ -168,7 +168,7 @@ def test_columns_read_alone_are_scrubbed_too() -> None:
 
 
 def test_every_rank_is_scrubbed() -> None:
-    """The other ranks of a job tell no more than the one that is looked at."""
+    """The other ranks of a job reveal no more than the one that is shown."""
     tables = make_tables([[Op(makes=["a"], stack=OWN)]], [Storage("a", 8)])
     trace = Trace.of([(Manifest(rank=rank, command=("/home/alice/py",)), tables) for rank in (0, 1)], "run.memprof", 1)
     clean = scrubbed(trace)
@@ -179,7 +179,7 @@ def test_every_rank_is_scrubbed() -> None:
 
 
 def test_files_without_a_common_folder_stay_apart() -> None:
-    """Files of one name whose folders share nothing but the root are shown without them, and told apart."""
+    """Files of one name whose folders share only the root are shown without them, and distinguished."""
     clean = scrubbed(trace_of(Manifest(), "/a/model.py:1:f\n/b/model.py:1:f\n/c/other.py:2:g"))
     assert clean.table(Stacks).frames[0].splitlines() == ["model.py:1:f", "model.py (2):1:f", "other.py:2:g"]
 

@@ -109,7 +109,7 @@ def test_clocks_that_nothing_bounds_are_told() -> None:
 
 
 def test_ranks_without_a_clock_have_one_of_their_own() -> None:
-    """A recording that does not tell its clock, as an older one, is aligned like another machine's."""
+    """A recording without a clock, such as an older one, is aligned like another machine's."""
     assert align_clocks(ranks(["", ""]), ()).clocks == 2
 
 

@@ -133,6 +133,6 @@ def test_mistakes_are_one_sentence(
 
 
 def test_one_length_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """A recording of one length does not tell how memory grows with it: the answer says what to record."""
+    """A recording of one length does not show how memory grows with it: the message says what to record."""
     assert main(["predict", str(folder / "64.memprof"), "--at-length", "128"]) == 3
     assert "no size differs, all ran on 4x64, 4x63. Record steps of at least two" in capsys.readouterr().err

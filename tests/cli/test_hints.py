@@ -105,7 +105,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _wrong(verb: str, rest: str) -> str:
-    """Returns what is wrong with the words after a verb, as far as a sentence tells; "" for nothing."""
+    """Returns what is wrong with the words after a verb, as far as a sentence shows; "" for nothing."""
     parser, top = parser_of(verb)
     context = click.Context(parser, info_name=verb, parent=top)
     known = {

@@ -92,7 +92,7 @@ def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str])
 
 
 def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the recording tells how fast its machine is, times are scaled, said to be, and kept in the plan."""
+    """Where the recording contains its machine's speed, times are scaled, labelled so, and kept in the plan."""
     rewrite("run.memprof", "known.memprof", **with_speed(Trace.open("run.memprof").manifest))
     search_flags = ("known.memprof", "--budget", "50%", "--allow", "checkpoint")
     here = json.loads(run(capsys, "suggest", *search_flags, "--json"))
@@ -111,7 +111,7 @@ def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[
     assert plan.prediction.step_time_us == there["plans"][0]["step_time_us"]
     page = run(capsys, "predict", "known.memprof", "--plan", "plan.toml", "--machine", "rtx3090")
     assert "Times are modelled for RTX 3090" in page
-    # A run here does not tell whether it was right about time there; of the peak it does, which is over the budget.
+    # A run here cannot verify times there; it verifies the peak, which is over the budget.
     page = run(capsys, "verify", "plan.toml", "known.memprof", status=4)
     assert "step times are not compared: predicted for RTX 3090" in page
     manifest = Trace.open("run.memprof").manifest

@@ -253,7 +253,7 @@ def test_nothing_alive_is_a_sentence() -> None:
 
 
 def test_life_is_told() -> None:
-    """The line on a storage tells its birth, its last use, its death and what it is held for."""
+    """The line on a storage has its allocation, its last use, its free and how long it is held in between."""
     lives = _lives(_trace(_tables()))
     assert life_sentence(lives, 1) == (
         "allocated at operator 0, last used at 1, freed after 2: held for 1 operators after its last use"

@@ -91,7 +91,7 @@ def numbers(column: Any) -> np.ndarray:
 
 def hostile_trace(name: str) -> Trace:
     """A recording in which everything that can be named has a hostile name."""
-    # Modules are told apart by their dots, which would make parents of the name.
+    # Modules are separated by dots, which would make parents of the name.
     module = name.replace(".", "_")
     ops = [Op(name, makes=["a"], reads=["w"], module=module, stack=f"/job/{name.splitlines()[0]}.py:3:{name}")]
     storages = [Storage("w", 1024, "parameter", name, module, shape=name), Storage("a", 2048, name, module=module)]

@@ -123,7 +123,7 @@ def test_phases_are_a_band_below(history: History) -> None:
 
 
 def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
-    """In backward, the band below tells operators that run again from those that run for the first time."""
+    """In backward, the band below distinguishes operators that run again from those that run for the first time."""
     forward = Op("aten.relu.default", makes=["a"], reads=["w"], frees=["a"], module="first")
     again = Op("aten.relu.default", "backward", makes=["b"], reads=["w"], module="first", is_recompute=True)
     last = Op("aten.mm.default", "backward", makes=["g"], reads=["b"], frees=["b"])
@@ -191,7 +191,7 @@ def test_hostile_names_are_text() -> None:
 
 
 def test_every_category_of_the_schema_has_a_look_of_its_own() -> None:
-    """Colour and hatching together tell any two apart; one that is not known looks unknown."""
+    """Colour and hatching together distinguish any two; an unknown one looks unknown."""
     looks = [(FILLS[category].colour, FILLS[category].pattern) for category in CATEGORIES]
     assert len(set(looks)) == len(CATEGORIES)
     assert fill_of("new").pattern == FILLS["unknown"].pattern

@@ -139,7 +139,7 @@ def test_headers_keep_the_page_to_itself(friend: FlaskClient) -> None:
 
 
 def test_the_cookie_is_sent_to_its_own_dashboard_alone(small_file: Path, friend: FlaskClient) -> None:
-    """Its path is one that no other server on the machine has, and that the name of the dashboard does not tell."""
+    """Its path is one that no other server on the machine has, and that does not follow from the dashboard's name."""
     others = [create_app(open_sources([small_file]), token=f"another {number}") for number in range(2)]
     fresh = friend.application.test_client().get(f"/?token={TOKEN}")
     assert f"Path={HOME}" in fresh.headers["Set-Cookie"]

@@ -110,7 +110,7 @@ def test_verdict_names_the_worst_and_the_spread(trace: Trace) -> None:
 
 
 def test_equal_ranks_are_called_equal() -> None:
-    """Ranks that do the same are not told apart."""
+    """Ranks that do the same are not distinguished."""
     peaks = _peaks(_trace(_job(4), _job(4)))
     text = verdict(compare_ranks(peaks, peaks[0], 0, 8))
     assert text == "All 2 ranks peak at 16.00 KiB, in backward of step 0. The ranks hold the same at every point."
@@ -128,7 +128,7 @@ def test_missing_steps_stay_blank() -> None:
 
 
 def test_long_recordings_keep_their_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of more operators than are kept is still told by its true peak, in at most so many columns."""
+    """A rank of more operators than are kept is still shown with its true peak, in a bounded number of columns."""
     monkeypatch.setattr(columns_module, "MOST_STRETCHES", 50)
     trace = _trace(_job(4, steps=300), _job(6, steps=300))
     peaks = _peaks(trace)
@@ -194,7 +194,7 @@ def test_unread_ranks_are_announced(trace: Trace, monkeypatch: pytest.MonkeyPatc
 
 
 def test_table_orders_ranks_by_peak(trace: Trace) -> None:
-    """The table tells each rank's peak, its phase and its largest category, the worst first."""
+    """The table has each rank's peak, its phase and its largest category, the worst first."""
     _, _, table, _ = RanksPage()._filled(_workspace(trace), View(tab="ranks", first=0, end=8), "light")
     text = _text(table)
     places = [text.index(f'"rank {number}"') for number in (2, 1, 0, 3)]
@@ -238,7 +238,7 @@ def test_summaries_are_shown_below(trace: Trace) -> None:
 
 
 def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more ranks than are read one by one, the heatmap and the table are of what the recording tells in sum."""
+    """Of more ranks than are read one by one, the heatmap and the table show the recording's summary."""
     many = _trace(*(_job(4 + number % 7) for number in range(70)))
     monkeypatch.setattr(ranks_page, "read_peaks", lambda one: pytest.fail("a rank's own tables were read"))
     figure, remark, table, is_done = RanksPage()._filled(_workspace(many), View(tab="ranks", first=0, end=8), "light")

@@ -90,7 +90,7 @@ def test_largest_hole_lies_between_blocks() -> None:
 
 
 def test_hole_is_not_guessed() -> None:
-    """Where the events do not account for all that is in use, the hole is not told, and free memory bounds it."""
+    """Where the events do not account for all that is in use, the hole is unknown, and free memory bounds it."""
     fragments = _fragments(active=6)
     assert fragments.hole.tolist() == [NONE, 0]
     assert (fragments.most_hole, fragments.is_told) == (4 * KIB, False)
@@ -99,7 +99,7 @@ def test_hole_is_not_guessed() -> None:
 
 
 def test_a_larger_free_segment_settles_it() -> None:
-    """A hole that is not told does not matter where a free segment is larger than it can be."""
+    """An unknown hole does not matter where a free segment is larger than it can be."""
     fragments = _fragments(active=6, spare=50)
     assert (fragments.largest_hole, fragments.is_told) == (50 * KIB, True)
     assert "Most free memory is contiguous" in verdict(fragments)
@@ -139,7 +139,7 @@ def test_bars_stack_to_the_size() -> None:
 
 
 def test_page_tells_totals() -> None:
-    """The page tells what is reserved, allocated, awaiting and free, and shows the bars as a table too."""
+    """The page shows what is reserved, allocated, pending and free, and the bars as a table too."""
     text = _text(_page(Rank(_trace()), LIGHT))
     for told in ("20.00 KiB", "14.00 KiB", "1.00 KiB", "5.00 KiB", "3.00 KiB", "view as table", hex(BASE)):
         assert told in text

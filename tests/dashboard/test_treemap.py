@@ -11,7 +11,7 @@ pytest.importorskip("plotly")
 
 from memprof.analysis.report.module_tree import folded_tree
 from memprof.replay.history import History
-from memprof.replay.live import live_bytes_by_category, live_bytes_by_module
+from memprof.replay.live import alive_at, live_bytes_by_category
 from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.treemap import treemap
@@ -95,8 +95,10 @@ def test_boxes_agree_with_the_replay() -> None:
     by_category = {name: int(alive[here]) for name, alive in live_bytes_by_category(step).items() if alive[here]}
     assert {name: int(sums.sum()) for name, sums in split.items()} == by_category
     by_node = np.zeros(len(tree) + 1, dtype=np.int64)
-    for module, alive in live_bytes_by_module(step).items():
-        by_node[NONE if module == NONE else tree.node_of_module[module]] += alive[here]
+    alive = step.storages.take(alive_at(step, here))
+    modules = [*alive.module_id, step.ops.module_id[here]]
+    for module, size in zip(modules, [*alive.allocated_bytes, step.ops.workspace_bytes[here]], strict=True):
+        by_node[NONE if module == NONE else tree.node_of_module[module]] += size
     assert np.array_equal(sum(split.values()), by_node)
 
 

@@ -41,7 +41,7 @@ from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
-    Asked,
+    SearchForm,
     detail_of,
     find_plans,
     plans_of,
@@ -65,7 +65,7 @@ def rank() -> Rank:
 @pytest.fixture(scope="module")
 def found(rank: Rank) -> Suggestion:
     """What fits 60 % of its peak with checkpointing alone."""
-    return find_plans(rank, Asked("60%", ("checkpoint",)), lambda _: None)
+    return find_plans(rank, SearchForm("60%", ("checkpoint",)), lambda _: None)
 
 
 def _text(component: object) -> str:
@@ -128,7 +128,7 @@ def test_chosen_and_measured_are_marked() -> None:
 
 
 def test_many_plans_stay_a_small_picture() -> None:
-    """Ten thousand plans are drawn as the front and as many others as a reader can tell apart."""
+    """Ten thousand plans are drawn as the front and as many others as a reader can distinguish."""
     count = 10_000
     peaks = np.arange(count, 0, -1) * MIB
     plans = Plans(peaks, np.full(count, 1.5), [f"checkpoint layers.{at}" for at in range(count)])
@@ -157,14 +157,14 @@ def test_planners_that_found_nothing_are_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (Asked("", ("checkpoint",)), "Enter a budget"),
-        (Asked("lots", ("checkpoint",)), "is not a size"),
-        (Asked("-3GiB", ("checkpoint",)), "must be positive"),
-        (Asked("60%", ()), "at least one policy"),
-        (Asked("60%", ("teleport",)), "unknown policy 'teleport'"),
+        (SearchForm("", ("checkpoint",)), "Enter a budget"),
+        (SearchForm("lots", ("checkpoint",)), "is not a size"),
+        (SearchForm("-3GiB", ("checkpoint",)), "must be positive"),
+        (SearchForm("60%", ()), "at least one policy"),
+        (SearchForm("60%", ("teleport",)), "unknown policy 'teleport'"),
     ],
 )
-def test_mistakes_in_the_form_are_told(asked: Asked, sentence: str) -> None:
+def test_mistakes_in_the_form_are_told(asked: SearchForm, sentence: str) -> None:
     """Invalid input is refused with a message before the search."""
     with pytest.raises(MemprofError, match=sentence):
         asked.check()
@@ -208,7 +208,7 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
 
 def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     """Where no plan fits, the verdict names the least peak found and what is held there."""
-    found = find_plans(rank, Asked("1MiB", ("checkpoint",)), lambda _: None)
+    found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), lambda _: None)
     assert found.answer.best is None
     assert "No plan found fits 1.00 MiB: the lowest peak is" in plan_parts.verdict(found)
     assert plan_parts.fitting(found) == []
@@ -217,7 +217,7 @@ def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
 
 def test_a_job_that_fits_is_told(rank: Rank) -> None:
     """A budget above the peak needs no plan, and the page says so."""
-    found = find_plans(rank, Asked("1GiB", ("checkpoint",)), lambda _: None)
+    found = find_plans(rank, SearchForm("1GiB", ("checkpoint",)), lambda _: None)
     assert plan_parts.verdict(found).startswith("The job already fits")
     assert plans_of(found) == ()
 
@@ -236,7 +236,7 @@ def test_a_search_is_stopped_with_what_it_has(rank: Rank) -> None:
                 assert go_on.wait(30)
             report(one)
 
-        return find_plans(rank, Asked("20%", ("checkpoint", "swap")), slowly)
+        return find_plans(rank, SearchForm("20%", ("checkpoint", "swap")), slowly)
 
     search: Search[object, Suggestion] = Search(1, rank, "20%", work)
     assert begun.wait(30)

@@ -89,7 +89,7 @@ def test_offload_comes_with_the_stage_that_has_it() -> None:
     assert zero["stage"] == 3
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert zero["offload_param"]["device"] == "nvme"
-    assert "stage 3 in place of none" in emitted.notes[0]
+    assert "stage 3 instead of none" in emitted.notes[0]
 
 
 def test_modules_cannot_be_chosen_in_json() -> None:

@@ -70,7 +70,7 @@ def test_each_rank_holds_its_half(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("[shard]\nstage = 1\nworld_size = 2", "fully_shard divides parameters too, in stages 2 and 3"),
+        ("[shard]\nstage = 1\nworld_size = 2", "fully_shard shards parameters too (stages 2 and 3)"),
         ("[checkpoint]\nmodules = ['layers.*']", "The plan shards nothing that fully_shard supports"),
     ],
 )

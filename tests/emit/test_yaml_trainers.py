@@ -89,9 +89,9 @@ def test_without_a_batch_the_division_is_left_to_the_reader() -> None:
 
 
 def test_offload_needs_recomputed_layers_in_trl() -> None:
-    """transformers moves what goes into recomputed layers, and nothing else."""
+    """transformers moves the inputs of recomputed layers, and nothing else."""
     emitted, _ = emit("[precision]\n[swap]\nmodules = ['layers.*']", "trl")
-    assert any("only what goes into recomputed layers" in sentence for sentence in emitted.cannot)
+    assert any("only the inputs of recomputed layers" in sentence for sentence in emitted.cannot)
 
 
 def test_training_arguments_move_what_goes_into_recomputed_layers() -> None:

@@ -29,7 +29,7 @@ from memprof.cli.page import Page
 from memprof.cli.pages.report_page import fill_page
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.replay.history import History
-from memprof.trace.schema import TABLES, Modules
+from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace
 from memprof_dashboard.export_page.export import export_html
 
@@ -82,7 +82,7 @@ def _columns(trace: Trace) -> Any:
 def _history(trace: Trace) -> Any:
     history = History(trace)
     if history.ops:
-        return history.peak(), history.bytes_by_owner(history.peak(), len(trace.table(Modules))), history.alive(0)
+        return history.alive(history.peak()), history.alive(0)
     return None
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memprof.trace.files.pack import read_spool_folder
 from memprof.trace.files.spool import COLUMNS, FILE_NAME, read_spool
+from memprof.trace.files.spool_folder import read_spool_folder
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.store import Trace
 from tests.fuzz.limits import bounded_memory, outcome

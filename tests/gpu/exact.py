@@ -109,7 +109,7 @@ def _compare(place: Place, one: Configuration) -> tuple[dict[int, dict[str, int]
     trace = Trace.open(output)
     numbers = trace.recorded_steps
     if not numbers or min(numbers) < SKIP:
-        raise RuntimeError(f"no step of the window was recorded: {trace.manifest.capture.reason or 'no reason told'}")
+        raise RuntimeError(f"no step of the window was recorded: {trace.manifest.capture.reason or 'no reason given'}")
     ours = {number: peaks_of(trace.step(number), place.device_name) for number in numbers}
     if place.is_rehearsal:
         true = _logged(place, one.job, numbers)

@@ -47,7 +47,7 @@ def describe(device: str) -> dict[str, object]:
 
 
 def _driver() -> str:
-    """Returns the version of NVIDIA's kernel driver, "" where nothing tells it."""
+    """Returns the version of NVIDIA's kernel driver, "" where it is not reported."""
     if _DRIVER.exists():
         match = re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9.]+)", _DRIVER.read_text())
         if match:

@@ -96,9 +96,9 @@ def _times(place: Place, one: Watched) -> dict[str, float]:
         kind: [printed_us[number] for number in steps.step[steps.kind == kind].tolist() if number < len(printed_us)]
         for kind in ("recorded", "timed")
     }
-    seen["behind"] = printed_us[int(steps.step.max(initial=-1)) + 1 :]  # what the recording does not tell of
+    seen["behind"] = printed_us[int(steps.step.max(initial=-1)) + 1 :]  # what the recording does not contain
     if not seen["recorded"]:
-        raise RuntimeError("the recording tells of no recorded step")
+        raise RuntimeError("the recording contains no recorded step")
     names = {"recorded": "a recorded step", "timed": "the timed step", "behind": "behind the window"}
     return {f"{one.observer}, {names[kind]}": statistics.median(values) for kind, values in seen.items() if values}
 

@@ -27,7 +27,7 @@ SHARES = {
     "samples": 20,
     "pytest": 35,
 }
-#: A section is told to end so long before it is ended.
+#: How long before it is killed a section is asked to end.
 _GRACE_S = 5.0
 
 

@@ -33,7 +33,7 @@ SAMPLES = {
 
 
 def measure(place: Place, found: Found) -> None:
-    """Records the samples, in a folder whose name tells nothing of this machine."""
+    """Records the samples, in a folder whose name reveals nothing of this machine."""
     make = _load_make()
     small = 0
     for name, (model, arguments) in list(SAMPLES.items())[: 1 if place.is_rehearsal else None]:

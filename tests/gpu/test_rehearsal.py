@@ -64,7 +64,7 @@ def test_what_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_what_is_planned(tmp_path: Path) -> None:
-    """A rehearsal writes each prediction before the run, which meets it, and tells what refused a plan and why."""
+    """A rehearsal writes each prediction before the run, which meets it, and reports what refused a plan and why."""
     sections = rehearse(tmp_path, *PLANNING)
     policies = {row["plan"]: row for row in sections["policies"]["figures"]}
     assert policies["checkpoint"]["error"]["allocated_bytes"] == 0

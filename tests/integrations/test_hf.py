@@ -130,7 +130,7 @@ def test_recorded_steps_are_the_trainers(folder: Path, fitted: Trained) -> None:
 
 
 def test_arguments_make_it_fit(folder: Path, fitted: Trained) -> None:
-    """The TrainingArguments that were told lead to the peak that was predicted, which is within the budget."""
+    """The suggested TrainingArguments lead to the predicted peak, which is within the budget."""
     fit, arguments = fitted.callback.fit, fitted.callback.arguments
     assert fit.budget_bytes == pytest.approx(0.7 * fit.recorded_bytes, abs=1)
     assert arguments

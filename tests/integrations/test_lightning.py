@@ -160,7 +160,7 @@ def test_validation_is_left_out(folder: Path, fitted: Trained) -> None:
 
 
 def test_arguments_make_it_fit(folder: Path, fitted: Trained) -> None:
-    """The Trainer's arguments that were told lead to a peak within the budget, as predicted."""
+    """The suggested arguments of Trainer lead to a peak within the budget, as predicted."""
     arguments = fitted.arguments
     assert arguments
     parts = arguments.get("accumulate_grad_batches", 1)

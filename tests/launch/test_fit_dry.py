@@ -115,7 +115,7 @@ def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None
 
 
 def test_dry_run_that_is_not_what_was_recorded_decides_nothing() -> None:
-    """More than a hundredth off the job as it was measured: real runs alone tell."""
+    """More than 1 % off the measured job: only real runs decide."""
     runs, _, said = rehearsal(TRAINING.replace("{more}", "pass"), 2**30)
     assert runs.peak_under(Plan((Checkpoint(modules=("layers.0",)),))) is None
     assert "a dry run of the unmodified job peaks at 5." in said[0]

@@ -130,7 +130,7 @@ def record(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_rank_records_and_the_job_is_as_ever(folder: Path) -> None:
-    """The job prints and ends as it does by itself; each rank is there, named, and told apart."""
+    """The job prints and ends as it does by itself; each rank is there, named, and distinguished."""
     plain = run(torchrun(2))
     done = record(*torchrun(2), LATE="1")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, sorted(plain.stdout.splitlines()))
@@ -156,7 +156,7 @@ def test_every_rank_records_and_the_job_is_as_ever(folder: Path) -> None:
 
 
 def test_a_killed_rank_leaves_its_part(folder: Path) -> None:
-    """The rank that died is in the file up to where it died, which the verdict and the report tell; status as ever."""
+    """The rank that died is in the file up to where it died, which the verdict and the report name; status as ever."""
     done = record(*torchrun(2), DIES="1")
     assert done.returncode == 1  # torchrun's own, where a rank was killed
     assert re.search(r"memprof: .* The recording of rank 1 ends early, in step \d, ", done.stderr)
@@ -227,7 +227,7 @@ def test_clocks_of_two_nodes_are_aligned(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_that_a_script_starts_itself_are_named(folder: Path) -> None:
-    """Ranks that no environment tells are asked of the job's process group."""
+    """Ranks that no environment variable gives are read from the job's process group."""
     done = run(memprof("record", "-o", "run.memprof", "spawning.py"), PORT=free_port())
     assert done.returncode == 0, done.stderr
     trace = Trace.open("run.memprof")

@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent.parent / "conformance" / "scripts" / "runs_out_of
 #: A weight of the script's model, in bytes, and its bias.
 WEIGHT, BIAS = 3072 * 3072 * 4, 3072 * 4
 PARAMETERS = 2 * (WEIGHT + BIAS)
-#: Exit status, memprof's own lines, and the file, of the script told to run out of memory at a place.
+#: Exit status, memprof's own lines, and the file, of the script made to run out of memory at a place.
 Recorded = Callable[[str], tuple[int, list[str], Path]]
 #: What an optimizer's step runs on its way out, error or not.
 RANGE_END = "profiler._record_function_exit._RecordFunction"
@@ -81,7 +81,7 @@ def test_recording_is_whole_up_to_the_request(recorded: Recorded, place: str) ->
     found = examine(trace)
     assert found is not None
     assert found.held is not None
-    if place != "first":  # before the first event the allocator has told no count
+    if place != "first":  # before the first event the allocator has reported no count
         assert found.held.total_bytes == failures.allocated_bytes[0]
     assert found.held.category_bytes("parameter") == PARAMETERS
     for split in (found.held.by_category, found.held.by_module):
@@ -135,7 +135,7 @@ def test_request_after_the_window(recorded: Recorded) -> None:
 
 
 def test_model_that_cannot_be_built(recorded: Recorded) -> None:
-    """Without a recording the parent still tells what was asked for, and at which line."""
+    """Without a recording the parent still reports the request and its line."""
     status, said, path = recorded("build")
     assert status == 1
     assert not path.exists()

@@ -208,7 +208,7 @@ def test_ended_by_somebody(job: Path) -> None:
 
 
 def test_an_error_of_the_job(job: Path) -> None:
-    """Whether it fails without the plan as well, only a run without it tells."""
+    """Only a run without the plan shows whether it fails without it as well."""
     status, said = recorded(job, "--plan", "plan.toml", "train.py", "error", "1")
     assert status == 1
     assert said[-1] == "next: memprof record --stop -o without-plan.memprof train.py error 1"

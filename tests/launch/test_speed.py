@@ -69,7 +69,7 @@ def test_little_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job told to take one thread is compared with one thread."""
+    """A job limited to one thread is compared with one thread."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert measure_speed().threads == 1
 

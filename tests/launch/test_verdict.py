@@ -31,7 +31,7 @@ def test_status_in_words() -> None:
     ],
 )
 def test_how_far_a_job_came(tmp_path: Path, marks: tuple[str, ...], reason: str) -> None:
-    """The marks in the spool tell how far the job came."""
+    """The marks in the spool show how far the job came."""
     for mark in marks:
         if mark.endswith("/"):
             (tmp_path / mark).mkdir()

@@ -6,11 +6,12 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.mutants.lines import ROOT, LineMap, digest_of
-from tests.mutants.mutations import Mutant, diff_of, mutated_text, sample
+from tests.mutants.mutations import Mutant, diff_of, lines_that_read, mutated_text, sample
 from tests.mutants.trial import Copy, Verdict, warm_up
 
 OUT = ROOT / "build" / "mutants"
@@ -77,11 +78,14 @@ def score_line(verdicts: list[Verdict]) -> str:
 def selected(mutant: Mutant, lines: LineMap, most_seconds: float) -> list[str]:
     """Returns the tests to run for a mutant: those that run its lines first, whole files together.
 
+    Of a change outside functions these are the tests that run the lines that read what it assigns, or any of the file.
     Files of the same part of the tests come first, then the quicker ones, up to ``most_seconds`` as measured, and at
     least one test.
     """
     part = "tests/" + mutant.source.split("/")[1]
-    changed = range(mutant.line, mutant.last_line + 1)
+    changed: Sequence[int] = range(mutant.line, mutant.last_line + 1)
+    if mutant.at_import:  # the test that happened to import the module first says nothing of it
+        changed = lines_that_read(mutant, (ROOT / mutant.source).read_text()) or range(1, 10_000)
     covering, others = lines.tests_of(mutant.source, changed)
     if not covering and mutant.at_import:
         covering, others = lines.tests_of(mutant.source, range(1, 10_000))

@@ -27,6 +27,7 @@ TESTS = (
     "cli",
     "emit",
     "policies",
+    "recorder",
     "test_phases.py",
     "test_sample_traces.py",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import json
@@ -83,6 +84,31 @@ def diff_of(mutant: Mutant, text: str) -> str:
     """Returns the change as a unified diff without context."""
     lines = difflib.unified_diff(text.splitlines(), mutated_text(mutant, text).splitlines(), lineterm="", n=0)
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
+
+
+def lines_that_read(mutant: Mutant, text: str) -> list[int]:
+    """Returns the lines of the file that read what the changed line assigns, such as a constant."""
+    tree = ast.parse(text)
+    assigned = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.lineno <= mutant.line <= (node.end_lineno or 0):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assigned |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _reads(node.args, assigned):  # a default, evaluated at import
+            found |= {statement.lineno for statement in node.body}
+        elif isinstance(node, ast.Name | ast.Attribute) and _reads(node, assigned):
+            found.add(node.lineno)
+    return sorted(found)
+
+
+def _reads(tree: ast.AST, names: set[str]) -> bool:
+    return any(
+        (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names)
+        or (isinstance(node, ast.Attribute) and node.attr in names)
+        for node in ast.walk(tree)
+    )
 
 
 def mutants_of(source: str, text: str, seed: int) -> Iterator[Mutant]:

@@ -82,7 +82,7 @@ def test_plans_hold_there(folder: Path, tmp_path: Path, policy: Policy) -> None:
 
 
 def test_two_lengths_say_how_sure_they_are(tmp_path: Path) -> None:
-    """Shapes tell what grows with the square from two lengths too; what they do not tell makes the bounds wider."""
+    """Shapes show what grows with the square from two lengths too; what they do not show widens the bounds."""
     path = record_lengths(tmp_path / "two.memprof", (24, 24, 16, 32, 16))
     made = at(path, 64)
     measured = Trace.open(record_lengths(tmp_path / "64.memprof", [64] * 4)).steady_step()
@@ -124,7 +124,7 @@ def test_batches_of_one_recording_serve(tmp_path: Path) -> None:
 
 
 def test_two_sizes_at_once_are_refused() -> None:
-    """Steps that differ in the batch and in the length do not tell which of them grows."""
+    """Steps that differ in the batch and in the length do not show which of them grows."""
     steps = [sized(batch, length) for batch, length in ((2, 8), (4, 8), (4, 16))]
     told = r"more than one size differs \(dimension . of .x.* and dimension . of .*one of them only"
     with pytest.raises(InconclusiveError, match=told):
@@ -187,7 +187,7 @@ def test_times_grow_from_one_timed_step() -> None:
 
 
 def test_times_of_several_recordings_are_their_own() -> None:
-    """Recordings of one length each tell how the times grow."""
+    """Recordings of one length each show how the times grow."""
     runs = []
     for length, time_us in ((8, 10.0), (16, 14.0), (32, 22.0)):
         step = sized(4, length)

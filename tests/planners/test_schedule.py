@@ -13,6 +13,7 @@ from memprof.errors import InvariantError
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.demand import make_on_demand
 from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.moves import Reads, lives_at
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
@@ -156,3 +157,21 @@ def test_value_changed_in_place_is_made_again_from_its_start() -> None:
     assert done.extra_us == 3.0
     with pytest.raises(InvariantError, match="changed"):
         replay(graph, np.array([0, 1, 2, 3, 1, 4]))
+
+
+def test_the_next_read_of_a_value_comes_after_the_run() -> None:
+    """A value that runs 1 and 3 read: after run 1 it is read by run 3, and after run 3 by none of the four."""
+    graph = graph_of(
+        step_from_arrays(
+            time_us=[1.0] * 4,
+            output_bytes=[10] * 4,
+            inputs=[[], [0], [1], [0, 2]],
+            is_backward=[False, False, True, True],
+        )
+    )
+    done = replay(graph, as_recorded(graph))
+    life = lives_at(done, np.array([0, 0, 1, 3]), np.array([0, 3, 0, 2]))
+    assert (life >= 0).tolist() == [True, True, False, False]
+    assert life[0] == life[1]
+    first = np.full(4, life[0])
+    assert Reads(done).next_after(first, np.array([0, 1, 2, 3])).tolist() == [1, 3, 3, 4]

@@ -65,6 +65,18 @@ def test_interruption_keeps_the_best_so_far() -> None:
     assert answer.tried == 20
 
 
+def test_a_search_that_ends_by_itself_was_not_stopped() -> None:
+    """It says so, how long it took, and how many plans it replayed."""
+    step = step_named("lstm")
+    answer = explore(step, SearchRequest(int(live_bytes(step).during.max()), allow=("checkpoint",)))
+    assert answer.was_stopped is False
+    assert answer.was_interrupted is False
+    assert isinstance(answer.took_s, float)
+    assert answer.took_s >= 0
+    assert answer.best is not None
+    assert answer.best.policies == ()
+
+
 def test_time_limit_is_kept() -> None:
     """A search that has no time says that it was stopped."""
     step = step_named("gpt")
@@ -103,7 +115,7 @@ def test_a_schedules_own_tensors_are_a_plan() -> None:
 
 @pytest.mark.parametrize("planner", ["sqrt", "selective", "chain", "dtr"])
 def test_named_planner_chooses_the_modules(planner: str) -> None:
-    """A plan that follows a planner's schedule fits, and the answer tells what the schedule itself comes to."""
+    """A plan that follows a planner's schedule fits, and the result has the figures of the schedule itself."""
     step = step_named("gpt")
     budget = int(live_bytes(step).during.max()) * 6 // 10
     answer = explore(step, SearchRequest(budget, forbid=("remat",), planner=planner))

@@ -94,7 +94,7 @@ def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         rows = torch.ones(256, 64)
         with memprof.record(tmp_path / name, skip=2, steps=1) as recorder:
-            recorder.step()  # from here on, steps end where they are told to
+            recorder.step()  # from here on, steps end at calls of step()
             for _ in range(6):
                 for part in rows.chunk(parts):
                     (model(part).square().mean() / parts).backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.loss.lazy import LazyLogits
+from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
@@ -190,6 +192,19 @@ def test_lazy_logits_serve_whatever_touches_them(use, autocast):
         torch.testing.assert_close(one, other, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_lazy_logits_have_the_type_that_autocast_gives(dtype, bias):
+    """Before they are made and after; without autocast they keep the layer's type. Equal to the Linear's own."""
+    layer, hidden = nn.Linear(4, 6, bias=bias), torch.randn(3, 4)
+    assert lazy_logits(layer, hidden, nullcontext).dtype == torch.float32
+    with torch.autocast("cpu", dtype=dtype):
+        lazy, plain = lazy_logits(layer, hidden, nullcontext), layer(hidden)
+    assert lazy.dtype == plain.dtype == dtype
+    assert lazy.hidden.dtype == lazy.matrix.dtype == dtype
+    assert torch.equal(lazy + 0, plain + 0)
+
+
 def test_autograd_takes_lazy_logits_as_roots():
     """torch.autograd gets the graph of logits that are not made, as reentrant checkpointing passes it."""
     torch.manual_seed(0)
@@ -324,3 +339,22 @@ def test_a_loss_in_two_calls_is_refused(tmp_path):
     step = record(tmp_path, "job.py").step
     with pytest.raises(PolicyError, match=r"two calls, log_softmax and then nll_loss; only cross_entropy"):
         ChunkedLoss(4).transform(step)
+
+
+def test_logits_of_bf16_are_predicted(tmp_path):
+    """A model in bf16: each chunk's softmax is computed in float32 and copied back; the peak is exact."""
+    (tmp_path / "job.py").write_text(
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(16, 512)).bfloat16()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(6):\n"
+        "    optimizer.zero_grad()\n"
+        "    F.cross_entropy(model(torch.ones(1024, 16, dtype=torch.bfloat16)), torch.arange(1024) % 512).backward()\n"
+        "    optimizer.step()\n"
+    )
+    predicted = ChunkedLoss(4).transform(record(tmp_path, "job.py").step)
+    under = record(tmp_path, "--loss", "4", "job.py", name="under.memprof")
+    assert peak(predicted) == under.peak
+    assert predicted.ops.name.tolist().count("aten._softmax.default") == 4

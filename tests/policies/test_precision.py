@@ -386,7 +386,7 @@ def test_a_loss_that_the_model_returns_may_be_changed_in_place() -> None:
     torch.testing.assert_close(gradient(Plan((FP16,))), gradient(Plan(())), rtol=1e-2, atol=1e-3)
 
 
-# What a recording in float32 does not tell
+# What a recording in float32 does not contain
 
 
 class Returning(nn.Module):

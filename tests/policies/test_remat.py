@@ -452,6 +452,40 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     counter.close()
 
 
+def test_kernels_are_measured_for_each_shape_type_and_number():
+    """What a kernel needs is looked up by its operator and by the shapes, types and whole numbers that it is given."""
+    model = Dropouts()
+    job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    Remat(budget="64GiB").apply(job)
+    assert runtime._runtime is not None
+    needs, found = runtime._runtime.needs, []
+    look_up = needs.of
+
+    def of(key):
+        found.append(look_up(key))
+        return found[-1]
+
+    needs.of = of
+
+    def need(function, *args):
+        with torch.no_grad():
+            function(*args)
+        return found[-1]
+
+    small, large = torch.zeros(4, 4), torch.zeros(8, 8)
+    try:
+        product = need(torch.mm, small, small)
+        assert need(torch.mm, torch.ones(4, 4), small) is product
+        assert need(torch.mm, large, large) is not product
+        assert need(torch.mm, small.double(), small.double()) is not product
+        assert need(torch.cumsum, small, 0) is not need(torch.cumsum, small, 1)
+        assert need(torch.roll, small, [1], [0]) is not need(torch.roll, small, [1], [1])
+        assert need(torch.roll, small, [1], [0]) is need(torch.roll, small, [1], [0])
+    finally:
+        del needs.of
+        job.undo()
+
+
 # -- what a plan names -----------------------------------------------------------------------------------------------
 
 

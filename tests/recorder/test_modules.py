@@ -85,7 +85,7 @@ def test_torchs_own_code_is_put_back(calls: Calls, observer: ModuleCallObserver)
 
 
 def test_the_observed_method_looks_like_torchs_own(observer: ModuleCallObserver) -> None:
-    """Same file, name and first line, same arguments: signatures and tracebacks cannot tell them apart."""
+    """Same file, name and first line, same arguments: signatures and tracebacks are identical."""
     signature = inspect.signature(_FUNCTION)
     observer.install()
     code = _FUNCTION.__code__

@@ -72,7 +72,7 @@ def test_other_errors_do_not(error: BaseException) -> None:
 
 
 def test_device_and_size_of_a_device_error() -> None:
-    """The size is read with its unit, the device with its number; what CUDA is not there to tell is unknown."""
+    """The size is read with its unit, the device with its number; without CUDA, its figures are unknown."""
     text = (
         "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 1 has a total capacity of 23.54 GiB of which 11.00 MiB "
         "is free. Including non-PyTorch memory, this process has 23.52 GiB memory in use."
@@ -112,7 +112,7 @@ class Greedy(torch.nn.Module):
 
 
 def test_place_by_the_traceback() -> None:
-    """A traceback tells the phase, the innermost module and the line, innermost frame first."""
+    """A traceback gives the phase, the innermost module and the line, innermost frame first."""
     model = Greedy()
     model.is_greedy = True
     with pytest.raises(RuntimeError) as caught:
@@ -192,7 +192,7 @@ def test_requests_beyond_every_machine_are_cut_and_leave_a_recording(tmp_path: P
 
 
 def test_error_that_ends_the_block(tmp_path: Path) -> None:
-    """The error that ends a recorded block goes on, and the recording tells that it ended it."""
+    """The error that ends a recorded block propagates, and the recording says that it ended it."""
     model = Greedy()
     torch.optim.SGD(model.parameters(), lr=0.1)
     model.is_greedy = True

@@ -184,7 +184,7 @@ def test_an_optimizer_step_inside_backward(record_job: RecordJob) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_repeats_forward_in_backward(record_job: RecordJob, use_reentrant: bool) -> None:
-    """What runs again is told as such, in the phase it runs in and in the module it is of; backward finds it."""
+    """What runs again is marked so, in the phase it runs in and in its module; backward finds it."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -72,13 +72,6 @@ def test_what_is_alive_is_that_of_the_step(trace: Trace, history: History) -> No
         assert int(step.storages.allocated_bytes[alive_at(step, at)].sum()) == int(history.size[rows].sum())
 
 
-def test_modules_sum_to_the_total(trace: Trace, history: History) -> None:
-    """Each byte belongs to one module, or to none."""
-    count = int(history.owner.max()) + 1
-    for at in (0, history.peak(), history.ops - 1):
-        assert int(history.bytes_by_owner(at, count).sum()) == history.total[at]
-
-
 def test_all_storages_are_the_total_without_workspace(history: History) -> None:
     """Bytes of a choice of storages: of all, of none, and of two halves that sum up."""
     workspace = history.alive_bytes("workspace", np.arange(history.ops)) if "workspace" in history.categories else 0

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from memprof.replay.live import alive_at, live_bytes, live_bytes_by_category, live_bytes_by_module, peak_op
-from memprof.trace.schema import NONE
+from memprof.replay.live import alive_at, live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.step import Step
 from tests.building import Op, Storage, make_step, make_trace
 from tests.strategies import jobs
@@ -107,23 +106,3 @@ def test_parts_sum_to_the_whole(job: tuple[list[list[Op]], list[Storage]]) -> No
         for op_id in range(len(step.ops)):
             alive = int(step.storages.allocated_bytes[alive_at(step, op_id)].sum())
             assert alive + step.ops.workspace_bytes[op_id] == during[op_id]
-
-
-@given(jobs())
-def test_modules_sum_to_the_whole(job: tuple[list[list[Op]], list[Storage]]) -> None:
-    """At every operator the modules' bytes, and those of no module, add up to what is alive."""
-    trace = make_trace(*job)
-    for number in trace.recorded_steps:
-        step = trace.step(number)
-        assert sum(live_bytes_by_module(step).values()).tolist() == live_bytes(step).during.tolist()
-
-
-def test_bytes_by_module() -> None:
-    """A storage counts with the module it belongs to, what a kernel takes for itself with the operator's module."""
-    step = make_step(
-        [Op(module="one", makes=["a"], workspace=7), Op(module="two", makes=["b"], reads=["a"], frees=["a"])],
-        [Storage("a", 20, module="one"), Storage("b", 30, module="two"), Storage("x", 5)],
-    )
-    names = {NONE: "none"} | dict(enumerate(step.modules.name))
-    split = {names[module]: shares.tolist() for module, shares in live_bytes_by_module(step).items()}
-    assert split == {"none": [5, 5], "one": [27, 20], "two": [0, 30]}

@@ -88,7 +88,7 @@ def test_rows_out_of_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_refused_before_its_table_is_read(tmp_path: Path) -> None:
-    """Opening compares the rows that the manifest tells with the bytes that are there, and decodes nothing."""
+    """Opening compares the row counts of the manifest with the bytes that are there, and decodes nothing."""
     path = recording(tmp_path / "claims.memprof", {Ops: (20_000_000, b"no table at all")})
     with pytest.raises(BadInputError, match=r"its tables claim .* of memory, which no recording of its size does"):
         Trace.open(path)

@@ -188,7 +188,7 @@ def test_a_table_lost_from_the_zip_is_missed(tmp_path: Path, small_file: Path) -
 
 
 def test_a_table_of_another_length_is_missed(tmp_path: Path, small_file: Path) -> None:
-    """A table with other rows than the manifest tells is an error."""
+    """A table with other row counts than the manifest's is an error."""
     with zipfile.ZipFile(small_file) as archive:
         entries = {entry: archive.read(entry) for entry in archive.namelist()}
     path = tmp_path / "bad.memprof"

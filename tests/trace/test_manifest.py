@@ -67,7 +67,7 @@ def test_ranks_that_differ_stay() -> None:
 
 
 def test_equal_ranks_are_numbered_in_order() -> None:
-    """Two processes that both say rank 0 become 0 and 1, and the second one's notes tell so."""
+    """Two processes that are both rank 0 become 0 and 1, and the second one's notes say so."""
     first, second = number_ranks([Manifest(pid=10), Manifest(pid=20)])
     assert (first.rank, second.rank) == (0, 1)
     assert first.notes == ()

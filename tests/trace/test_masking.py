@@ -71,7 +71,7 @@ WITH_SECRET = [
 
 @pytest.mark.parametrize("words", WITH_SECRET, ids=lambda words: " ".join(words)[:50])
 def test_a_secret_is_masked_in_a_command_line(words: list[str]) -> None:
-    """Whatever tells a value for a secret, its name or its shape, it is gone, and the mask stands in its place."""
+    """A value that is a secret by its name or its shape is gone, and the mask is in its place."""
     given_words = ["train.py", *(word.format(SECRET) for word in words), "--lr", "1e-3"]
     shown = mask_words(given_words)
     assert SECRET not in " ".join(shown)

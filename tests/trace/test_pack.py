@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from memprof.errors import BadInputError, MemprofError
-from memprof.trace.files.pack import is_spool_folder, pack_spool, read_spool_folder
+from memprof.trace.files.pack import pack_spool
 from memprof.trace.files.spool import COLUMNS
+from memprof.trace.files.spool_folder import is_spool_folder, read_spool_folder
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Capture, Machine, Manifest
 from memprof.trace.schema import NONE, HostMemory, Ops

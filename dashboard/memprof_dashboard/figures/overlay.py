@@ -144,7 +144,7 @@ def _line(curve: Curve, x: Floats, unit: str, unit_bytes: int, line: dict[str, A
 def _strip(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> go.Heatmap:
     """Returns a band of the phases of a step: one cell for each run of operators of a phase."""
     names = curve.phases[curve.starts()].tolist()
-    rows: list[Any] = [[escaped(name) for name in names]]  # plotly's annotation knows no rows of texts
+    rows: list[Any] = [[escaped(name) for name in names]]  # plotly's type hints do not cover lists of texts
     places = {name: place for place, name in enumerate(colours)}
     count = len(colours)
     scale = [(edge / count, colour) for at, colour in enumerate(colours.values()) for edge in (at, at + 1)]

@@ -29,7 +29,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
 
     Returns:
         The figure: bars stacked to the size of each segment, in the unit that suits the largest, with a mark at the
-        largest hole of each that is told.
+        largest hole of each whose holes are known.
     """
     if not len(rows):
         return message("No segments.", theme)

@@ -104,7 +104,7 @@ class BlocksPage:
             Output(_AS_TABLE, "children"),
             Input(ids.WINDOW, "data"),
         )
-        def tell(window: Any) -> Any:
+        def describe_window(window: Any) -> Any:
             if window is None:
                 return no_update, no_update, no_update
             try:

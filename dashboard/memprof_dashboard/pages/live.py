@@ -44,7 +44,7 @@ class Live:
 
         @app.callback(Output(_DETAIL, "children"), Input(ids.CURSOR, "data"))
         @or_sentence
-        def tell(cursor: Any) -> Any:
+        def show_detail(cursor: Any) -> Any:
             if cursor is None:
                 return no_update
             view = View.from_json(cursor)

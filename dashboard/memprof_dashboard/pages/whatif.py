@@ -17,7 +17,7 @@ from memprof_dashboard.whatif.plan_results import FILE, register_plans
 from memprof_dashboard.whatif.planner_results import register_planners
 from memprof_dashboard.whatif.planning import (
     TIME_LIMIT_S,
-    Asked,
+    SearchForm,
     count_points,
     find_plans,
     run_planners,
@@ -144,13 +144,13 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
             begun = searches.planners.start(key_of(view), rank, "", lambda report: run_planners(rank, report))
             return begun.number, [], no_update
         budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
-        asked = Asked(str(budget or "")[:40], tuple(map(str, allowed or ())))
+        form = SearchForm(str(budget or "")[:40], tuple(map(str, allowed or ())))
         try:
-            asked.check()
+            form.check()
         except MemprofError as error:
             return no_update, html.P(str(error), className="warning"), no_update
-        started = searches.plans.start(key_of(view), rank, asked.budget, lambda report: find_plans(rank, asked, report))
-        return -started.number, [], {"budget": asked.budget}
+        started = searches.plans.start(key_of(view), rank, form.budget, lambda report: find_plans(rank, form, report))
+        return -started.number, [], {"budget": form.budget}
 
     @app.callback(
         Output(_PROGRESS, "children"),

@@ -55,7 +55,7 @@ def read_fragments(trace: Trace) -> Fragments:
     """Reads the segments of a recording.
 
     A hole is what is free between two blocks of a segment. The blocks are those that the allocator's events leave
-    alive; a segment's holes are told where these blocks sum to what the snapshot says is in use in it (not where some
+    alive; a segment's holes are known where these blocks sum to what the snapshot says is in use in it (not where some
     were taken before the recording began), and where it is all free or all used.
 
     Args:

@@ -22,12 +22,12 @@ class StorageLives:
 
     Attributes:
         history: The recording.
-        address: Address of each storage, ``NONE`` where it is not told.
-        by_address: Rows of the storages whose address is told, by address.
-        right: The operator behind the last that each storage is alive at.
-        last_use: Last operator that touches each storage, ``NONE`` where the recording does not tell.
-        idle: First operator at which each storage is only held: the one behind its last use; as ``right`` where there
-            is none, or where the recording cannot tell.
+        address: Address of each storage, ``NONE`` where it is unknown.
+        by_address: Rows of the storages whose address is known, by address.
+        right: The operator after the last at which each storage is alive.
+        last_use: Last operator that touches each storage, ``NONE`` where the recording does not contain it.
+        idle: First operator at which each storage is only held: the one after its last use; the same as ``right``
+            where there is none or the recording does not contain it.
     """
 
     def __init__(self, trace: Trace, history: History) -> None:
@@ -102,8 +102,8 @@ class Blocks:
         rows: Rows of the storages drawn, shape ``(blocks,)``.
         y: Where each begins, in bytes.
         top: Where the highest ends.
-        floor: Below it blocks are packed, as their address is not told; above it are addresses. 0 where all are
-            addresses, as ``top`` where none are.
+        floor: Below it blocks are packed, as their address is unknown; above it are addresses. 0 where all are
+            addresses, the same as ``top`` where none are.
         cut_bytes: Gaps between addresses of more bytes than this were cut out.
         cuts: How many were.
         alive: Number of non-empty storages alive in the range.

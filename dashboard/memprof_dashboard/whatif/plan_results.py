@@ -81,7 +81,7 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
 
     @app.callback(Output(_DETAIL, "children"), Input(_CHOSEN, "data"), State(ids.PLACE, "data"))
     @or_sentence
-    def tell(chosen: Any, place: Any) -> Any:
+    def show_detail(chosen: Any, place: Any) -> Any:
         over = searches.found(place)
         if over is None or _place_in(over[1], chosen) < 0:
             return parts.empty("Plan details", "Select a point or a row to see the plan's predicted step.")

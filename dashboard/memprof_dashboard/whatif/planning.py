@@ -34,7 +34,7 @@ from memprof_dashboard.state import View
 TIME_LIMIT_S = 60.0
 PLANNER_LIMIT_S = 5.0
 
-#: A peak to read a budget against before the step is read, so that a mistake in it is told at once.
+#: A peak to read a budget against before the step is read, so that a mistake in it is reported at once.
 _SOME_PEAK_BYTES = 1 << 40
 
 
@@ -44,7 +44,7 @@ def count_points() -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchForm:
     """A search request, as typed.
 
     Attributes:
@@ -70,12 +70,12 @@ class Asked:
         allowed_names(self.allow, (), default_policies())
 
 
-def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) -> Suggestion:
+def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
 
     Args:
         rank: The recording.
-        asked: The search request.
+        form: The search request.
         report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
 
     Raises:
@@ -84,8 +84,8 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
     basis = basis_of(rank.trace)
     peak = int(live_bytes(basis.step).during.max(initial=0))
     search_request = SearchRequest(
-        parse_budget(asked.budget, peak),
-        allow=asked.allow,
+        parse_budget(form.budget, peak),
+        allow=form.allow,
         world_size=max(rank.trace.manifest.world_size, 1),
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
@@ -206,7 +206,7 @@ def _run(rank: Rank, other: Rank, name: str) -> Run:
 
 @lru_cache(maxsize=32)
 def _model_of(rank: Rank) -> str:
-    """Returns the type of the model of a recording; "" where no step tells."""
+    """Returns the type of the model of a recording; "" where no step contains it."""
     number = rank.fullest_number()
     if number < 0 or not np.any(rank.steps.first_op_id >= 0):
         return ""

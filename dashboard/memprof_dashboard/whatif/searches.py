@@ -23,7 +23,7 @@ class Search(Generic[P, R]):
     Attributes:
         number: Unlike that of every other search.
         rank: The recording it is of.
-        what: What was asked for, as it was typed.
+        what: What was searched for, as it was typed.
         found: What was reported so far, in order.
     """
 
@@ -33,7 +33,7 @@ class Search(Generic[P, R]):
         Args:
             number: Unlike that of every other search.
             rank: The recording.
-            what: What was asked for.
+            what: What was searched for.
             work: Makes the result; it is given what to call with everything found on the way. That raises
                 KeyboardInterrupt once the search is to stop.
         """

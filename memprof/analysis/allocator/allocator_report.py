@@ -126,38 +126,38 @@ def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> All
         BadInputError: torch does not accept the recorded settings.
         PolicyError: The plan of a predicted step is from a newer memprof.
     """
-    asked = requests_of_step(step)
+    issued = requests_of_step(step)
     in_force = settings_in_force(manifest, step)
     settings, current = in_force.settings, in_force.text
-    done = replay(asked.requests, settings)
+    done = replay(issued.requests, settings)
     event = last_growth(done)
-    before = describe(replay(asked.requests, settings, until=event).allocator)
-    at_growth = fragmentation_at(asked.requests, settings, event)
+    before = describe(replay(issued.requests, settings, until=event).allocator)
+    at_growth = fragmentation_at(issued.requests, settings, event)
     sources = find_sources(step.stacks)
     outcomes = [outcome(done, current)]
     for name, other in ALTERNATIVES:
         if (bounded := dataclasses.replace(other, capacity_bytes=settings.capacity_bytes)) != settings:
-            outcomes.append(outcome(replay(asked.requests, bounded), name))
+            outcomes.append(outcome(replay(issued.requests, bounded), name))
     best = _best(outcomes)
-    recorded = int(step.memory.reserved_bytes.max(initial=NONE)) if asked.device != "cpu" else NONE
-    allocation = int(asked.requests.allocation[event]) if len(asked.requests) else NONE
+    recorded = int(step.memory.reserved_bytes.max(initial=NONE)) if issued.device != "cpu" else NONE
+    allocation = int(issued.requests.allocation[event]) if len(issued.requests) else NONE
     return AllocatorReport(
         step=step.number,
-        device=asked.device,
+        device=issued.device,
         settings=current,
         reserved_peak=outcomes[0].reserved_peak,
         recorded_reserved_peak=None if recorded == NONE else recorded,
         allocated_peak=outcomes[0].allocated_peak,
         at_growth=at_growth,
         growth=Growth(
-            requested=size_at(asked.requests, event) if allocation != NONE else 0,
-            what=_pin(asked, step, sources, allocation),
+            requested=size_at(issued.requests, event) if allocation != NONE else 0,
+            what=_pin(issued, step, sources, allocation),
             free_before=before.idle_bytes + before.pinned_bytes,
             largest_free_before=before.largest_free,
         ),
         at_end=describe(done.allocator),
         segments=tuple(
-            PinnedSegment(use, _pin(asked, step, sources, use.pins[0]) if use.pins else None)
+            PinnedSegment(use, _pin(issued, step, sources, use.pins[0]) if use.pins else None)
             for use in at_growth.segments[:rows]
             if use.free_bytes
         ),
@@ -245,11 +245,11 @@ def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation) ->
     )
 
 
-def _pin(asked: StepRequests, step: Step, sources: Sources, allocation: int) -> Pin:
+def _pin(issued: StepRequests, step: Step, sources: Sources, allocation: int) -> Pin:
     """Describes what an allocation is for."""
     if allocation == NONE:
         return Pin(0, "", "", "", "")
-    storage, made_by = int(asked.storage_id[allocation]), int(asked.made_by[allocation])
+    storage, made_by = int(issued.storage_id[allocation]), int(issued.made_by[allocation])
     op_name = "" if made_by == NONE else str(step.ops.name[made_by])
     stack = NONE if made_by == NONE else int(step.ops.stack_id[made_by])
     frames = () if stack == NONE else sources.user_frames[stack]
@@ -257,7 +257,7 @@ def _pin(asked: StepRequests, step: Step, sources: Sources, allocation: int) -> 
     places = (frame.place for frame in frames if frame.file.endswith(".py"))
     module_id = int(step.ops.module_id[made_by]) if storage == NONE else int(step.storages.module_id[storage])
     return Pin(
-        size=int(asked.requests.size[allocation]),
+        size=int(issued.requests.size[allocation]),
         category="workspace" if storage == NONE else str(step.storages.category[storage]),
         name=(str(step.storages.name[storage]) if storage != NONE else "") or op_name,
         module=str(step.modules.name[module_id]) or str(step.modules.type[module_id]) if module_id != NONE else "",

@@ -80,9 +80,9 @@ def build_static_report(step: Step, settings: Settings | None = None) -> StaticR
         step: The step, recorded or predicted.
         settings: Settings of the caching allocator; torch's defaults where left out.
     """
-    asked = requests_of_step(step)
-    dynamic = replay(asked.requests, settings)
-    kept, needed = recorded_lives(step, asked.device), needed_lives(step, asked.device)
+    issued = requests_of_step(step)
+    dynamic = replay(issued.requests, settings)
+    kept, needed = recorded_lives(step, issued.device), needed_lives(step, issued.device)
     candidates = find_candidates(step, needed)
     joined = in_place(needed, candidates)
     names = np.array([operator_name(str(step.ops.name[op])) for op in candidates.op_id.tolist()], dtype=object)
@@ -101,7 +101,7 @@ def build_static_report(step: Step, settings: Settings | None = None) -> StaticR
     can_place = len(needed) <= _MOST_LIVES
     return StaticReport(
         step=step.number,
-        device=asked.device,
+        device=issued.device,
         storages=len(needed),
         has_reads=has_reads(step),
         total=needed.total(),

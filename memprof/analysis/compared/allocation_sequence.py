@@ -136,20 +136,20 @@ def _of_history(path: str, history: DeviceHistory, torch: str) -> AllocationSequ
 
 def _of_recording(trace: Trace) -> AllocationSequence:
     storages, ops = trace.table(Storages), trace.table(Ops)
-    asked = requests_of_recording(storages, ops)
-    made = asked.made_by != NONE
+    issued = requests_of_recording(storages, ops)
+    made = issued.made_by != NONE
     if not made.any():
         raise BadInputError(f"{trace.path} contains no allocations to compare.")
-    size = _rounded(asked.requests.size)
-    is_new = (asked.requests.kind == ALLOCATE) & made[asked.requests.allocation]
-    change = np.where(asked.requests.kind == ALLOCATE, 1, -1) * size[asked.requests.allocation]
+    size = _rounded(issued.requests.size)
+    is_new = (issued.requests.kind == ALLOCATE) & made[issued.requests.allocation]
+    change = np.where(issued.requests.kind == ALLOCATE, 1, -1) * size[issued.requests.allocation]
     live = np.cumsum(change)
-    born = asked.requests.allocation[is_new]
-    made_by = asked.made_by[born]
+    born = issued.requests.allocation[is_new]
+    made_by = issued.made_by[born]
     stacks = trace.table(Stacks)
     frames = dict(zip(stacks.stack_id.tolist(), stacks.frames.tolist(), strict=True))
     memory, segments = trace.table(Memory), trace.table(Segments)
-    reserved = memory.reserved_bytes[(memory.device == asked.device) & (memory.reserved_bytes != NONE)]
+    reserved = memory.reserved_bytes[(memory.device == issued.device) & (memory.reserved_bytes != NONE)]
     return AllocationSequence(
         source=str(trace.path),
         sizes=size[born],
@@ -165,7 +165,7 @@ def _of_recording(trace: Trace) -> AllocationSequence:
         start_reserved_bytes=int(reserved[0]) if len(reserved) else NONE,
         end_reserved_bytes=int(reserved[-1]) if len(reserved) else NONE,
         peak_reserved_bytes=int(reserved.max(initial=NONE)),
-        segments=int((segments.device == asked.device).sum()),
+        segments=int((segments.device == issued.device).sum()),
         torch=trace.manifest.torch_version,
         is_window=True,
     )

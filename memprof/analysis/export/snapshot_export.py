@@ -30,29 +30,29 @@ def export_snapshot(trace: Trace) -> bytes:
         BadInputError: It contains no memory events, or is damaged.
     """
     storages, ops = trace.table(Storages), trace.table(Ops)
-    asked = requests_of_recording(storages, ops)
-    if not len(asked.requests):
+    issued = requests_of_recording(storages, ops)
+    if not len(issued.requests):
         raise BadInputError(f"{trace.path} contains no memory events to export as a snapshot.")
-    options = trace.manifest.machine.allocator_settings if asked.device != "cpu" else ""
+    options = trace.manifest.machine.allocator_settings if issued.device != "cpu" else ""
     try:
         settings = settings_from_options(parse_options(options))
     except ValueError:
         raise BadInputError(f"{trace.path} has allocator options that torch does not accept: {options}.") from None
-    done = replay(asked.requests, settings)
-    stack_of = np.where(asked.made_by == NONE, NONE, ops.stack_id[asked.made_by])
-    words = _words(asked, storages, ops, trace.table(Modules))
-    events, notes = _events(asked, done, ops, stack_of, words)
-    segments, blocks = _end(done, stack_of, asked.device)
-    number = int(asked.device.rpartition(":")[2]) if ":" in asked.device else 0
+    done = replay(issued.requests, settings)
+    stack_of = np.where(issued.made_by == NONE, NONE, ops.stack_id[issued.made_by])
+    words = _words(issued, storages, ops, trace.table(Modules))
+    events, notes = _events(issued, done, ops, stack_of, words)
+    segments, blocks = _end(done, stack_of, issued.device)
+    number = int(issued.device.rpartition(":")[2]) if ":" in issued.device else 0
     device = DeviceSnapshot(number, events, notes, segments, blocks)
     return snapshot_bytes([device], trace.table(Stacks), options)
 
 
 def _events(
-    asked: StepRequests, done: Replay, ops: Ops, stack_of: Ints, words: Texts
+    issued: StepRequests, done: Replay, ops: Ops, stack_of: Ints, words: Texts
 ) -> tuple[AllocatorEvents, list[str]]:
     """Writes the history: segments when they are reserved, and two events per free, as torch does."""
-    kind, allocation = asked.requests.kind, asked.requests.allocation
+    kind, allocation = issued.requests.kind, issued.requests.allocation
     is_made = done.address[allocation] != NONE
     # A free is two rows; a segment's row precedes the request that needed it.
     own = np.repeat(np.flatnonzero(is_made), np.where(kind[is_made] == ALLOCATE, 1, 2))
@@ -65,18 +65,18 @@ def _events(
     order = np.lexsort((np.concatenate([1 + is_second, np.zeros(len(at))]), event))
     event = event[order]
     about = allocation[event]
-    time_us = ops.start_us[np.maximum(asked.op_id[event], 0)] if len(ops) else np.zeros(len(event))
+    time_us = ops.start_us[np.maximum(issued.op_id[event], 0)] if len(ops) else np.zeros(len(event))
     actions: Texts = np.concatenate([action.astype(object), np.array([one.action for one in log], dtype=object)])[order]
     is_log = order >= len(own)
     table = AllocatorEvents.of(
         index=np.arange(len(event)),
         time_us=time_us,
-        device=np.full(len(event), asked.device, dtype=object),
+        device=np.full(len(event), issued.device, dtype=object),
         action=actions,
         address=np.concatenate([done.address[allocation[own]], [one.address for one in log]])[order],
-        size_bytes=np.concatenate([asked.requests.size[allocation[own]], [one.size for one in log]])[order],
-        stream=asked.requests.stream[about],
-        op_id=asked.op_id[event],
+        size_bytes=np.concatenate([issued.requests.size[allocation[own]], [one.size for one in log]])[order],
+        stream=issued.requests.stream[about],
+        op_id=issued.op_id[event],
         stack_id=stack_of[about],
     )
     return table, ["" if hidden else str(text) for hidden, text in zip(is_log, words[about], strict=True)]
@@ -118,10 +118,10 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
     )
 
 
-def _words(asked: StepRequests, storages: Storages, ops: Ops, modules: Modules) -> Texts:
+def _words(issued: StepRequests, storages: Storages, ops: Ops, modules: Modules) -> Texts:
     """Describes each allocation: category, name or operator, and module."""
-    texts: Texts = np.empty(len(asked.storage_id), dtype=object)
-    for place, (storage, op) in enumerate(zip(asked.storage_id.tolist(), asked.made_by.tolist(), strict=True)):
+    texts: Texts = np.empty(len(issued.storage_id), dtype=object)
+    for place, (storage, op) in enumerate(zip(issued.storage_id.tolist(), issued.made_by.tolist(), strict=True)):
         module = int(ops.module_id[op]) if storage == NONE else int(storages.module_id[storage])
         parts = (
             "workspace" if storage == NONE else str(storages.category[storage]),

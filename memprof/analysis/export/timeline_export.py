@@ -110,8 +110,10 @@ def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterat
     failures = trace.table(OutOfMemory)
     for row in range(len(failures)):
         time_ns = int(times.of_us(failures.time_us[[row]])[0])
-        asked = int(failures.requested_bytes[row])
-        yield instant(process, "out of memory", time_ns, {"requested_bytes": asked, "message": failures.message[row]})
+        requested = int(failures.requested_bytes[row])
+        yield instant(
+            process, "out of memory", time_ns, {"requested_bytes": requested, "message": failures.message[row]}
+        )
 
 
 def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[str]:

@@ -30,23 +30,23 @@ def describe_post_mortem(found: PostMortem) -> list[str]:
 
 def describe_failure(found: PostMortem) -> str:
     """Describes the failed request: who requested how much, and where."""
-    asked = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
+    requested = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
     who = found.op or "the job"
     rank = f" in rank {found.rank}" if found.rank else ""
     others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and were caught."
     return (
-        f"out of memory{rank}: {who} requested {asked} on {found.device}{_place(found)}."
+        f"out of memory{rank}: {who} requested {requested} on {found.device}{_place(found)}."
         f"{others if found.failures > 1 else ''}"
     )
 
 
 def describe_caught(found: PostMortem) -> str:
     """Returns one line saying that memory ran out and the job continued."""
-    asked = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
+    requested = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
     times = "once" if found.failures == 1 else f"{found.failures} times"
     return (
         f"memory ran out {times} and the job continued; last when {found.op or 'it'} requested "
-        f"{asked.removeprefix(' of ') or 'more'} on {found.device}{_place(found)}."
+        f"{requested.removeprefix(' of ') or 'more'} on {found.device}{_place(found)}."
     )
 
 

@@ -145,8 +145,8 @@ class PostMortem:
     @property
     def is_fragmented(self) -> bool:
         """Whether enough memory was free, but in blocks too small for the request."""
-        asked, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
-        return asked is not None and cached is not None and largest is not None and largest < asked <= cached
+        requested, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
+        return requested is not None and cached is not None and largest is not None and largest < requested <= cached
 
     @property
     def state_missing_bytes(self) -> int:

@@ -69,7 +69,7 @@ def steps_of_dry_run(policy: Policy, basis: Basis, trace: Trace) -> tuple[Step, 
 
 
 def _with_times(step: Step, modelled: Step) -> Step:
-    """Returns a dry-run step with what only the recording knows, and the times of the modelled step."""
+    """Returns a dry-run step with what only the recording contains, and the times of the modelled step."""
     known = dict(zip(_operators(modelled), modelled.ops.duration_us.tolist(), strict=True))
     durations = np.array([known.get(operator, 0.0) for operator in _operators(step)], np.float64)
     return dataclasses.replace(

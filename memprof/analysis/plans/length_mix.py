@@ -157,13 +157,13 @@ def mix_of(lengths: Sequence[int], sized: SizedStep, settings: Settings) -> Leng
     random.Random(_SEED).shuffle(mix)
     mix.append(longest)
     steps: Mapping[int, Any] = {length: sized.step_at(length) for length in set(mix)}
-    asked = requests_of_steps([steps[length] for length in mix])
-    reserved = replay(asked.requests, settings).reserved()
+    issued = requests_of_steps([steps[length] for length in mix])
+    reserved = replay(issued.requests, settings).reserved()
     alone = replay(requests_of_steps([step, step]).requests, settings).reserved()
     grown = None
     if not settings.expandable_segments:
         growing = dataclasses.replace(settings, expandable_segments=True)
-        grown = int(replay(asked.requests, growing).reserved().max(initial=0))
+        grown = int(replay(issued.requests, growing).reserved().max(initial=0))
     return LengthMix(
         batches=len(lengths),
         longest=longest,

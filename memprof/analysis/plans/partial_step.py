@@ -91,7 +91,7 @@ def examine_partial(trace: Trace) -> PartialStep:
         BadInputError: The trace contains no operators, or is damaged.
     """
     failure = examine(trace)
-    step, op, asked = _furthest(trace)
+    step, op, requested = _furthest(trace)
     holding = hold_at(step, op)
     split = by_category(holding)
     optimizers = trace.table(Optimizers)
@@ -105,14 +105,14 @@ def examine_partial(trace: Trace) -> PartialStep:
         failure=failure,
         moment=describe_moment(step, find_sources(step.stacks), op, holding.total_bytes),
         reached=split,
-        asked_bytes=asked,
+        asked_bytes=requested,
         parameter_bytes=sum(part.bytes for part in split.parts if part.key in ("parameter", "buffer")),
         gradient_bytes=trained,
         state_bytes=int(state.sum()),
         state_missing_bytes=int(np.maximum(state - optimizers.state_bytes, 0).sum()),
         unknown=tuple(str(name).rpartition(".")[2] for name in optimizers.name[~known & (optimizers.state_bytes == 0)]),
         batch=None if batch is None else batch.size,
-        growing_bytes=0 if batch is None else _growing(holding, batch, asked),
+        growing_bytes=0 if batch is None else _growing(holding, batch, requested),
     )
 
 
@@ -123,9 +123,9 @@ def _furthest(trace: Trace) -> tuple[Step, int, int]:
         found = failing_step(trace, failures, row)
         if found is not None and not failures.is_caught[row]:
             step, op = found
-            during, asked = live_bytes(step).during, max(0, int(failures.requested_bytes[row]))
+            during, requested = live_bytes(step).during, max(0, int(failures.requested_bytes[row]))
             fullest = peak_op(step)
-            return (step, op, asked) if during[op] + asked >= during[fullest] else (step, fullest, 0)
+            return (step, op, requested) if during[op] + requested >= during[fullest] else (step, fullest, 0)
     step = trace.fullest_step()
     return step, peak_op(step), 0
 

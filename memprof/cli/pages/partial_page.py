@@ -51,7 +51,7 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     for part in found.reached.parts:
         table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
     if found.asked_bytes:
-        table.add_row("asked for", format_bytes(found.asked_bytes), "recorded")
+        table.add_row("failed request", format_bytes(found.asked_bytes), "recorded")
     page.add_section("Peak of the recorded part", table, printable(found.moment.describe()))
     table = make_table("what", ">bytes", "source")
     table.add_row("parameters, buffers", format_bytes(found.parameter_bytes), "recorded")

@@ -173,7 +173,7 @@ def device(use: DeviceUse) -> Table:
     else:
         parts.append(("CUDA context, NCCL and libraries in this process", use.own_bytes))
         parts.append(("other processes", use.other_bytes))
-    parts.append(("nobody (free)", use.free_bytes))
+    parts.append(("free", use.free_bytes))
     for name, size in parts:
         table.add_row(cell(name), format_bytes(size), _share(size, use.total_bytes))
     if use.pinned_bytes:

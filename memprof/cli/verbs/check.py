@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,8 @@ from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.budget import BudgetVerdict
+    from memprof.analysis.diff.gates import Verdict
+    from memprof.analysis.diff.summary_model import Summary
 
 
 @click.command(
@@ -41,7 +44,7 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
-    from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned
+    from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
     from memprof.analysis.diff.measures import measure
@@ -50,6 +53,7 @@ def check(
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
+    from memprof.units import format_bytes
 
     if fail_on or warn_on:
         grows = next((gate for gate in (*fail, *warn) if gate.needs_base), None)
@@ -79,42 +83,58 @@ def check(
     is_failed |= planned is not None and planned.fits is False
     status = GateFailedError.exit_code if is_failed else 0 if planned is None else planned.exit_code
     if is_json:
-        record = {
-            "is_failed": is_failed,
-            "peak_allocated_bytes": summary.peak.bytes,
-            "peak_in": summary.peak.place,
-            **(NO_BUDGET if within is None else within.to_json()),
-            "gates": [
-                {
-                    "gate": verdict.gate.text,
-                    "level": level,
-                    "is_failed": verdict.is_failed,
-                    "is_known": verdict.is_known,
-                }
-                for level, verdict in verdicts
-            ],
-        }
-        print(json.dumps(record, indent=2))
+        print(json.dumps(_json(summary, within, verdicts, is_failed=is_failed), indent=2))
         return status
-    from memprof.analysis.report.steps_in_words import describe_peaks
     from memprof.cli.page import printable
-    from memprof.units import format_bytes
 
-    place = f"{summary.peak.place} ({summary.peak.op})" + (f", {summary.peak.line}" if summary.peak.line else "")
-    steps = describe_peaks(summary.step_peaks)
-    print(printable(f"peak {format_bytes(summary.peak.bytes)} in {place}{steps and f'; recorded steps: {steps}'}"))
-    if planned is not None:
-        print(printable(planned.describe()))
-    for level, verdict in verdicts:
-        word = {(True, "fail"): "FAILED", (True, "warn"): "warning"}.get((verdict.is_failed, level), "passed")
-        bound = f"peak>{format_bytes(given)}" if verdict.gate is own else verdict.gate.text
-        print(printable(f"{word if verdict.is_known else 'unknown'}: {bound}: {verdict.describe()}"))
+    for line in _lines(summary, planned, verdicts, {own.text: f"peak>{format_bytes(given)}"} if own else {}):
+        print(printable(line))
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
     elif is_failed:
         print(printable(f"next: memprof suggest {shlex.quote(trace)} {_limit(budget, machine)}  what makes it fit"))
     return status
+
+
+def _json(
+    summary: Summary, within: BudgetVerdict | None, verdicts: list[tuple[str, Verdict]], *, is_failed: bool
+) -> dict[str, Any]:
+    from memprof.analysis.diff.budget import NO_BUDGET
+
+    return {
+        "is_failed": is_failed,
+        "peak_allocated_bytes": summary.peak.bytes,
+        "peak_in": summary.peak.place,
+        **(NO_BUDGET if within is None else within.to_json()),
+        "gates": [
+            {
+                "gate": verdict.gate.text,
+                "level": level,
+                "is_failed": verdict.is_failed,
+                "is_known": verdict.is_known,
+            }
+            for level, verdict in verdicts
+        ],
+    }
+
+
+def _lines(
+    summary: Summary, planned: BudgetVerdict | None, verdicts: list[tuple[str, Verdict]], bounds: dict[str, str]
+) -> Iterator[str]:
+    """Yields the lines of the page; ``bounds`` has other texts for gates, by their own."""
+    from memprof.analysis.report.steps_in_words import describe_peaks
+    from memprof.units import format_bytes
+
+    place = f"{summary.peak.place} ({summary.peak.op})" + (f", {summary.peak.line}" if summary.peak.line else "")
+    steps = describe_peaks(summary.step_peaks)
+    yield f"peak {format_bytes(summary.peak.bytes)} in {place}{steps and f'; recorded steps: {steps}'}"
+    if planned is not None:
+        yield planned.describe()
+    for level, verdict in verdicts:
+        word = {(True, "fail"): "FAILED", (True, "warn"): "warning"}.get((verdict.is_failed, level), "passed")
+        bound = bounds.get(verdict.gate.text, verdict.gate.text)
+        yield f"{word if verdict.is_known else 'unknown'}: {bound}: {verdict.describe()}"
 
 
 def _limit(budget: str | None, machine: str | None) -> str:

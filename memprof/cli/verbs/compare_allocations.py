@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _dry_run(snapshot: str, words: list[str], device: str) -> AllocationComparis
     name = find_card(device).machine.name
     is_module = words[0] == "-m"
     target = find_target(tuple(words[1:] if is_module else words), is_module=is_module, is_command=False)
-    tell(f"dry-running {target.name} on {name}")
+    notify(f"dry-running {target.name} on {name}")
     real = read_sequence(snapshot)
     with tempfile.TemporaryDirectory(prefix="memprof-compare-") as folder:
         taken = collect_snapshots(target, name, Path(snapshot).name, Path(folder))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.cli.opening import open_trace
 from memprof.cli.verbs.report import MomentType
 from memprof.errors import UsageError
@@ -96,7 +96,7 @@ def export(
     else:
         content = _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment)
         size = _write_content(output, content, is_private=private)
-    tell(f"wrote {output} ({format_bytes(size)})")
+    notify(f"wrote {output} ({format_bytes(size)})")
 
 
 def _refuse_strangers(kind: str, **given: object) -> None:
@@ -185,5 +185,5 @@ def _stacks(opened: Trace, moment: tuple[int | None, int | None] | None) -> byte
 
     step_number, op_id = moment or (None, None)
     exported = export_stacks(opened, step_number, op_id)
-    tell(f"{format_bytes(exported.total_bytes)} alive at {exported.moment}")
+    notify(f"{format_bytes(exported.total_bytes)} alive at {exported.moment}")
     return exported.content

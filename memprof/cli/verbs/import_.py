@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.trace.files.place import check_output
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     else:
         _print_page(imported)
     for remark in imported.remarks:
-        tell(f"{remark}")
-    tell(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
+        notify(f"{remark}")
+    notify(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
 
 
 def _stem(file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.cli.opening import open_trace
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.shared_options import force_option, json_option
@@ -143,7 +143,7 @@ def report(
         page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
         with whole_file(page_path, is_private=not is_scrubbed) as file:
             file.write(page_text.encode("utf-8", "replace"))
-        tell(f"wrote {page_path}")
+        notify(f"wrote {page_path}")
         return
     if table == "rank":
         if rank is not None or op_id is not None or chosen_step is not None:

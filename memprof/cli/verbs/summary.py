@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.cli.opening import open_trace
 from memprof.cli.pages.diff.diff_output import write_text
 
@@ -37,4 +37,4 @@ def summary(trace: str, output: Path | None, is_scrubbed: bool, is_json: bool) -
     text = json.dumps(summary_to_json(summarise(opened)), indent=1, allow_nan=False) + "\n"
     write_text(text, output)
     if output is not None:
-        tell(f"{len(text):,} bytes written to {output}")
+        notify(f"{len(text):,} bytes written to {output}")

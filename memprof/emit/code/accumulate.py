@@ -31,8 +31,8 @@ def accumulate_code(count: int) -> Code:
         helpers=(_MICRO_BATCHES.format(count=count),),
         notes=(
             (
-                "accumulate: your loop splits the batch, as the text at the top shows; gradients are those of the "
-                "whole batch where the loss is a mean over its samples."
+                "accumulate: split the batch in your loop, as shown at the top; gradients are those of the whole "
+                "batch if the loss is a mean over its samples."
             ),
         ),
     )

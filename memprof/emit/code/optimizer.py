@@ -56,7 +56,7 @@ def optimizer_code(policy: OptimizerPolicy) -> Code:
         helpers.append(_IN_BACKWARD)
         calls.append("_step_in_backward(optimizer)")
         notes.append(
-            "optimizer in-backward: optimizer.step() then finds no gradients; leave the call for schedulers, and do "
-            "not clip, scale or accumulate gradients: nothing stops the job where you do, as memprof would."
+            "optimizer in-backward: optimizer.step() then finds no gradients; keep the call for schedulers. Do not "
+            "clip, scale or accumulate gradients: unlike memprof, this code does not stop a job that does."
         )
     return Code(tuple(imports), tuple(helpers), tuple(calls), needs_optimizer=True, notes=tuple(notes))

@@ -69,8 +69,8 @@ _IMPORTS = (
 )
 
 SCALED = (
-    "precision fp16: your loop scales the loss through torch's GradScaler, as the text at the top shows, in place of "
-    "memprof, which scales inside the model. Clip gradients after scaler.unscale_(optimizer)."
+    "precision fp16: scale the loss in your loop with torch's GradScaler, as shown at the top; memprof itself would "
+    "scale inside the model. Clip gradients after scaler.unscale_(optimizer)."
 )
 
 

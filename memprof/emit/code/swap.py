@@ -183,8 +183,8 @@ class _StateElsewhere:
 '''
 
 _WAITED = (
-    "{described}: every copy is waited for, in place of {ahead} ahead as memprof makes them: the peak is that of "
-    "prefetch = 0 and steps take longer than predicted."
+    "{described}: every copy is synchronous, instead of {ahead} ahead as in memprof: the peak is that of prefetch = "
+    "0, and steps take longer than predicted."
 )
 
 

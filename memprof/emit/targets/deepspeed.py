@@ -21,7 +21,7 @@ from memprof.policies.swap.policy import Swap
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _ZERO = "zero_optimization"
-_IN_CODE = "JSON cannot express it; memprof emit --to pytorch has code."
+_IN_CODE = "JSON cannot express it; memprof emit --to pytorch writes code for it."
 
 
 class DeepSpeed(Target):
@@ -38,8 +38,8 @@ class DeepSpeed(Target):
         needed = max((_stage_needed(each) for each in policies), default=0)
         if needed > stage:
             found.notes.append(
-                f"zero_optimization: stage {needed} in place of {stage or 'none'}, which the rest of the plan needs; "
-                "on one rank it shards nothing."
+                f"zero_optimization: stage {needed} instead of {stage or 'none'}, because the rest of the plan needs "
+                "it; on one rank it shards nothing."
             )
         for policy in policies:
             _sort(found, policy, max(stage, needed), policies)
@@ -57,7 +57,7 @@ def _batch(found: Sorted, request: Request) -> dict[str, Any]:
         size = "auto"
         found.notes.append(
             'train_micro_batch_size_per_gpu: "auto" is filled in by transformers and accelerate; for '
-            "deepspeed.initialize write a number, or give memprof emit --batch N."
+            "deepspeed.initialize, write a number or pass --batch N to memprof emit."
         )
     return {"train_micro_batch_size_per_gpu": size, "gradient_accumulation_steps": request.parts}
 
@@ -76,7 +76,7 @@ def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...
     match policy:
         case Shard():
             _add_zero(found, stage)
-            split = "; batches are each rank's own" if policy.batch == "keep" else ""
+            split = "; each rank reads its own batches" if policy.batch == "keep" else ""
             start = f"shard: start with deepspeed --num_gpus {policy.world_size} or torchrun{split}."
             units = " ZeRO gathers single modules, not the plan's units." if policy.stage >= 2 else ""
             found.take({}, start + units)
@@ -92,7 +92,7 @@ def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...
             _sort_optimizer(found, policy, stage)
         case Allocator():
             options = ",".join(f"{key}:{value}" for key, value in policy.options().items())
-            found.leave(policy, f"it is not a key of the JSON; start the job with {VARIABLE}={options}.")
+            found.leave(policy, f"not a key of the JSON: start the job with {VARIABLE}={options}.")
         case _:
             found.leave(policy, _IN_CODE)
 
@@ -110,8 +110,8 @@ def _sort_precision(found: Sorted, policy: Precision, stage: int) -> None:
         return
     found.take(
         {"torch_autocast": {"enabled": True, "dtype": _DTYPES[policy.dtype]}},
-        f"precision: torch_autocast is what the plan does; DeepSpeed's own {policy.dtype} section would keep short "
-        "weights beside those of float32.",
+        f"precision: torch_autocast does what the plan does; DeepSpeed's own {policy.dtype} section would keep "
+        "16-bit weights in addition to the float32 ones.",
     )
 
 
@@ -124,7 +124,7 @@ def _sort_checkpoint(found: Sorted, policy: Checkpoint, policies: tuple[Policy, 
         and each.modules in ((".",), policy.modules)
         for each in policies
     )
-    reason = "the JSON cannot select modules: call deepspeed.checkpointing.checkpoint on these in your model."
+    reason = "the JSON cannot select modules: call deepspeed.checkpointing.checkpoint on them in your model."
     if policy.keep:
         reason += f" It cannot keep outputs of {', '.join(policy.keep)}."
     found.leave(policy, reason)
@@ -141,12 +141,12 @@ def _sort_swap(found: Sorted, policy: Swap, stage: int, policies: tuple[Policy, 
         device = {"device": "nvme", "nvme_path": policy.folder or "/tmp"}
     if policy.what == "optimizer":
         _add_zero(found, stage, offload_optimizer=device)
-        found.take({}, f"{policy.describe()}: DeepSpeed also updates on the processor.")
+        found.take({}, f"{policy.describe()}: DeepSpeed also runs the update on the CPU.")
     elif policy.what == "parameters":
         _add_zero(found, stage, offload_param=device)
-        found.take({}, f"{policy.describe()}: all parameters, whatever modules the plan chooses.")
+        found.take({}, f"{policy.describe()}: moves all parameters, not only those of the plan's modules.")
     elif found.arguments.get("activation_checkpointing", {}).get("cpu_checkpointing") and policy.to == "host":
-        found.take({}, f"{policy.describe()}: cpu_checkpointing moves what goes into the checkpointed layers.")
+        found.take({}, f"{policy.describe()}: cpu_checkpointing moves the inputs of checkpointed layers.")
     else:
         found.leave(policy, _IN_CODE)
 
@@ -154,8 +154,8 @@ def _sort_swap(found: Sorted, policy: Swap, stage: int, policies: tuple[Policy, 
 def _sort_optimizer(found: Sorted, policy: OptimizerPolicy, stage: int) -> None:
     if policy.state == "host":
         _add_zero(found, stage, offload_optimizer={"device": "cpu", "pin_memory": True})
-        found.take({}, "optimizer host: DeepSpeed also updates on the processor.")
+        found.take({}, "optimizer host: DeepSpeed also runs the update on the CPU.")
     rest = [policy.loop, "8bit" if policy.state == "8bit" else "", "in-backward" if policy.in_backward else ""]
     missing = ", ".join(word for word in rest if word)
     if missing:
-        found.leave(policy, f"no key for {missing}; DeepSpeed's optimizers have loops of their own.")
+        found.leave(policy, f"no key for {missing}; DeepSpeed's optimizers have their own update loops.")

@@ -59,17 +59,17 @@ class Fsdp2(Target):
             *listed("Note:", notes),
             *listed("Cannot express:", cannot),
         ]
-        divide = Function("shard(model)", "Divides a model's parameters over the ranks of torchrun.", body)
+        divide = Function("shard(model)", "Shards a model's parameters over the ranks of torchrun.", body)
         text = module_text(lines, (units, *code.codes), [divide, prepare_of(code)])
         return Emitted(text, cannot, notes, 1 + len(kept))
 
 
 def _of_stage(policy: Shard) -> str:
-    return f"{policy.describe()}: fully_shard divides parameters too, in stages 2 and 3."
+    return f"{policy.describe()}: fully_shard shards parameters too (stages 2 and 3)."
 
 
 def _refusal(policy: Policy) -> str:
     """Explains why a policy is incompatible with sharded parameters, "" where it is compatible."""
     if not policy.excludes_sharding:
         return ""
-    return f"{policy.describe()}: not possible with parameters that are divided over ranks."
+    return f"{policy.describe()}: not possible with sharded parameters."

@@ -26,8 +26,8 @@ _RECOMPUTE = (
     'recomputing = {recompute: True, f"{recompute}_kwargs": {"use_reentrant": False%s}}'
 )
 _EVERY_LAYER = (
-    "checkpoint: Trainer recomputes every layer that the model itself offers to; for a model with one list of layers "
-    "these are the plan's."
+    "checkpoint: Trainer recomputes every layer for which the model supports it; for a model with one list of "
+    "layers, these are the plan's."
 )
 
 
@@ -80,7 +80,7 @@ class HuggingFace(Target):
             found.arguments["per_device_train_batch_size"] = request.batch_of_a_part
             return
         by = request.parts * (request.ranks if splits else 1)
-        found.notes.append(f"per_device_train_batch_size: divide yours by {by}, or give memprof emit --batch N.")
+        found.notes.append(f"per_device_train_batch_size: divide yours by {by}, or pass --batch N to memprof emit.")
 
 
 def _is_sharded(policies: tuple[Policy, ...]) -> bool:
@@ -99,17 +99,17 @@ def _sort(found: Sorted, policy: Policy, *, recomputes: bool, moves: bool) -> No
     match policy:
         case Swap(what="activations", to="host") if moves:
             found.switches.add("offload")
-            found.take({}, f"{policy.describe()}: what goes into the recomputed layers, by transformers 5's offload.")
+            found.take({}, f"{policy.describe()}: moves the inputs of recomputed layers, by transformers 5's offload.")
         case ChunkedLoss():
             found.model.append(policy)
             found.notes.append(
-                "loss: use_liger_kernel=True computes it without whole logits, with liger-kernel on a GPU, without "
+                "loss: on a GPU, use_liger_kernel=True (liger-kernel) never materializes the logits and needs no "
                 "memprof; TRL's SFTConfig has loss_type='chunked_nll' (memprof emit --to trl)."
             )
         case Precision(weights="fp32"):
             found.take({policy.dtype: True})
         case Precision():
-            found.leave(policy, "load the model with dtype=torch.bfloat16, which no argument of Trainer does.")
+            found.leave(policy, "load the model with dtype=torch.bfloat16; Trainer has no argument for it.")
         case Accumulate():
             found.take({"gradient_accumulation_steps": policy.micro_batches})
         case Shard() if policy.world_size > 1:
@@ -125,7 +125,7 @@ def _sort(found: Sorted, policy: Policy, *, recomputes: bool, moves: bool) -> No
         case _ if goes_around_model(policy):
             found.model.append(policy)
         case _:
-            found.leave(policy, "Trainer makes the optimizer itself, and has no argument for that.")
+            found.leave(policy, "Trainer creates the optimizer itself and has no argument for this.")
 
 
 def _sort_shard(found: Sorted, policy: Shard) -> None:
@@ -133,7 +133,7 @@ def _sort_shard(found: Sorted, policy: Shard) -> None:
     if policy.stage == 0:
         found.take({}, start)
     elif policy.stage == 1:
-        found.leave(policy, "Trainer has it through DeepSpeed alone; memprof emit --to deepspeed writes that file.")
+        found.leave(policy, "Trainer supports it only through DeepSpeed; memprof emit --to deepspeed writes that file.")
     else:
         reshards = policy.stage == 3 and policy.reshard_after_forward
         units = "; units are the model's own layer classes" if policy.units else ""
@@ -148,7 +148,9 @@ def _sort_optimizer(found: Sorted, policy: OptimizerPolicy) -> None:
     if wanted in named:
         more = " It is torch's default on a GPU; on a CPU torch uses a loop." if wanted == "foreach" else ""
         more = " It needs torchao." if wanted == "8bit" else more
-        found.take({"optim": named[wanted]}, f"optimizer {wanted}: of AdamW, Trainer's usual optimizer.{more}")
+        found.take(
+            {"optim": named[wanted]}, f"optimizer {wanted}: the AdamW variant; AdamW is Trainer's default.{more}"
+        )
     elif wanted:
         found.leave(policy, f"Trainer has no argument for {wanted}.")
     if policy.in_backward:

@@ -49,7 +49,7 @@ class Lightning(Target):
             units, _ = shard_code(full)
             own.append(Code(imports=_without_processes(units.imports), helpers=units.helpers))
             functions.append(
-                Function("shard(model, mesh)", "Divides a model's parameters over the ranks.", divide_statements(full))
+                Function("shard(model, mesh)", "Shards a model's parameters over the ranks.", divide_statements(full))
             )
         functions += [prepare_of(code, signature="prepare(model)")] if code.calls else []
         notes = (*found.notes, *code.notes)
@@ -83,7 +83,7 @@ def _sort(found: Sorted, policy: Policy) -> None:
         case Precision():
             found.take(
                 {"precision": _PRECISIONS[policy.dtype, policy.weights]},
-                "precision: Lightning's covers training_step() with its loss, memprof's the model alone.",
+                "precision: Lightning's covers training_step() including the loss, memprof's only the model.",
             )
         case Accumulate():
             found.take({"accumulate_grad_batches": policy.micro_batches})
@@ -92,18 +92,19 @@ def _sort(found: Sorted, policy: Policy) -> None:
             arguments: dict[str, object] = {"devices": policy.world_size}
             if policy.stage in strategies:
                 arguments["strategy"] = strategies[policy.stage]
-            found.take(
-                arguments, "shard: stage 1 is DeepSpeed's, which has to be installed." if policy.stage == 1 else ""
-            )
+            found.take(arguments, "shard: stage 1 needs DeepSpeed installed." if policy.stage == 1 else "")
         case Shard():
             found.take({})
         case OptimizerPolicy():
-            found.leave(policy, "configure_optimizers() of your LightningModule makes the optimizer, no argument does.")
+            found.leave(
+                policy,
+                "configure_optimizers() of your LightningModule creates the optimizer; Trainer has no argument for it.",
+            )
         case _ if goes_around_model(policy):
             found.model.append(policy)
         case _:
             found.leave(
-                policy, "configure_optimizers() makes the optimizer; memprof emit --to pytorch has code for it."
+                policy, "configure_optimizers() creates the optimizer; memprof emit --to pytorch writes code for it."
             )
 
 

@@ -30,7 +30,7 @@ class PyTorch(Target):
         plan = request.plan
         policies, refused = without_early_steps([each for each in plan.policies if not isinstance(each, Shard)])
         cannot = refused + tuple(
-            f"{each.describe()}: one process is written here; memprof emit --to fsdp2 divides it in stages 2 and 3."
+            f"{each.describe()}: this code is for one process; memprof emit --to fsdp2 writes stages 2 and 3."
             for each in plan.policies
             if isinstance(each, Shard) and each.world_size > 1
         )

@@ -107,7 +107,7 @@ class _Statements:
     def _shard(self, policy: Shard) -> None:
         ranks = policy.world_size
         if policy.stage == 1:
-            self.sorted.leave(policy, "torchtitan divides parameters too (stages 2 and 3), or nothing (stage 0).")
+            self.sorted.leave(policy, "torchtitan shards parameters too (stages 2 and 3), or nothing (stage 0).")
             return
         degrees = (ranks, 1) if policy.stage == 0 else (1, ranks)
         statements = [
@@ -148,7 +148,7 @@ class _Statements:
     def _loss(self, policy: ChunkedLoss) -> None:
         self.imports.append("from torchtitan.components.loss import ChunkedLossWrapper")
         wrapped = f"ChunkedLossWrapper.Config(num_chunks={policy.chunks}, loss_fn=config.loss)"
-        note = "loss: in chunks along the sequence; the head's products are never whole either."
+        note = "loss: chunked along the sequence; the head's logits are never materialized either."
         self._set(
             "if isinstance(config.loss, ChunkedLossWrapper.Config):",
             f"    config.loss.num_chunks = {policy.chunks}",
@@ -161,10 +161,12 @@ class _Statements:
         """Sets the one option that offloads parameters, gradients and optimizer state together."""
         moved = {each.what for each in request.plan.policies if isinstance(each, Swap) and each.to == "host"}
         if not moved >= _OFFLOADED:
-            self.sorted.leave(policy, "torchtitan moves parameters, gradients and optimizer state together or none.")
+            self.sorted.leave(
+                policy, "torchtitan moves parameters, gradients and optimizer state together or not at all."
+            )
             return
         statement = "config.training.enable_cpu_offload = True"
         self._set(
             *(() if statement in self.statements else (statement,)),
-            note=f"{policy.describe()}: gradients move too, the update is on the processor; it needs FSDP.",
+            note=f"{policy.describe()}: gradients move too, and the update runs on the CPU; it needs FSDP.",
         )

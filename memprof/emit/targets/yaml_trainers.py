@@ -22,7 +22,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.shard.policy import Shard
 from memprof.policies.swap.policy import Swap
 
-_IN_CODE = "no key for it; memprof emit --to pytorch has code."
+_IN_CODE = "no key for it; memprof emit --to pytorch writes code for it."
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch", "8bit": "adamw_torch_8bit"}
 
 
@@ -75,7 +75,7 @@ class YamlTrainer(Target):
         if request.batch:
             found.arguments[self.batch_key] = request.batch_of_a_part
         elif request.parts > 1:
-            found.notes.append(f"{self.batch_key}: divide yours by {request.parts}, or give memprof emit --batch N.")
+            found.notes.append(f"{self.batch_key}: divide yours by {request.parts}, or pass --batch N to memprof emit.")
 
     def _sort(self, found: Sorted, policy: Policy, policies: tuple[Policy, ...]) -> None:
         match policy:
@@ -97,7 +97,7 @@ class YamlTrainer(Target):
                 found.take({"torch_compile": True})
             case Allocator():
                 options = ",".join(f"{key}:{value}" for key, value in policy.options().items())
-                found.leave(policy, f"it is no key; start the job with {VARIABLE}={options}.")
+                found.leave(policy, f"not a key of this file: start the job with {VARIABLE}={options}.")
             case _ if policy.name == "checkpoint" and is_every_layer(policies):
                 kwargs = found.arguments.get("gradient_checkpointing_kwargs", {})
                 found.take(
@@ -105,8 +105,8 @@ class YamlTrainer(Target):
                         "gradient_checkpointing": True,
                         "gradient_checkpointing_kwargs": {"use_reentrant": False, **kwargs},
                     },
-                    "checkpoint: every layer that the model itself offers to recompute; for a model with one list of "
-                    "layers these are the plan's.",
+                    "checkpoint: recomputes every layer for which the model supports it; for a model with one list "
+                    "of layers, these are the plan's.",
                 )
             case _:
                 found.leave(policy, _IN_CODE)
@@ -116,25 +116,25 @@ class YamlTrainer(Target):
         if self.offload_key and is_every_layer(policies) and policy.to == "host":
             found.take(
                 {self.offload_key: self.offload_inputs},
-                f"{policy.describe()}: what goes into the recomputed layers is moved.",
+                f"{policy.describe()}: moves the inputs of recomputed layers.",
             )
         elif self.offload_key:
-            found.take({self.offload_key: value}, f"{policy.describe()}: activations of all modules are moved.")
+            found.take({self.offload_key: value}, f"{policy.describe()}: moves the activations of all modules.")
         elif is_every_layer(policies):
             kwargs = {**found.arguments.get("gradient_checkpointing_kwargs", {}), "offload": value}
             found.take(
                 {"gradient_checkpointing_kwargs": kwargs},
-                f"{policy.describe()}: what goes into the recomputed layers is moved.",
+                f"{policy.describe()}: moves the inputs of recomputed layers.",
             )
         else:
-            found.leave(policy, "the trainer moves only what goes into recomputed layers, and the plan has none.")
+            found.leave(policy, "the trainer moves only the inputs of recomputed layers, and the plan recomputes none.")
 
     def _sort_shard(self, found: Sorted, policy: Shard) -> None:
         start = f"shard: start with torchrun --nproc-per-node {policy.world_size}."
         if policy.stage == 0:
             found.take({}, start)
         elif policy.stage == 1 or not self.shard:
-            found.leave(policy, "no key here; memprof emit --to deepspeed writes a file that the trainer takes.")
+            found.leave(policy, "no key for it; memprof emit --to deepspeed writes a file that the trainer accepts.")
         else:
             reshards = policy.stage == 3 and policy.reshard_after_forward
             found.take({**self.shard, "fsdp_config": {"reshard_after_forward": reshards}}, start)
@@ -142,11 +142,11 @@ class YamlTrainer(Target):
     def _sort_optimizer(self, found: Sorted, policy: OptimizerPolicy) -> None:
         wanted = policy.state or policy.loop
         if wanted in _OPTIMIZERS:
-            found.take({self.optimizer_key: _OPTIMIZERS[wanted]}, f"optimizer {wanted}: of AdamW.")
+            found.take({self.optimizer_key: _OPTIMIZERS[wanted]}, f"optimizer {wanted}: the AdamW variant.")
         elif wanted:
             found.leave(policy, f"no key for {wanted}.")
         if policy.in_backward:
-            found.leave(policy, "the trainer updates when backward is over.")
+            found.leave(policy, "the trainer updates only after backward.")
 
 
 class Trl(YamlTrainer):
@@ -159,8 +159,8 @@ class Trl(YamlTrainer):
     chunked_loss: ClassVar[tuple[dict[str, Any], str]] = (
         {"loss_type": "chunked_nll"},
         (
-            "loss: TRL chooses the chunks; TRL 1.16 does so by default too, and warns of this name. In its place, "
-            "use_liger_kernel: true needs liger-kernel and a GPU."
+            "loss: TRL chooses the number of chunks; TRL 1.16 does so by default and warns about the option. The "
+            "alternative, use_liger_kernel: true, needs liger-kernel and a GPU."
         ),
     )
     offload: ClassVar[dict[str, Any]] = {"host": True}
@@ -179,8 +179,8 @@ class Axolotl(YamlTrainer):
     chunked_loss: ClassVar[tuple[dict[str, Any], str]] = (
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True},
         (
-            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own. Add the plugin to a "
-            "list that you already have."
+            "loss: Liger's fused kernel never materializes the logits and chooses its own chunks. If the file "
+            "already has a list of plugins, add this one to it."
         ),
     )
     offload: ClassVar[dict[str, Any]] = {"host": True, "disk": "disk"}
@@ -199,7 +199,7 @@ class MsSwift(YamlTrainer):
     chunked_loss: ClassVar[tuple[dict[str, Any], str]] = (
         {"use_liger_kernel": True},
         (
-            "loss: Liger's fused kernel computes it without whole logits, in chunks of its own; it needs liger-kernel "
-            "and a GPU."
+            "loss: Liger's fused kernel never materializes the logits and chooses its own chunks; it needs "
+            "liger-kernel and a GPU."
         ),
     )

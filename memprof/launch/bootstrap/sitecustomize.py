@@ -32,7 +32,7 @@ def open_own(path: str, flags: int) -> int:
 
 
 def leave_mark(name: str) -> None:
-    """Creates an empty file in the spool folder, which tells the parent how far a process of the job came."""
+    """Creates an empty file in the spool folder, which shows the parent how far a process of the job came."""
     try:
         os.close(open_own(os.path.join(os.environ["MEMPROF_SPOOL"], name), os.O_CREAT | os.O_WRONLY))
     except (KeyError, OSError):
@@ -52,7 +52,7 @@ def write_log(text: str) -> None:
 
 
 class WatchedSpec(ModuleSpec):
-    """The spec of torch until its import has ended, which the import system tells by clearing ``_initializing``.
+    """The spec of torch until its import has ended, which the import system marks by clearing ``_initializing``.
 
     A loader wrapped around torch's own would do the same in view of everybody: as a frame in each traceback out of
     ``import torch``, and as ``torch.__loader__``.

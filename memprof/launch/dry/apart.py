@@ -77,8 +77,8 @@ def _lay_over(folder: str, scratch: str) -> None:
 
 def _raise_loopback() -> None:
     """Brings up the loopback interface, so that the ranks of one job reach one another."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        fcntl.ioctl(asked, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
 
 
 def _call(name: str, *arguments: object) -> None:

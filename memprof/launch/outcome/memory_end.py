@@ -97,13 +97,13 @@ def _describe(record: dict[str, Any]) -> str:
 
     frames = record.get("frames") or []
     source = find_sources(Stacks.of(stack_id=[0], frames=["\n".join(frames)])).of_stack(0) if frames else None
-    asked = record.get("requested_bytes")
+    requested = record.get("requested_bytes")
     phase, module = record.get("phase", -1), record.get("module")
     place = f", {PHASES[phase]}{f' of {module}' if module else ''}" if phase >= 0 else ""
     where = f", {source.place}" if source is not None else ""
     free, total = record.get("free_bytes"), record.get("total_bytes")
     room = f" {format_bytes(free)} of {format_bytes(total)} were left." if free is not None and total else ""
-    size = "more memory" if asked is None else format_bytes(asked)
+    size = "more memory" if requested is None else format_bytes(requested)
     what = f"{size} requested on {record['device']}{place}{where}"
     return f"out of memory before a training step was recorded: {what}.{room}"
 

@@ -116,13 +116,13 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
-    told = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    sentences = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
     shown = shlex.quote(str(result.path))
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:
         command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
     is_empty = bool(unused) or not (has_operators or followed)
-    verdict = Verdict(" ".join(filter(None, told)), command, is_empty=is_empty)
+    verdict = Verdict(" ".join(filter(None, sentences)), command, is_empty=is_empty)
     return _with_post_mortem(verdict, trace)
 
 
@@ -145,11 +145,11 @@ def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
     found = examine(trace)
     if found is None:
         return verdict
-    told = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
+    explained = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
     if found.is_caught or is_light(trace):
-        return told
+        return explained
     commands = [command for command, _ in next_steps(found, str(trace.path), trace.manifest)]
-    return replace(told, next_command=commands[0], then=tuple(commands[1:]))
+    return replace(explained, next_command=commands[0], then=tuple(commands[1:]))
 
 
 def describe_missed(plan: Plan, applied: set[int]) -> list[str]:

@@ -28,7 +28,7 @@ class SignalRelay:
     Ctrl-C in a terminal, ``kill %1`` and ``timeout`` signal the whole group, so the job has already received the signal
     and a second one would be a different event: torchrun, for one, abandons its workers on a second SIGTERM.
     ``kill PID`` and a supervisor signal this process alone, so it must be forwarded. The system does not distinguish
-    the two cases, so a witness does: a process of the same group that nobody else knows of, which therefore receives
+    the two cases, so a witness does: a process of the same group that nothing else signals, which therefore receives
     a signal only together with the group.
 
     Use it as a context manager from the main thread. While entered, none of these signals ends this process; those

@@ -66,42 +66,17 @@ def step_from_arrays(
     changed = list(in_place) if in_place is not None else [NONE] * count
     viewed = list(view_of) if view_of is not None else [NONE] * count
 
-    base = list(range(count))
-    op_ids: list[int] = []
-    storage_of: list[int] = []
-    roles: list[str] = []
-    for op_id in range(count):
-        for other in (*inputs[op_id], *(x for x in (changed[op_id], viewed[op_id]) if x != NONE)):
-            if not 0 <= other < op_id:
-                raise UsageError(f"Operator {op_id} reads the output of operator {other}, which has not run yet.")
-        if changed[op_id] != NONE and viewed[op_id] != NONE:
-            raise UsageError(f"Operator {op_id} is both a view and in place: give one of them.")
-        target = changed[op_id] if changed[op_id] != NONE else viewed[op_id]
-        if target != NONE:
-            base[op_id] = base[target]
-        read = {base[other] for other in inputs[op_id]} | ({base[op_id]} if viewed[op_id] != NONE else set())
-        if changed[op_id] != NONE:
-            read.discard(base[op_id])
-        uses = [(storage, "read") for storage in sorted(read)]
-        if changed[op_id] != NONE:
-            uses.append((base[op_id], "mutate"))
-        elif viewed[op_id] == NONE:
-            uses.append((op_id, "write"))
-        op_ids += [op_id] * len(uses)
-        storage_of += [storage for storage, _ in uses]
-        roles += [role for _, role in uses]
-
+    base, uses_of_outputs = _uses(inputs, changed, viewed)
     owners = np.flatnonzero(np.array(base) == np.arange(count))
     row = np.full(count + 1, NONE)
     row[owners] = np.arange(len(owners)) + 1
     last = np.arange(count)
-    np.maximum.at(last, np.array(storage_of, dtype=np.int64), np.array(op_ids, dtype=np.int64))
+    np.maximum.at(last, uses_of_outputs.storage_id, uses_of_outputs.op_id)
     freed = last[owners]
     backward = np.asarray(is_backward, dtype=np.bool_)
-    phase = np.where(backward, "backward", "forward")
     ops = Ops.of(
         op_id=np.arange(count),
-        phase=phase,
+        phase=np.where(backward, "backward", "forward"),
         name=list(names) if names is not None else [f"op{op_id}" for op_id in range(count)],
         kind=np.full(count, "compute"),
         duration_us=time_us,
@@ -118,8 +93,7 @@ def step_from_arrays(
         created_op_id=np.append(NONE, owners),
         freed_op_id=np.append(NONE, np.where(freed == count - 1, NONE, freed)),
     )
-    uses_table = Uses.of(op_id=op_ids, storage_id=row[storage_of], role=roles)
-    saved = _saved(uses_table, backward, storages)
+    uses = uses_of_outputs.replace(storage_id=row[uses_of_outputs.storage_id])
     step = Step(
         number=0,
         duration_us=float(np.sum(time_us)),
@@ -128,14 +102,52 @@ def step_from_arrays(
         stacks=Stacks.empty(),
         ops=ops,
         storages=storages,
-        uses=uses_table,
-        saved=saved,
+        uses=uses,
+        saved=_saved(uses, backward, storages),
         memory=Memory.empty(),
         first_op_id=0,
         storage_ids=np.arange(len(storages)),
     )
     step.check()
     return step
+
+
+def _uses(inputs: Sequence[Sequence[int]], changed: list[int], viewed: list[int]) -> tuple[list[int], Uses]:
+    """Lists what each operator reads, makes and changes.
+
+    Args:
+        inputs: The operators whose outputs each reads.
+        changed: The operator whose output each modifies, NONE where it makes its own.
+        viewed: The operator whose output each returns a view of, NONE where it makes its own.
+
+    Returns:
+        The operator that allocated each operator's output, and the uses; their ``storage_id`` is that operator.
+
+    Raises:
+        UsageError: An operator reads one that has not run yet, or is both a view and in place.
+    """
+    base = list(range(len(changed)))
+    rows: list[tuple[int, int, str]] = []
+    for op_id, (target, seen) in enumerate(zip(changed, viewed, strict=True)):
+        for other in (*inputs[op_id], *(one for one in (target, seen) if one != NONE)):
+            if not 0 <= other < op_id:
+                raise UsageError(f"Operator {op_id} reads the output of operator {other}, which has not run yet.")
+        if NONE not in (target, seen):
+            raise UsageError(f"Operator {op_id} is both a view and in place: give one of them.")
+        read = {base[other] for other in inputs[op_id]}
+        if seen != NONE:
+            base[op_id] = base[seen]
+            read.add(base[op_id])
+        if target != NONE:
+            base[op_id] = base[target]
+            read.discard(base[op_id])
+        rows += [(op_id, storage, "read") for storage in sorted(read)]
+        if target != NONE:
+            rows.append((op_id, base[op_id], "mutate"))
+        elif seen == NONE:
+            rows.append((op_id, op_id, "write"))
+    op_ids, storages, roles = zip(*rows, strict=True) if rows else ((), (), ())
+    return base, Uses.of(op_id=op_ids, storage_id=storages, role=roles)
 
 
 def _saved(uses: Uses, backward: np.ndarray, storages: Storages) -> Saved:

@@ -29,7 +29,7 @@ _PACK_PASSES, _UNPACK_PASSES = 6.25 * 1.6, 3.25 * 1.6
 _PACK_US, _UNPACK_US = 100.0, 60.0
 #: Operators that do little more than go through memory.
 _ELEMENTWISE = ("add", "add_", "mul", "mul_", "div", "div_", "sub", "clone", "copy_", "relu", "relu_")
-#: Speed in bytes a microsecond where the step has no operator that tells.
+#: Speed in bytes a microsecond where the step has no operator to measure it by.
 _BYTES_PER_US = 4e3
 
 

@@ -62,7 +62,7 @@ def apply(job: Job, policy: ChunkedLoss) -> None:
 
 
 class _Loss:
-    """Cross-entropy as a policy wants it.
+    """Cross-entropy as a policy computes it.
 
     Attributes:
         original: torch's own function.

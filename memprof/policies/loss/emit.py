@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memprof.policies.loss.policy import ChunkedLoss
     from memprof.policies.loss.recorded import CrossEntropy, Head
 
-_LOW = ("float16", "bfloat16")
+LOW = ("float16", "bfloat16")
 
 
 class ForwardEmitter:
@@ -41,7 +41,7 @@ class ForwardEmitter:
         self.parts = [min(at_a_time, self.rows - start) for start in range(0, self.rows, at_a_time)]
         self._target = int(one.targets[np.argmax(storages.allocated_bytes[one.targets])])
         self._target_bytes = int(storages.allocated_bytes[self._target])
-        self._is_low = str(storages.dtype[one.logits]) in _LOW
+        self._is_low = str(storages.dtype[one.logits]) in LOW
         self._logit_bytes = int(storages.allocated_bytes[one.logits])
         # Softmax and gradient of a chunk are kept in 32 bits: twice the bytes of 16-bit logits.
         self._wide_bytes = self._logit_bytes * (2 if self._is_low else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.policies.loss.emit import ForwardEmitter
+from memprof.policies.loss.emit import LOW, ForwardEmitter
 from memprof.trace.schema import NONE
 
 
@@ -30,7 +30,9 @@ class Emitter(ForwardEmitter):
             duration_us=self._small_us,
             forward_op_id=forward,
         )
-        scale = insertion.storage(4, scale_op)
+        # Of the loss's own type: the number of samples that divides it is a whole one.
+        is_low = one.upstream != NONE and str(self._step.storages.dtype[one.upstream]) in LOW
+        scale = insertion.storage(2 if is_low else 4, scale_op)
         last = scale_op
         for rows in self.parts:
             share = rows / self.rows

@@ -170,7 +170,7 @@ class Simulation:
         )
 
     def _known_times(self) -> list[int]:
-        """Returns how long the runtime knows each storage: until it and all that was computed from it are freed."""
+        """Returns how long the runtime tracks each storage: until it and all that was computed from it are freed."""
         units, until = self._units, self._freed.copy()
         for storage in sorted(units.makers, key=lambda made: units.makers[made][-1], reverse=True):
             for source in units.sources[storage]:

@@ -206,7 +206,7 @@ class Calls:
         self.wrapped_end = np.arange(total)
         is_region = is_chosen[calls.module_id]
         is_wrapped = is_region | (step.modules.parent_id[calls.module_id] == NONE)
-        is_told = (self.first != NONE) & (self.last != NONE) & ~calls.is_recompute
+        is_complete = (self.first != NONE) & (self.last != NONE) & ~calls.is_recompute
         depth = np.zeros(len(calls), dtype=np.int64)
         parents = self.parent
         while (parents != NONE).any():
@@ -214,7 +214,7 @@ class Calls:
             parents = np.where(parents != NONE, self.parent[parents], NONE)
         has_wrapped = np.zeros(total, dtype=np.bool_)
         for level in range(int(depth.max(initial=-1)) + 1):
-            rows = np.flatnonzero((depth == level) & is_told)
+            rows = np.flatnonzero((depth == level) & is_complete)
             length = self.last[rows] - self.first[rows] + 1
             owner = np.repeat(rows, length)
             ops = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length) + self.first[owner]

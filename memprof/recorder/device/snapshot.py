@@ -82,20 +82,6 @@ def segment_records(segments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def largest_free_block(segments: Iterable[dict[str, Any]], device: int) -> int:
-    """Returns the bytes of the largest free block that a device's allocator holds; 0 without any."""
-    return max(
-        (
-            block["size"]
-            for segment in segments
-            if segment["device"] == device
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
-        ),
-        default=0,
-    )
-
-
 def _pool_number(pool: Any, pools: dict[tuple[int, int], int]) -> int:
     if pool is None:
         return 0

@@ -97,7 +97,7 @@ class CudaHistory:
         if self._is_own:
             _memory._record_memory_history(None)
 
-    def _observe(self, device: int, asked: int, total: int, free: int) -> None:
+    def _observe(self, device: int, requested: int, total: int, free: int) -> None:
         """Called by the allocator when an allocation fails, before the job sees the error."""
         try:
             now = time.monotonic()

@@ -76,7 +76,7 @@ class LightEvents:
         pending = [(event, -1) for event in reversed(result.experimental_event_tree())]
         while pending:
             event, node = pending.pop()
-            fields: Any = event.extra_fields  # one of many types, told by `type`
+            fields: Any = event.extra_fields  # one of many types, given by `type`
             if type(fields) is _Allocation:
                 if fields.device.type == "cpu":
                     moment, total = event.start_time_ns, fields.total_allocated

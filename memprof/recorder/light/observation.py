@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.device_ring import CudaHistory
 from memprof.recorder.light.events import LightEvents
 from memprof.recorder.light.log import LightLog
+from memprof.recorder.light.marks import Marks
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
@@ -99,11 +99,7 @@ class LightObservation(ThreadObservation):
         self._step_first_call = 0
         self._stretch_left = 0
         self._stretch_events = 0
-        # Marks since the session began, to attribute events: times, sequence numbers, and the job's position.
-        self._mark_ns: list[int] = []
-        self._mark_sequence: list[int] = []
-        self._mark_place: list[tuple[int, int]] = []
-        self._last_node = (-1, -1)  # the mark during which a backward node ran last, and its module
+        self._marks = Marks()
         self._registry.scan()
 
     @property
@@ -160,8 +156,8 @@ class LightObservation(ThreadObservation):
             self._stretch_left -= 1
             if not self._stretch_left:
                 self._end_stretch()
-        elif self._device is not None and len(self._mark_ns) > _MOST_MARKS:
-            self._forget_marks()
+        elif self._device is not None and len(self._marks) > _MOST_MARKS:
+            self._marks.clear()
             self._log.turn()
         if end_ns - self._log.flushed_ns > _FLUSH_NS:
             self._log.flush()
@@ -323,22 +319,11 @@ class LightObservation(ThreadObservation):
             now, sequence = clock_ns(), _sequence_number()
             call = self._calls[-1].number if self._calls else -1
             self._log.marks.extend((now, self._module, self._phase, call, sequence))
-            self._mark_ns.append(now)
-            self._mark_sequence.append(sequence)
-            self._mark_place.append((self._phase, self._module))
+            self._marks.add(now, sequence, self._phase, self._module)
 
     def _attribute(self, moment_ns: int, total: int, node: int) -> None:
         """Attributes the count reported by an allocation to the position where it happened."""
-        here = max(bisect_right(self._mark_ns, moment_ns) - 1, 0)
-        phase, module = self._mark_place[here] if self._mark_place else (OTHER, -1)
-        if node != -1 and module == -1:  # otherwise a module is recomputed inside backward
-            phase = BACKWARD
-            if node >= 0:
-                maker = bisect_right(self._mark_sequence, node) - 1
-                module = self._mark_place[maker][1] if maker >= 0 else -1
-                self._last_node = (here, module)
-        if module == -1 and self._last_node[0] == here:  # autograd's own work on the node's results
-            phase, module = BACKWARD, self._last_node[1]
+        phase, module = self._marks.place_of(moment_ns, node)
         if total > 0:
             self._peaks.see(total, phase, module)
 
@@ -348,7 +333,7 @@ class LightObservation(ThreadObservation):
             return
         self._log.turn()
         self._log.record_in_ring("begin", {"step": self.step, "time_ns": clock_ns()})
-        self._forget_marks()
+        self._marks.clear()
         self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
         with torch._C.DisableTorchFunction(), untraced():
             spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
@@ -363,14 +348,8 @@ class LightObservation(ThreadObservation):
             since = time.monotonic_ns()
             self._events.stop()
             self._log.flush()
-            self._forget_marks()
+            self._marks.clear()
             self._budget.spend(since, 0)
-
-    def _forget_marks(self) -> None:
-        self._mark_ns.clear()
-        self._mark_sequence.clear()
-        self._mark_place.clear()
-        self._last_node = (-1, -1)
 
     def _known_tensors(self) -> list[torch.Tensor]:
         """Lists the tensors held by models and optimizers; of all other live tensors only the total is known."""

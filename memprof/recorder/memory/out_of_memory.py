@@ -44,7 +44,7 @@ _BACKWARD_NAMES = ("_engine_run_backward", "backward")
 
 _has_observer = False
 #: What CUDA's allocator reported of the last failed request.
-_told: dict[str, int] = {}
+_reported: dict[str, int] = {}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -77,8 +77,8 @@ def listen_to_allocator() -> None:
         _has_observer = True
 
 
-def _observe(device: int, asked: int, total: int, free: int) -> None:
-    _told.update(device=device, asked=asked, total=total, free=free)
+def _observe(device: int, requested: int, total: int, free: int) -> None:
+    _reported.update(device=device, requested=requested, total=total, free=free)
 
 
 def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
         record.update(free_bytes=limit.free_bytes, total_bytes=limit.total_bytes)
     elif device.startswith("cuda") and _cuda.is_initialized():
         record.update(_cuda_state(int(device.partition(":")[2])))
-    _told.clear()
+    _reported.clear()
     return record
 
 
@@ -167,8 +167,8 @@ def _device(error: BaseException, text: str) -> str:
     if kind != "cuda":
         return kind
     number = _DEVICE_NUMBER.search(text)
-    if "device" in _told:
-        return f"cuda:{_told['device']}"
+    if "device" in _reported:
+        return f"cuda:{_reported['device']}"
     if number is not None:
         return f"cuda:{number[1]}"
     return f"cuda:{_cuda.current_device() if _cuda.is_initialized() else 0}"
@@ -195,6 +195,8 @@ def _cuda_state(device: int) -> dict[str, Any]:
     except RuntimeError:
         # A device in an error state answers no queries; the values so far stand.
         state.setdefault("allocated_bytes", None)
-    if _told.get("device") == device:
-        state.update(requested_bytes=_told["asked"], free_bytes=_told["free"], total_bytes=_told["total"])
+    if _reported.get("device") == device:
+        state.update(
+            requested_bytes=_reported["requested"], free_bytes=_reported["free"], total_bytes=_reported["total"]
+        )
     return state

@@ -149,8 +149,8 @@ class NativeEvents:
         if result is None:
             return
         events, device_events = self._log.events, self._log.device_events
-        heard = allocations(result)
-        for event in heard:
+        allocated = allocations(result)
+        for event in allocated:
             fields = event.extra_fields
             if fields.device.type == "cpu":
                 events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
@@ -168,7 +168,7 @@ class NativeEvents:
                 )
         events.extend((clock_ns(), *HEARD))
         for listener in self.listeners:
-            listener(heard)
+            listener(allocated)
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""

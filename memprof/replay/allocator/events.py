@@ -106,10 +106,10 @@ class Replay:
 
     def failed(self) -> Bools:
         """Returns which allocations failed because the device was full, shape ``(allocations,)``."""
-        asked = np.zeros(len(self.address), dtype=np.bool_)
+        is_tried = np.zeros(len(self.address), dtype=np.bool_)
         done = self.requests.allocation[: self.events][self.requests.kind[: self.events] == ALLOCATE]
-        asked[done] = True
-        failed: Bools = asked & (self.address == NONE)
+        is_tried[done] = True
+        failed: Bools = is_tried & (self.address == NONE)
         return failed
 
 

@@ -62,36 +62,36 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     Raises:
         ValueError: The steps do not have the same operators and storages.
     """
-    every = [_Asked.of(step.storages, step.ops) for step in steps]
-    asked = every[0]
-    if any(len(other.size) != len(asked.size) or (other.about != asked.about).any() for other in every):
+    every = [_RunRequests.of(step.storages, step.ops) for step in steps]
+    issued = every[0]
+    if any(len(other.size) != len(issued.size) or (other.about != issued.about).any() for other in every):
         raise ValueError("The steps do not have the same operators and storages.")
-    again, orphans = _second_run(asked)
-    made = np.flatnonzero(asked.made_by != NONE)
+    again, orphans = _second_run(issued)
+    made = np.flatnonzero(issued.made_by != NONE)
     # Allocations are numbered run by run: first the first run's subjects, then those each later run makes.
-    current = np.arange(len(asked.size))
+    current = np.arange(len(issued.size))
     runs = [
-        (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
-        (asked.kind, asked.about, asked.moment),
+        (np.full(len(issued.base), ALLOCATE), issued.base, np.full(len(issued.base), NONE)),
+        (issued.kind, issued.about, issued.moment),
     ]
-    subject, size = [current], [asked.size]
-    count = len(asked.size)
+    subject, size = [current], [issued.size]
+    count = len(issued.size)
     leaving = np.setdiff1d(np.flatnonzero(again != NONE), made)
     for other in every[1:]:
-        following = np.full(len(asked.size), NONE, dtype=np.int64)
+        following = np.full(len(issued.size), NONE, dtype=np.int64)
         following[made] = count + np.arange(len(made))
         following[leaving] = current[again[leaving]]  # storages left by the previous run replace it
-        about = following[asked.about]
+        about = following[issued.about]
         is_kept = about != NONE
         runs += [
             (np.full(len(orphans), FREE), current[orphans], np.full(len(orphans), len(steps[0].ops) - 1)),
-            (asked.kind[is_kept], about[is_kept], asked.moment[is_kept]),
+            (issued.kind[is_kept], about[is_kept], issued.moment[is_kept]),
         ]
         subject.append(made)
         size.append(other.size[made])
         count += len(made)
         current = following
-    return asked.written(runs, np.concatenate(subject), np.concatenate(size))
+    return issued.written(runs, np.concatenate(subject), np.concatenate(size))
 
 
 def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
@@ -101,12 +101,12 @@ def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
         storages: The recording's storages.
         ops: Its operators, whose ids are rows.
     """
-    asked = _Asked.of(storages, ops)
+    issued = _RunRequests.of(storages, ops)
     runs = [
-        (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
-        (asked.kind, asked.about, asked.moment),
+        (np.full(len(issued.base), ALLOCATE), issued.base, np.full(len(issued.base), NONE)),
+        (issued.kind, issued.about, issued.moment),
     ]
-    return asked.written(runs, np.arange(len(asked.size)), asked.size)
+    return issued.written(runs, np.arange(len(issued.size)), issued.size)
 
 
 def device_of(step: Step) -> str:
@@ -121,19 +121,19 @@ def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
         step: The step, recorded or predicted.
         settings: The allocator's settings; torch's defaults if omitted.
     """
-    asked = requests_of_step(step)
-    reserved = replay(asked.requests, settings).reserved()
+    issued = requests_of_step(step)
+    reserved = replay(issued.requests, settings).reserved()
     curve = np.full(len(step.ops), NONE, dtype=np.int64)
-    np.maximum.at(curve, asked.op_id[asked.steady_from :], reserved[asked.steady_from :])
+    np.maximum.at(curve, issued.op_id[issued.steady_from :], reserved[issued.steady_from :])
     # An operator without requests runs with the previous reserved bytes.
     last = np.maximum.accumulate(np.where(curve == NONE, NONE, np.arange(len(curve))))
-    before = int(reserved[asked.steady_from - 1]) if asked.steady_from else 0
+    before = int(reserved[issued.steady_from - 1]) if issued.steady_from else 0
     filled: Ints = np.where(last == NONE, before, curve[last])
     return filled
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _RunRequests:
     """The requests of one run. Subjects are storages, then workspaces; columns but events have shape ``(subjects,)``.
 
     Attributes:
@@ -161,7 +161,7 @@ class _Asked:
     device: str
 
     @staticmethod
-    def of(storages: Storages, ops: Ops) -> _Asked:
+    def of(storages: Storages, ops: Ops) -> _RunRequests:
         """Orders the allocations, workspaces and frees of one device's memory."""
         device = _fullest_device(storages)
         is_owned = (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
@@ -179,7 +179,7 @@ class _Asked:
         order = np.lexsort((about, stage, moment))
         stream = np.zeros(len(made_by), dtype=np.int64)
         stream[made_by != NONE] = ops.stream[made_by[made_by != NONE]]
-        return _Asked(
+        return _RunRequests(
             size=np.concatenate([owned.requested_bytes, ops.workspace_bytes[workers]]),
             stream=stream,
             storage_id=np.concatenate([rows, np.full(len(workers), NONE)]),
@@ -217,19 +217,19 @@ class _Asked:
         )
 
 
-def _second_run(asked: _Asked) -> tuple[Ints, Ints]:
+def _second_run(issued: _RunRequests) -> tuple[Ints, Ints]:
     """Numbers the allocations of a second run.
 
     Returns:
         The allocation of each subject in the second run, NONE where the first left none; and the allocations of the
         first run to free in between, since nothing in the second frees them.
     """
-    created, freed = asked.storages.created_op_id, asked.storages.freed_op_id
+    created, freed = issued.storages.created_op_id, issued.storages.freed_op_id
     outlives, leaves = (created != NONE) & (freed == NONE), (created == NONE) & (freed != NONE)
-    again = np.full(len(asked.size), NONE, dtype=np.int64)
-    made = np.flatnonzero(asked.made_by != NONE)
-    again[made] = len(asked.size) + np.arange(len(made))
-    heirs = _heirs(asked.storages, leaves, outlives)
+    again = np.full(len(issued.size), NONE, dtype=np.int64)
+    made = np.flatnonzero(issued.made_by != NONE)
+    again[made] = len(issued.size) + np.arange(len(made))
+    heirs = _heirs(issued.storages, leaves, outlives)
     for leaving, heir in heirs.items():
         again[leaving] = heir
     return again, np.setdiff1d(np.flatnonzero(outlives), np.array(list(heirs.values()), dtype=np.int64))

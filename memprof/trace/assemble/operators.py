@@ -124,7 +124,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
 def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
     """Returns the original run of operators that a policy reran; the original supplies module and stack.
 
-    Autograd's counter does not advance at operators without a node of their own: names tell these apart.
+    Autograd's counter does not advance at operators without a node of their own: they are distinguished by name.
     """
     if not len(repeats):
         return repeats

@@ -4,7 +4,7 @@ from training import make, step
 model, optimizer = make()
 for number in range(5):
     if number == 2:
-        # Not its memory: what memprof had heard of before, the job's profiler knows the size of when it is freed.
+        # Not its memory: the job's profiler reports the size of what memprof had recorded before when it is freed.
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             with record_function("own"):
                 print(step(model, optimizer).hex())

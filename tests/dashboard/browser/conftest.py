@@ -190,7 +190,7 @@ class Shown:
     def unexpected(self) -> list[str]:
         """Returns what the browser complained of that no test provoked."""
         if not self.page.is_closed():
-            self.page.evaluate("0")  # what is still on its way is heard
+            self.page.evaluate("0")  # receives what is still on its way
         return [one for one in self.complaints if not any(re.search(pattern, one) for pattern in self.expected)]
 
     @property

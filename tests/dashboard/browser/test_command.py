@@ -21,7 +21,7 @@ from memprof_dashboard.app import create_app
 from memprof_dashboard.sources import Workspace, open_sources
 from tests.dashboard.browser.conftest import Served, Shown
 
-#: Trains four steps, waits to be told to go on, and goes on until it is told to stop.
+#: Trains four steps, waits for a signal to go on, and goes on until a signal to stop.
 ENDLESS = """
 import pathlib, time, torch
 model = torch.nn.Linear(64, 64)

@@ -32,7 +32,7 @@ HOSTILE = [
 ]
 
 
-#: Brings a graph of a page into view, and tells where its middle is.
+#: Brings a graph of a page into view, and returns where its middle is.
 _MIDDLE = """place => {
   const graph = document.querySelectorAll("#panel .js-plotly-plot")[place];
   graph?.scrollIntoView({block: "center"});

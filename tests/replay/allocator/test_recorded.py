@@ -46,7 +46,7 @@ def test_real_snapshots_are_replayed_from_any_moment(path: Path) -> None:
 
 @pytest.mark.skipif(not PATHS, reason="the folder of real snapshots is not there")
 def test_another_order_of_equal_blocks_is_noticed() -> None:
-    """A recording by address is not matched by the order of block records: the order is told from the events."""
+    """A recording by address is not matched by the order of block records: the order follows from the events."""
     (path,) = (path for path in PATHS if "silmont2000" in path.name)
     (device,) = read_devices(path)
     assert compare(device.events, device.end, device.settings, "address").mismatches == []

@@ -14,7 +14,7 @@ def own(events: list[tuple[int, int, int, int]], alive: tuple[int, ...] = ()) ->
 
 
 def test_takings_and_frees_are_own_events() -> None:
-    """Everything that the allocator counts is told, an address used again too."""
+    """Everything that the allocator counts is there, an address used again too."""
     assert own([(1, 7, 8, 8), (2, 7, -8, 4), (3, 7, 16, 20), (4, 9, -4, 16)]) == [True] * 4
 
 
@@ -35,7 +35,7 @@ def test_the_last_block_of_all_is_freed() -> None:
 
 
 def test_a_block_is_freed_once() -> None:
-    """A weak reference tells the end of an older block just before the allocator does: the second is left out."""
+    """A weak reference reports the end of an older block just before the allocator does: the second is left out."""
     assert own([(1, 7, -8, -1), (2, 7, -16, 100), (3, 7, 8, 108)], alive=(7,)) == [True, False, True]
 
 

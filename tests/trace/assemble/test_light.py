@@ -13,6 +13,7 @@ import pytest
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble.light.process import assemble_light
 from memprof.trace.assemble.light.regions import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions
+from memprof.trace.assemble.light.stretch import ordinary_spool
 from memprof.trace.files.spool import (
     BACKWARD,
     COLUMNS,
@@ -64,7 +65,7 @@ def _write_process(folder: Path, snapshot: Path, starts_ns: list[int], module_ns
 @pytest.mark.skipif(not PATHS, reason="the folder of real snapshots is not there")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem[:40])
 def test_real_snapshots_are_packed_with_the_runs_steps(path: Path, tmp_path: Path) -> None:
-    """Every byte of the history is told, step by step as the run's clock cuts it, and the module where it was."""
+    """Every byte of the history is there, step by step as the run's clock cuts it, with its module."""
     devices = read_snapshot(path).devices
     device = max(devices, key=lambda one: (one.facts.peak_requested_bytes, -one.number))
     times = device.entries.time_us[~np.isnan(device.entries.time_us)]
@@ -126,10 +127,18 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     assert peaks.allocated_bytes.tolist() == [500, 300]
     assert peaks.how.tolist() == ["told", "counted"]
     assert trace.recorded_steps == ()
+    assert trace.manifest.capture.reason == "the job was killed by SIGKILL"
+    for exit_record, reason in (
+        ({"returncode": 1}, "the job ended without leaving Python in order"),
+        (None, "the job is still running"),
+    ):
+        packed = assemble_light(tmp_path, {}, exit_record)
+        assert packed is not None
+        assert packed[0].capture.reason == reason
 
 
 def test_a_process_that_recorded_nothing_is_none(tmp_path: Path) -> None:
-    """A job killed before its first step leaves nothing to tell."""
+    """A job killed before its first step leaves no recording."""
     writer = SpoolWriter(tmp_path / LIGHT_FOLDER)
     writer.write_record("start", _START)
     writer.close()
@@ -140,6 +149,20 @@ def _stretch(**rows: list[list[int]]) -> Spool:
     return Spool(
         {name: np.array(rows.get(name, []), dtype=np.int64).reshape(-1, len(COLUMNS[name])) for name in COLUMNS}
     )
+
+
+@pytest.mark.parametrize(("ended", "last"), [([], 7), ([7], 8), ([7, 8], 9)])
+def test_a_stretch_cut_short_ends_in_the_step_after_the_last_whole_one(ended: list[int], last: int) -> None:
+    """Without a whole step it is the one that the stretch began with."""
+    marks = [[10 * time, -1, OTHER, -1, 0] for time in range(10)]
+    ring, main = _stretch(marks=marks, events=[[95, 0, 0, 0]]), _stretch()
+    main.records["start"] = [_START]
+    ring.records["begin"] = [{"step": 7, "time_ns": 0}]
+    ring.records["steps"] = [
+        {"step": step, "start_ns": 30 * place, "end_ns": 30 * place + 29} for place, step in enumerate(ended)
+    ]
+    steps = ordinary_spool(main, ring).records["steps"]
+    assert [(one["step"], one["is_complete"]) for one in steps] == [*((step, True) for step in ended), (last, False)]
 
 
 def test_regions_are_module_calls_backward_nodes_and_what_lies_between() -> None:

@@ -41,7 +41,7 @@ def test_an_address_used_again_is_another_life() -> None:
 
 
 def test_a_free_of_an_unknown_block_ends_a_life_from_before() -> None:
-    """What is freed without having been taken was there before, with the size the free tells."""
+    """What is freed without having been allocated was there before, with the size in the free."""
     assert told(paired(merged([(0, 9)], [(1, 7, -24), (2, 7, 8)]), {})) == [(7, 24, NONE, 0), (7, 8, 1, NEVER)]
 
 
@@ -51,7 +51,7 @@ def test_what_was_alive_ends_with_its_free() -> None:
 
 
 def test_taking_an_address_that_is_taken_ends_the_life_before() -> None:
-    """A second taking at one address tells that the free between was not heard; bytes are not counted twice."""
+    """A second allocation at one address means that the free between was missed; bytes are not counted twice."""
     timeline = merged([(0, 2), (5, 9)], [(1, 7, 8), (6, 7, 16)])
     lives = paired(timeline, {})
     assert told(lives) == [(7, 8, 0, 1), (7, 16, 1, NEVER)]

@@ -173,7 +173,7 @@ def test_storages_are_those_of_the_processor(source: Path, tmp_path: Path) -> No
 
 
 def test_the_history_alone_will_do(source: Path, tmp_path: Path) -> None:
-    """Where the job's own profiler hears the reports, the allocator's history stands in: blocks as they are rounded."""
+    """Where the job's own profiler receives the events, the allocator's history replaces them, with rounded blocks."""
     twin = Twin(source)
     trace = opened(twin.write(tmp_path / "device", has_reports=False))
     assert trace.manifest.backend.name == "cuda-history"
@@ -185,7 +185,7 @@ def test_the_history_alone_will_do(source: Path, tmp_path: Path) -> None:
 
 
 def test_reports_alone_will_do(source: Path, tmp_path: Path) -> None:
-    """A torch without a history still tells blocks and totals; what was asked for is what tensors take."""
+    """A torch without a history still has blocks and totals; requested bytes are those of tensors."""
     twin = Twin(source, is_history=False)
     trace = opened(twin.write(tmp_path / "device"))
     for step, (begin, end) in windows(source).items():

@@ -239,7 +239,7 @@ def test_a_sum_within_one_backward_formula_is_left(raw_job: RawJob) -> None:
 
 
 def test_memory_of_other_threads_is_unknown_and_told(raw_job: RawJob) -> None:
-    """The allocator counts 1000 bytes that nobody was heard taking: a storage that says so, and a note."""
+    """The allocator counts 1000 bytes without an event: a storage that says so, and a note."""
     raw_job.operator(10, 20, writes=[Y])
     raw_job.event(12, Y, 8, 8)
     raw_job.operator(30, 40, writes=[G])
@@ -273,7 +273,7 @@ def test_foreign_memory_takes_none_of_the_allocators(raw_job: RawJob) -> None:
 
 
 def test_operators_take_their_times_from_the_timed_step(raw_job: RawJob) -> None:
-    """3 us instead of the 10 ns recorded; the manifest tells which step was timed."""
+    """3 us instead of the 10 ns recorded; the manifest names the step that was timed."""
     linear_step(raw_job)
     raw_job.step(0, "recorded", 0, 80, 0, 3)
     raw_job.step(1, "timed", 80, 900, 3, 3)

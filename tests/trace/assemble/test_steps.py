@@ -56,7 +56,7 @@ def test_the_last_epoch_lasts(raw_job: RawJob) -> None:
 
 
 def test_events_are_heard_up_to_the_last_mark(raw_job: RawJob) -> None:
-    """A mark says that everything before it was heard; a real event, or a mark of a later stretch, says nothing."""
+    """A mark means that everything before it was received; a real event, or a mark of a later stretch, does not."""
     run_operators(raw_job, 2)
     raw_job.epochs = [{"op": 0, "time_ns": 0, "source": "native"}, {"op": 1, "time_ns": 100, "source": "native"}]
     raw_job.step(0, "recorded", 0, 100, 0, 1)

@@ -75,7 +75,7 @@ def test_memory_taken_after_the_last_operator_has_a_row() -> None:
 
 
 def test_events_are_put_in_order_of_time() -> None:
-    """Events heard late, as by weak references, are told where they happened; ties stay in the order heard."""
+    """Events received late, as by weak references, are placed where they happened; ties stay in the order received."""
     timeline = merged([(10, 20)], [(15, 1, 8), (12, 2, 8), (15, 1, -8)])
     assert timeline.event_time_ns.tolist() == [12, 15, 15]
     assert timeline.event_bytes.tolist() == [8, 8, -8]

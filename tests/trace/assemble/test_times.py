@@ -147,6 +147,6 @@ def test_the_modes_own_cost_is_taken_off() -> None:
 
 
 def test_without_views_durations_stand_as_measured() -> None:
-    """Nothing tells what passing the mode costs; without operators there is nothing to correct."""
+    """The cost of passing the mode is unknown; without operators there is nothing to correct."""
     assert corrected_durations(np.array([5000, 3000]), np.zeros(2, dtype=np.bool_)).tolist() == [5.0, 3.0]
     assert corrected_durations(np.empty(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)).tolist() == []

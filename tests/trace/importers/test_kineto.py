@@ -64,7 +64,7 @@ def opened(tmp_path: Path, content: Any, **choices: Any) -> Trace:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_all_four_ways_to_write_memory_events_are_read(schema: str, tmp_path: Path) -> None:
-    """Sorted by time, with what was in use before as far as it is told, whether top level is a dict or a list."""
+    """Sorted by time, with what was in use before as far as it is known, whether top level is a dict or a list."""
     for content in ({"traceEvents": job(schema)}, job(schema)):
         trace = opened(tmp_path, content)
         counters = trace.table(Memory)
@@ -75,7 +75,7 @@ def test_all_four_ways_to_write_memory_events_are_read(schema: str, tmp_path: Pa
 
 
 def test_operators_phases_and_lines_come_from_what_ran_around(tmp_path: Path) -> None:
-    """The outermost operator of torch names a row; modules, autograd and optimizers tell its phase."""
+    """The outermost operator of torch names a row; modules, autograd and optimizers give its phase."""
     trace = opened(tmp_path, job())
     ops = trace.table(Ops)
     assert ops.name.tolist()[1:] == ["aten.linear", "aten.mm", "Optimizer.step#SGD.step"]

@@ -77,7 +77,7 @@ def test_reserved_bytes_are_counted_backwards_from_the_end(tmp_path: Path) -> No
 
 
 def test_phases_lines_and_operators_come_from_stacks(tmp_path: Path) -> None:
-    """Frames of modules, of autograd and of optimizers tell the phase; the line is the job's own."""
+    """Frames of modules, of autograd and of optimizers give the phase; the line is the job's own."""
     trace = imported(tmp_path, small_job())
     ops, stacks = trace.table(Ops), trace.table(Stacks)
     assert ops.phase.tolist() == ["other", "forward", "backward", "optimizer"]
@@ -148,7 +148,7 @@ def several_steps(annotations: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("annotations", [True, False])
 def test_steps_end_with_the_optimizers_update(annotations: bool, tmp_path: Path) -> None:
-    """Annotations tell steps, and stacks where there are none; the first and the last are not whole."""
+    """Annotations mark steps, or stacks where there are none; the first and the last are not whole."""
     trace = imported(tmp_path, several_steps(annotations))
     steps, ops = trace.table(Steps), trace.table(Ops)
     assert ops.step.tolist() == [0, 0, 0, 1, 1, 2, 2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ OPTIMIZER = [
 
 
 def entry(action: str, address: int, size: int, frames: Any = None, **more: Any) -> dict[str, Any]:
-    """An entry of a history."""
+    """An entry of a history; its frames are its own, so that a test may change them."""
     one = {"action": action, "addr": address, "size": size, "stream": 0, **more}
-    return one if frames is None else {**one, "frames": list(frames)}
+    return one if frames is None else {**one, "frames": deepcopy(list(frames))}
 
 
 def freed(address: int, size: int, **more: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.comparison import Diff
@@ -30,7 +30,7 @@ def write_output(
     text = render(found, form, rows, explains=explains, names=names)
     write_text(text, output)
     if output is not None:
-        tell(f"written to {output}")
+        notify(f"written to {output}")
 
 
 def write_text(text: str, output: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import tell
+from memprof.cli.harmless import notify
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
 from memprof.trace.files.place import check_output
@@ -63,7 +63,7 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
 
     with whole_file(output) as file:
         file.write(emitted.text.encode())
-    tell(f"wrote {output}")
+    notify(f"wrote {output}")
 
 
 def emitted_or_refused(
@@ -95,9 +95,9 @@ def emitted_or_refused(
     if not emitted.expressed:
         raise UsageError(f"{form.title} can express nothing of {source}: {' '.join(emitted.cannot)}")
     for sentence in emitted.notes:
-        tell(f"note: {sentence}")
+        notify(f"note: {sentence}")
     for sentence in emitted.cannot:
-        tell(f"cannot express {sentence}")
+        notify(f"cannot express {sentence}")
     return emitted
 
 
@@ -115,7 +115,7 @@ def print_suggested(found: Suggestion, chosen: Candidate | None, target: str) ->
         is_known = found.answer.best is not None
         raise GateFailedError("No plan that was dry-run fits; none is emitted." if is_known else describe_least(found))
     if not chosen.policies:
-        tell("the job already fits: there is no plan to emit")
+        notify("the job already fits: there is no plan to emit")
         return
     words = f"memprof suggest {found.trace}"
     sys.stdout.write(emitted_or_refused(found.predicted(chosen), target, words, batch=found.basis.batch or 0).text)

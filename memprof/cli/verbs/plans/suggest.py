@@ -221,14 +221,14 @@ def _check(found: Suggestion, most: int, search: Callable[..., Suggestion]) -> t
         search: Repeats the search, for a search request and steps from dry runs.
     """
     from memprof.analysis.plans.dry_check_results import INTERRUPTED
-    from memprof.cli.harmless import tell
+    from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
     from memprof.launch.dry.dry_check import DryChecks
     from memprof.launch.parent.settings import read_dry_window
 
     window = read_dry_window(Path.cwd())
     try:
-        checks = DryChecks(found.manifest, window, tell)
+        checks = DryChecks(found.manifest, window, notify)
         with CheckLine() as line:
             dry_steps = checks.steps(found, most, line.show)
         if dry_steps:

@@ -155,11 +155,11 @@ def _taking_of(history: History) -> Ints:
 
 
 def rows_at(address: Ints, wanted: Ints) -> Ints:
-    """Finds the first row with each requested address; NONE where there is none. Shape (asked,).
+    """Finds the first row with each requested address; NONE where there is none. Shape (wanted,).
 
     Args:
         address: Addresses of the rows, in any order. Shape (rows,).
-        wanted: Addresses to look up. Shape (asked,).
+        wanted: Addresses to look up. Shape (wanted,).
     """
     if not len(address):
         return np.full(len(wanted), NONE, dtype=np.int64)
@@ -175,11 +175,11 @@ def last_at(address: Ints, time_us: Ints, wanted_address: Ints, wanted_ns: Ints)
     Args:
         address: Addresses of the rows. Shape (rows,).
         time_us: Their times, in whole microseconds.
-        wanted_address: Addresses to look up. Shape (asked,).
+        wanted_address: Addresses to look up. Shape (wanted,).
         wanted_ns: Times to look up, in nanoseconds.
 
     Returns:
-        Rows; NONE where there is none. Shape (asked,).
+        Rows; NONE where there is none. Shape (wanted,).
     """
     nothing = np.full(len(wanted_address), NONE, dtype=np.int64)
     if not len(address) or not len(wanted_address):

@@ -118,10 +118,10 @@ def is_fatal(spool: Spool, number: int, names: Sequence[str], exit_record: Mappi
 def _row(recording: Recording, ops: Ops, record: dict[str, Any], frames: list[str]) -> dict[str, Any]:
     """Returns a failure's columns from the operator that made the request, or from the traceback without one."""
     raw = record["op"] - recording.epoch.first_op
-    is_told = 0 <= raw < recording.raw_count
-    op_id = int(recording.row_of_raw[raw]) if is_told else NONE
+    is_in_trace = 0 <= raw < recording.raw_count
+    op_id = int(recording.row_of_raw[raw]) if is_in_trace else NONE
     if record["is_operator"]:
-        if not is_told:
+        if not is_in_trace:
             return _of_raw(recording, record["op"])
         columns = {name: getattr(ops, name)[op_id] for name in ("step", "name", "phase", "module_id", "stack_id")}
         return {**columns, "op_id": op_id}

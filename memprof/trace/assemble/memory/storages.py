@@ -204,13 +204,13 @@ def _facts(recording: Recording, lives: BlockLives, storage_of_life: Ints, forei
     position = recording.timeline.position(columns["time_ns"])
     storage = storage_of_life[lives.find(columns["address"], position)]
     storage = np.where(storage == NONE, foreign.of_address(columns["address"]), storage)
-    is_told = storage != NONE
-    tensor = columns["tensor"][is_told]
+    is_matched = storage != NONE
+    tensor = columns["tensor"][is_matched]
     return Facts(
-        storage=storage[is_told],
-        category=columns["category"][is_told],
-        name=columns["name"][is_told],
-        module=columns["module"][is_told],
+        storage=storage[is_matched],
+        category=columns["category"][is_matched],
+        name=columns["name"][is_matched],
+        module=columns["module"][is_matched],
         tensor=tensor,
         family=recording.tensors.families()[tensor],
     )

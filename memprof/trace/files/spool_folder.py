@@ -1,0 +1,244 @@
+"""The spool folder that a job leaves behind: which processes it holds, and the tables of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError
+from memprof.trace.consistency import InvariantError, check_tables
+from memprof.trace.files.reading import parse_json, read_bytes
+from memprof.trace.files.spool import peek_spool
+from memprof.trace.files.trim import drop_warm_up
+from memprof.trace.manifest import Manifest, number_ranks
+from memprof.trace.schema import NONE, HostMemory, Table
+
+Tables = dict[type[Table], Table]
+
+#: Exceptions raised when rows and records that contradict one another are assembled into tables.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, InvariantError)
+
+#: Builds the tables of one process's folder, given launch.json and exit.json: one result per device used, empty where
+#: nothing was recorded.
+Assembler = Callable[[Path, dict[str, Any], dict[str, Any] | None], Sequence[tuple[Manifest, Tables]]]
+
+
+def is_spool_folder(folder: Path) -> bool:
+    """Returns whether a folder is the spool of a recording."""
+    return (folder / "launch.json").is_file() or any(folder.glob("process-*/"))
+
+
+def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> list[tuple[Manifest, Tables]]:
+    """Reads the recording of every process of a job, however the job ended.
+
+    Args:
+        folder: The spool folder.
+        assemble: Builds the tables of one process; ``memprof.trace.assemble`` where left out.
+
+    Returns:
+        Manifest and tables of each recorded process, by rank and start, ranks unique, without the warm-up.
+
+    Raises:
+        BadInputError: No process of the job was recorded; the message says how the job ended.
+    """
+    spool = SpoolFolder.open(Path(folder), assemble, keep=True)
+    packed = list(spool.ranks())
+    if not packed:
+        raise BadInputError(spool.describe_nothing())
+    return packed
+
+
+@dataclass(frozen=True)
+class SpoolFolder:
+    """A spool folder, and the rank of each of its processes.
+
+    Attributes:
+        folder: The spool folder.
+        launch: The launch record that the parent wrote when it started the job.
+        ended: The exit record that it wrote at the end; None while the job runs.
+        assemble: Builds the tables of one process.
+        processes: Folder, rank and further notes of each process with a recording, by rank.
+        pids: Their process ids.
+    """
+
+    folder: Path
+    launch: dict[str, Any]
+    ended: dict[str, Any] | None
+    assemble: Assembler
+    processes: tuple[tuple[Path, int, tuple[str, ...]], ...]
+    pids: tuple[int, ...]
+
+    @staticmethod
+    def open(folder: Path, assemble: Assembler | None, *, keep: bool = False) -> SpoolFolder:
+        """Determines which processes a spool folder holds recordings of.
+
+        Args:
+            folder: The spool folder.
+            assemble: As in ``read_spool_folder``.
+            keep: Cache assembled processes, for a caller that holds all of them anyway.
+        """
+        launch = _read_json(folder / "launch.json") or {}
+        ended = _read_json(folder / "exit.json")
+        if assemble is None:
+            # Imported here because opening a finished trace does not need it.
+            from memprof.trace.assemble import assemble_devices
+
+            assemble = assemble_devices
+        if keep:
+            assemble = _remembering(_guarded(assemble))
+        found = _starts(folder) or _assembled(folder, launch, ended, assemble)
+        found.sort(key=lambda one: (one[1].rank, one[1].created_us, one[1].pid))
+        manifests = number_ranks([manifest for _, manifest in found])
+        return SpoolFolder(
+            folder,
+            launch,
+            ended,
+            assemble,
+            tuple((path, one.rank, one.notes) for (path, _), one in zip(found, manifests, strict=True)),
+            tuple(manifest.pid for manifest in manifests),
+        )
+
+    def ranks(self, faults: dict[int, str] | None = None) -> Iterator[tuple[Manifest, Tables]]:
+        """Assembles the processes one by one.
+
+        Args:
+            faults: Collects why ranks could not be assembled; raised instead where left out.
+        """
+        host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
+        is_child = ~np.isin(host.pid, self.pids)
+        # The parent cannot know whether a process will train until it does.
+        host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
+        is_first = True
+        following = max((rank for _, rank, _ in self.processes), default=0) + 1
+        for path, rank, notes in self.processes:
+            try:
+                assembled = self.assemble(path, self.launch, self.ended)
+            except Exception as error:
+                if faults is None:
+                    raise
+                # One bad rank must not lose what the other ranks recorded; the raw recording is kept.
+                faults[rank] = f"{type(error).__name__}: {error}".rstrip(": ")
+                continue
+            for place, (manifest, tables) in enumerate(assembled):
+                # Data loader workers and other children are counted once, with the first rank.
+                is_shown = ((host.pid == manifest.pid) & (place == 0)) | (is_child & is_first)
+                is_first = False
+                fresh = tuple(note for note in notes if note not in manifest.notes)
+                # Additional devices of a process follow all processes.
+                number, following = (following, following + 1) if place else (rank, following)
+                named = dataclasses.replace(manifest, rank=number, notes=(*manifest.notes, *fresh))
+                yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}
+
+    def describe_nothing(self) -> str:
+        """Returns why the folder holds no recording: how the job ended."""
+        folder, launch, ended = self.folder, self.launch, self.ended
+        command = " ".join(str(part) for part in launch.get("command", ())) or "the job"
+        if ended is None:
+            became = "is still running, or memprof was killed with it"
+        elif ended.get("returncode", 0) < 0:
+            became = f"was ended by signal {-ended['returncode']}"
+        else:
+            became = f"ended with status {ended.get('returncode', 0)}"
+        return (
+            f"{folder} holds no recording: {command} {became}, and none of its processes ran a training step with "
+            "torch."
+        )
+
+
+def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
+    """Identifies recorded processes by the starts of their recordings; empty where these do not give unique ranks."""
+    found = []
+    for path in sorted(folder.glob("process-*/")):
+        start, has_operators = peek_spool(path)
+        if start is not None and has_operators:
+            try:
+                found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
+            except (KeyError, TypeError):
+                return []  # it is damaged, and assembling reports how
+    return found if len({manifest.rank for _, manifest in found}) == len(found) else []
+
+
+def _assembled(
+    folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
+) -> list[tuple[Path, Manifest]]:
+    """Assembles every process to see which have a recording, and discards the tables."""
+    assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
+    return [(path, devices[0][0]) for path, devices in assembled if devices]
+
+
+def _guarded(assemble: Assembler) -> Assembler:
+    """Converts errors caused by a damaged raw recording, whose rows and records cross-reference one another."""
+
+    def guarded(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
+        try:
+            assembled = assemble(path, launch, ended)
+            for _, tables in assembled:
+                check_tables(tables)
+        except _NONSENSE as error:
+            detail = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            raise BadInputError(
+                f"the raw recording in {path} is damaged: its rows contradict one another "
+                f"({type(error).__name__}: {detail})."
+            ) from error
+        return assembled
+
+    return guarded
+
+
+def _remembering(assemble: Assembler) -> Assembler:
+    known: dict[Path, Sequence[tuple[Manifest, Tables]]] = {}
+
+    def remembered(
+        path: Path, launch: dict[str, Any], ended: dict[str, Any] | None
+    ) -> Sequence[tuple[Manifest, Tables]]:
+        if path not in known:
+            known[path] = assemble(path, launch, ended)
+        return known[path]
+
+    return remembered
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Reads one of the parent's files; None where it was not written."""
+    try:
+        record = parse_json(read_bytes(path), strict=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise BadInputError(f"{path} is damaged: it is not JSON.") from error
+    if not isinstance(record, dict):
+        raise BadInputError(f"{path} is damaged: it is not a JSON object.")
+    return record
+
+
+def _read_host_memory(path: Path) -> HostMemory:
+    """Reads the parent's samples; a line cut short by a kill is dropped."""
+    if not path.is_file():
+        return HostMemory.empty()
+    samples = []
+    for line in path.read_bytes().splitlines():
+        try:
+            sample = json.loads(line)
+            samples.append(
+                (
+                    float(sample["time_us"]),
+                    int(sample["pid"]),
+                    str(sample["role"]),
+                    int(sample["rss_bytes"]),
+                    NONE if sample.get("private_bytes") is None else int(sample["private_bytes"]),
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    if not samples:
+        return HostMemory.empty()
+    names = [column.name for column in dataclasses.fields(HostMemory)]
+    return HostMemory.of(**dict(zip(names, zip(*samples, strict=True), strict=True)))
