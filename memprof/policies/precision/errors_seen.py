@@ -95,5 +95,5 @@ def _open_share(step: Step, names: set[str]) -> float:
     is_open[is_open] = makes[created[is_open]]
     most = int(made_bytes(step).max(initial=0))
     largest = int(storages.requested_bytes[is_open].max(initial=0))
-    # Half of it, as a share of a step in which all else is short.
-    return largest / (most + largest) if most else 0.0
+    # Half of it, as a share of a step in which all else is short, and a tenth more for what is computed of it.
+    return 1.1 * largest / (most + largest) if most else 0.0
