@@ -29,17 +29,20 @@ class Known:
         missing: Allocations that the dry run does not have.
         peak_error_bytes: Error of the peak.
         end_error_bytes: Error of what is allocated at the end.
+        other_live: Allocations after which more or less is alive than on the GPU, where none is missing.
     """
 
     missing: int = 0
     peak_error_bytes: int = 0
     end_error_bytes: int = 0
+    other_live: int = 0
 
 
 RUNS = {
     # Two blocks in the backward of a batched product by torch 2.6. The script's own variables end 512 bytes earlier.
     "attention_alone": Known(missing=2, end_error_bytes=-512),
-    "decoder_training": Known(),
+    # index_put frees its copy of the indices before its last four temporaries, the dry run after them.
+    "decoder_training": Known(other_live=4),
     "decoder_inference": Known(),
     # torch 2.9 keeps a workspace of cuBLASLt.
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
@@ -62,3 +65,5 @@ def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeyp
     assert dry.peak_bytes - run["peak_bytes"] == RUNS[name].peak_error_bytes
     assert dry.end_bytes - run["live_at_end"] == RUNS[name].end_error_bytes
     assert dry.peak_reserved_bytes == run["peak_reserved_bytes"]
+    if not RUNS[name].missing:
+        assert (dry.live != 512 * np.array(run["live_blocks"])).sum() == RUNS[name].other_live

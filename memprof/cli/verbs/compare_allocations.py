@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   memprof compare-allocations --device a100-80g gpu.pickle -- train.py --batch-size 8
+  memprof compare-allocations --device rtx4090 --row gpu.pickle -- train.py
   memprof compare-allocations gpu.pickle dry-run.pickle""",
 )
 @click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
 @click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
 @click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
+@click.option("--row", "is_row", is_flag=True, help="Print one row of the table in docs/how-true.md, to contribute it.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.argument("snapshot", type=click.Path(), metavar="SNAPSHOT")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="{OTHER | -- SCRIPT [ARGS]...}")
 def compare_allocations(
-    snapshot: str, rest: tuple[str, ...], device: str | None, tolerance: str, top: int, is_json: bool
+    snapshot: str, rest: tuple[str, ...], device: str | None, tolerance: str, top: int, is_row: bool, is_json: bool
 ) -> int:
     """Compare a real GPU's allocations with a dry run's.
 
@@ -59,6 +61,10 @@ def compare_allocations(
         from memprof.analysis.compared.comparison_json import comparison_to_json
 
         print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
+    elif is_row:
+        from memprof.cli.pages.allocations_row import describe_row
+
+        print(describe_row(compared, device or ""))
     else:
         from memprof.cli.pages.allocations_page import show_allocations
 
