@@ -12,12 +12,13 @@ import numpy as np
 
 from memprof.analysis.compared.alignment import find_gaps
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
+from memprof.analysis.compared.figure import draw_timelines
 from memprof.launch.dry.dry_snapshots import collect_snapshots
 from memprof.launch.parent.target import find_target
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 from tests.benchmarks import blind_peaks, published_peaks
-from tests.benchmarks.charts import Point, draw_scatter, draw_timelines
+from tests.benchmarks.charts import Point, draw_scatter
 from tests.benchmarks.section import Section, verdict
 
 FOLDER = Path(__file__).resolve().parents[1] / "real_gpus"

@@ -6,10 +6,11 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 
+from memprof.analysis.compared.figure import draw_timelines
 from memprof.machines.catalogue import find_machine
 from tests.benchmarks import blind_peaks, real_gpus
 from tests.benchmarks.blind_peaks import CARDS, BlindPeak, Prediction, compare, read_peaks, read_predictions
-from tests.benchmarks.charts import Point, draw_scatter, draw_timelines
+from tests.benchmarks.charts import Point, draw_scatter
 
 PEAKS = {peak.id: peak for peak in read_peaks()}
 

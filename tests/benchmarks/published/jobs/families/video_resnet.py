@@ -134,7 +134,7 @@ class Classifier(nn.Module):
 
 
 class SlowFast(nn.Module):
-    """A pathway of an eighth of the frames, and one of all of them with an eighth of the channels, which leads into it."""
+    """A pathway of an eighth of the frames, and one of all of them with an eighth of the channels which joins it."""
 
     def __init__(self, classes: int = 400) -> None:
         super().__init__()
