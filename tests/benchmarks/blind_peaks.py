@@ -144,7 +144,7 @@ def compare(peaks: Sequence[BlindPeak], predictions: Mapping[str, Prediction]) -
     rows = []
     for peak in peaks:
         both = predictions.get(peak.id)
-        cells = (_percent(peak.error(both.first)), _percent(peak.error(both.last))) if both else ("fails", "fails")
+        cells = (_percent(peak.error(both.first)), _percent(peak.error(both.last))) if both else ("not run", "not run")
         last = format_bytes(both.last) if both else ""
         rows.append((f"`{peak.id}`", peak.counter.replace("_", " "), format_bytes(peak.bytes), last, *cells, peak.why))
     for counter in dict.fromkeys(peak.counter for peak in peaks):
