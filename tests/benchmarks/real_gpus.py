@@ -35,6 +35,7 @@ class RealRun:
         name: Of the file, and of the script that does the same.
         card: The catalogue's name.
         torch: Version, as far as it is known.
+        environment: Variables that the job had.
         sizes: Bytes of each allocation, shape ``(allocations,)``.
         live: Live bytes after each, shape ``(allocations,)``.
         peak_bytes: Peak of the live bytes.
@@ -45,6 +46,7 @@ class RealRun:
     name: str
     card: str
     torch: str
+    environment: dict[str, str]
     sizes: Ints
     live: Ints
     peak_bytes: int
@@ -59,6 +61,7 @@ class RealRun:
             name=path.stem,
             card=run["card"],
             torch=run["torch"],
+            environment=run.get("environment", {}),
             sizes=np.array(run["sizes"], dtype=np.int64)[run["order"]],
             live=512 * np.array(run["live_blocks"], dtype=np.int64),
             peak_bytes=run["peak_bytes"],
@@ -74,8 +77,9 @@ def read_runs() -> list[RealRun]:
 
 def dry_run(run: RealRun) -> AllocationSequence:
     """Dry-runs the script that does the same as a run."""
-    here = Path.cwd()
+    here, before = Path.cwd(), dict(os.environ)
     os.chdir(FOLDER / "scripts")
+    os.environ.update(run.environment)
     try:
         with tempfile.TemporaryDirectory(prefix="memprof-real-gpus-") as folder:
             target = find_target((f"{run.name}.py",), is_module=False, is_command=False)
@@ -83,6 +87,8 @@ def dry_run(run: RealRun) -> AllocationSequence:
             return read_sequence(str(taken))
     finally:
         os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
