@@ -17,6 +17,7 @@ from memprof.analysis.compared.alignment import find_gaps
 from memprof.analysis.compared.allocation_sequence import read_sequence
 from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, compare_sequences
 from memprof.cli.main import main
+from memprof.cli.pages.allocations_row import COLUMNS
 from tests.recorder.recorded import record
 
 _KIB = 1024
@@ -132,6 +133,29 @@ def test_verdict_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["equal_in_order"] == 3
     assert found["peak_error_bytes"] == -4 * _KIB
     assert found["differences"][0]["real_bytes"] == 64 * _KIB
+
+
+def test_a_row_to_contribute_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cell for each column of docs/how-true.md, without names of files; both lines, and a band where they differ."""
+    real, dry = (snapshot(tmp_path / name, _STEP) for name in ("real.pickle", "dry.pickle"))
+    assert main(["compare-allocations", "--row", real, dry]) == 0
+    row = capsys.readouterr().out.strip()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert len(cells) == len(COLUMNS)
+    assert cells[2] == cells[3] == f"{len(_STEP)}"
+    assert cells[6:8] == ["0 B", "0 B"]
+    assert str(tmp_path) not in row
+    figure = tmp_path / "both.svg"
+    other = snapshot(tmp_path / "other.pickle", [*_STEP[:2], ("mm", 4 * _KIB), *_STEP[3:]])
+    assert main(["compare-allocations", "--figure", str(figure), real, other]) in (0, 4)
+    capsys.readouterr()
+    text = figure.read_text(encoding="utf-8")
+    assert text.count("<polyline") == 2
+    assert "3 of 4 equal" in text
+    assert "differences (1)" in text
+    assert main(["compare-allocations", "--figure", str(tmp_path / "no" / "both.svg"), real, other]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert ".pickle" not in row
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tests.benchmarks.recording import JOBS
 from tests.benchmarks.section import Section, verdict
 
 FOLDER = Path(__file__).parent / "published"
+#: What dry runs predicted, in bytes by id, for figures that are drawn from it.
+RESULTS = FOLDER / "results.json"
 #: The catalogue's name of each card. Where a source names none, its rows are of Ampere or do not say: an A100.
 CARDS = {
     "NVIDIA A100": "a100-40g",
@@ -90,6 +92,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     peaks = read_peaks()[:2] if quick else read_peaks()
     told = {job: dry_run(folder, *job) for job in dict.fromkeys((peak.job, CARDS[peak.card]) for peak in peaks)}
     counted = {(OURS, peak.id): Counted(getattr(told[peak.job, CARDS[peak.card]], peak.what)) for peak in peaks}
+    if not quick:
+        kept = {peak.id: counted[OURS, peak.id].peak_bytes for peak in peaks}
+        RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for name in PEERS:
         theirs = {job: count(name, job) for job in dict.fromkeys(peak.job for peak in peaks)}
         counted |= {(name, peak.id): theirs[peak.job] for peak in peaks}
@@ -100,6 +105,11 @@ def read_peaks() -> list[Peak]:
     """Returns the published peaks."""
     text = (FOLDER / "peaks.toml").read_text(encoding="utf-8")
     return [Peak(**peak) for peak in tomllib.loads(text)["peak"]]
+
+
+def read_results() -> dict[str, int]:
+    """Returns what dry runs predicted when they were last measured, in bytes by id."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8")))
 
 
 def dry_run(folder: Path, job: str, card: str) -> Told:

@@ -1,9 +1,9 @@
-"""Measures every published figure of memprof, prints them, and rewrites their tables in docs/benchmarks.md.
+"""Measures every published figure of memprof, prints them, and rewrites their tables in docs/benchmarks.md and others.
 
 python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
     [--job NAME]... [--results FOLDER]
 
-With --only, the other tables of the page are unchanged; each table states when it was measured.
+With --only, the other tables of the pages are unchanged; each table states when it was measured.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from rich.console import Console  # noqa: E402 - needs the path above
 from tests.benchmarks.machine import describe_machine  # noqa: E402
 from tests.benchmarks.section import Section  # noqa: E402
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NAMES = (
     "peak_exactness",
     "dry_run",
     "published_peaks",
+    "blind_peaks",
+    "real_gpus",
     "unknown_share",
     "recording_cost",
     "after_window",
@@ -68,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the figures of docs/benchmarks.md on this machine.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that everything works")
     parser.add_argument("--only", action="append", choices=NAMES, help="run this one (repeatable)")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave the pages as they are")
     parser.add_argument(
         "--unseen", type=Path, metavar="FOLDER", help="checkouts of the scripts by others, as owner+name"
     )
@@ -94,20 +96,26 @@ def main() -> None:
             console.print(section.table())
             console.print(f"({name}: {time.monotonic() - start:.0f} s)\n")
     if not (args.no_write or args.quick):
-        write_page(sections)
-        console.print(f"Written to {PAGE.relative_to(ROOT)}.")
+        write_pages(sections)
+        console.print(f"Written to {', '.join(sorted({f'docs/{section.page}' for section in sections}))}.")
 
 
-def write_page(sections: list[Section]) -> None:
-    """Replaces the tables of these sections between the markers of the page, in the order of the others or behind."""
-    text = PAGE.read_text(encoding="utf-8")
+def write_pages(sections: list[Section]) -> None:
+    """Replaces the tables of these sections on their pages."""
+    for name in dict.fromkeys(section.page for section in sections):
+        write_page(DOCS / name, [section for section in sections if section.page == name])
+
+
+def write_page(page: Path, sections: list[Section]) -> None:
+    """Replaces the tables of these sections between the markers of a page, in the order of the others or behind."""
+    text = page.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     body, _, tail = rest.partition(END)
     kept = {part.partition("\n")[0]: f"### {part.strip()}\n" for part in body.split("### ")[1:]}
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     for section in sections:
         kept[section.title] = f"{section.markdown()}\nMeasured {day} on: {describe_machine()}\n"
-    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(kept.values()) + f"{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{BEGIN}\n" + "\n".join(kept.values()) + f"{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class Section:
         columns: Column headings; all but the first are set to the right.
         rows: Cells as text.
         bar: The bar to pass and whether it was passed; empty where there is none.
+        page: File of docs/ that the table is in.
     """
 
     title: str
@@ -24,6 +25,7 @@ class Section:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     bar: str = ""
+    page: str = "benchmarks.md"
 
     def table(self) -> Table:
         """Renders the section for the terminal."""

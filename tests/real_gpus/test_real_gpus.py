@@ -29,18 +29,32 @@ class Known:
         missing: Allocations that the dry run does not have.
         peak_error_bytes: Error of the peak.
         end_error_bytes: Error of what is allocated at the end.
+        start_error_bytes: Error of what is allocated at the beginning.
+        reserved_error_bytes: Error of the peak of reserved bytes.
+        other_live: Allocations after which more or less is alive than on the GPU, where none is missing.
     """
 
     missing: int = 0
     peak_error_bytes: int = 0
     end_error_bytes: int = 0
+    start_error_bytes: int = 0
+    reserved_error_bytes: int = 0
+    other_live: int = 0
 
 
 RUNS = {
     # Two blocks in the backward of a batched product by torch 2.6. The script's own variables end 512 bytes earlier.
     "attention_alone": Known(missing=2, end_error_bytes=-512),
-    "decoder_training": Known(),
+    # index_put frees its copy of the indices before its last four temporaries, the dry run after them.
+    "decoder_training": Known(other_live=4),
     "decoder_inference": Known(),
+    # cuBLAS's workspace has 32 MiB on a B200 since torch 2.12, 8,519,680 bytes before.
+    "decoder_forward": Known(
+        peak_error_bytes=25_034_752,
+        end_error_bytes=25_034_752,
+        start_error_bytes=25_034_752,
+        reserved_error_bytes=20_971_520,
+    ),
     # torch 2.9 keeps a workspace of cuBLASLt.
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
 }
@@ -51,6 +65,8 @@ def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeyp
     """The same sizes in the same order, the same peaks of allocated and of reserved bytes."""
     run = json.loads((HERE / "runs" / f"{name}.json").read_text(encoding="utf-8"))
     monkeypatch.chdir(HERE / "scripts")
+    for variable, value in run.get("environment", {}).items():
+        monkeypatch.setenv(variable, value)
     target = find_target((f"{name}.py",), is_module=False, is_command=False)
     (taken,) = collect_snapshots(target, run["card"], "gpu.pickle", tmp_path)
     dry = read_sequence(str(taken))
@@ -58,7 +74,10 @@ def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeyp
     gaps = find_gaps(sizes, dry.sizes)
     assert sum(gap.dry_to - gap.dry_from for gap in gaps) == 0, "allocations that the GPU did not make"
     assert sum(gap.real_to - gap.real_from for gap in gaps) == RUNS[name].missing
-    assert dry.start_bytes == run["live_at_start"]
+    assert dry.start_bytes - run["live_at_start"] == RUNS[name].start_error_bytes
     assert dry.peak_bytes - run["peak_bytes"] == RUNS[name].peak_error_bytes
     assert dry.end_bytes - run["live_at_end"] == RUNS[name].end_error_bytes
-    assert dry.peak_reserved_bytes == run["peak_reserved_bytes"]
+    assert dry.peak_reserved_bytes - run["peak_reserved_bytes"] == RUNS[name].reserved_error_bytes
+    if not RUNS[name].missing:
+        expected = 512 * np.array(run["live_blocks"]) + RUNS[name].start_error_bytes
+        assert (dry.live != expected).sum() == RUNS[name].other_live

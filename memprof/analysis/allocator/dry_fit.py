@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from memprof.analysis.report.breakdown import by_category, hold_at
 from memprof.errors import BadInputError
 from memprof.machines.catalogue import machine_of_device
+from memprof.machines.outside import LAZY
 from memprof.replay.live import peak_op
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import DeviceMemory, Memory
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_percent
+from memprof.units import format_bytes, format_bytes_between, format_percent
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class DryFit:
     Attributes:
         machine: Name of the device.
         capacity_bytes: Bytes available to torch.
-        context_bytes: Bytes the process uses outside the allocator, by a rule of thumb.
+        least_outside_bytes: Fewest bytes the process would use outside the allocator (`machines.outside`).
+        outside_bytes: Most bytes of these.
         reserved_bytes: Peak bytes torch's allocator would reserve.
         allocated_bytes: Peak bytes it would have allocated.
         largest: The largest category at the fullest step's peak.
@@ -30,36 +32,44 @@ class DryFit:
 
     machine: str
     capacity_bytes: int
-    context_bytes: int
+    least_outside_bytes: int
+    outside_bytes: int
     reserved_bytes: int
     allocated_bytes: int
     largest: str
     share: float
 
     @property
+    def least_used_bytes(self) -> int:
+        """Fewest used bytes the whole device would show."""
+        return self.reserved_bytes + self.least_outside_bytes
+
+    @property
     def used_bytes(self) -> int:
-        """Used bytes the whole device would show."""
-        return self.reserved_bytes + self.context_bytes
+        """Most used bytes the whole device would show."""
+        return self.reserved_bytes + self.outside_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the device has enough memory."""
+        """Whether the device has enough memory, whatever the process uses outside the allocator."""
         return self.used_bytes <= self.capacity_bytes
 
     def describe(self) -> str:
         """Returns a description of one or two sentences."""
-        used, capacity = format_bytes(self.used_bytes), format_bytes(self.capacity_bytes)
+        used, capacity = format_bytes_between(self.least_used_bytes, self.used_bytes), format_bytes(self.capacity_bytes)
         reserved, allocated = format_bytes(self.reserved_bytes), format_bytes(self.allocated_bytes)
-        context = format_bytes(self.context_bytes)
-        parts = f"{reserved} reserved for {allocated} of tensors, and {context} for the context (rule)"
+        outside = format_bytes_between(self.least_outside_bytes, self.outside_bytes)
+        parts = (
+            f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator (context, libraries)"
+        )
         need = f"needs {used} of {capacity}"
         if self.fits:
             return f"Fits on {self.machine}: {need}; {parts}."
-        over = format_bytes(self.used_bytes - self.capacity_bytes)
-        return (
-            f"Does not fit on {self.machine}: {need} ({over} short); {parts}. Largest category: {self.largest}, "
-            f"{format_percent(self.share)} of the peak."
-        )
+        largest = f"Largest category: {self.largest}, {format_percent(self.share)} of the peak."
+        if self.least_used_bytes <= self.capacity_bytes:
+            return f"May not fit on {self.machine}: {need}; {parts}. {largest}"
+        over = format_bytes(self.least_used_bytes - self.capacity_bytes)
+        return f"Does not fit on {self.machine}: {need} (at least {over} short); {parts}. {largest}"
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
@@ -81,10 +91,12 @@ def dry_fit(trace: Trace) -> DryFit | None:
         return None  # it ended before the first one
     split = by_category(hold_at(step, peak_op(step)))
     most = split.parts[0] if split.parts else None
+    outside = LAZY.with_communicators(int(trace.manifest.world_size > 1))
     return DryFit(
         machine=found.name,
         capacity_bytes=machine.capacity_bytes,
-        context_bytes=int((device.used_bytes - device.reserved_bytes).max()),
+        least_outside_bytes=outside.least_bytes,
+        outside_bytes=outside.most_bytes,
         reserved_bytes=int(memory.reserved_bytes.max()),
         allocated_bytes=int(memory.allocated_bytes.max()),
         largest=(most.key if most is not None else None) or "unknown",

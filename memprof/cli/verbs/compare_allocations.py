@@ -20,16 +20,26 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   memprof compare-allocations --device a100-80g gpu.pickle -- train.py --batch-size 8
+  memprof compare-allocations --device rtx4090 --row gpu.pickle -- train.py
   memprof compare-allocations gpu.pickle dry-run.pickle""",
 )
 @click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
 @click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
 @click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
+@click.option("--figure", type=click.Path(), metavar="FILE.svg", help="Draw both sides' live bytes over each other.")
+@click.option("--row", "is_row", is_flag=True, help="Print one row of the table in docs/how-true.md, to contribute it.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.argument("snapshot", type=click.Path(), metavar="SNAPSHOT")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="{OTHER | -- SCRIPT [ARGS]...}")
 def compare_allocations(
-    snapshot: str, rest: tuple[str, ...], device: str | None, tolerance: str, top: int, is_json: bool
+    snapshot: str,
+    rest: tuple[str, ...],
+    device: str | None,
+    tolerance: str,
+    top: int,
+    figure: str | None,
+    is_row: bool,
+    is_json: bool,
 ) -> int:
     """Compare a real GPU's allocations with a dry run's.
 
@@ -55,10 +65,16 @@ def compare_allocations(
         compared = compare_sequences(real, read_sequence(rest[0]))
     else:
         compared = _dry_run(real.source, list(rest), device)
+    if figure is not None:
+        _draw(compared, figure)
     if is_json:
         from memprof.analysis.compared.comparison_json import comparison_to_json
 
         print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
+    elif is_row:
+        from memprof.cli.pages.allocations_row import describe_row
+
+        print(describe_row(compared, device or ""))
     else:
         from memprof.cli.pages.allocations_page import show_allocations
 
@@ -79,6 +95,25 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise UsageError(f"--tolerance {text!r} is not a percentage from 0% to 100%, such as 0.5%.")
     return share
+
+
+def _draw(compared: AllocationComparison, path: str) -> None:
+    """Writes the figure of a comparison.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    from pathlib import Path
+
+    from memprof.analysis.compared.figure import draw_timelines
+
+    real, dry = compared.real, compared.dry
+    title = f"Live bytes after each allocation: {compared.equal:,} of {len(real):,} equal"
+    marks = [(gap.real_from, gap.real_to) for gap in compared.gaps]
+    try:
+        Path(path).write_text(draw_timelines(title, real.live, dry.live, marks), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--figure {path} cannot be written ({error.strerror or error}).") from None
 
 
 def _dry_run(snapshot: str, words: list[str], device: str) -> AllocationComparison:

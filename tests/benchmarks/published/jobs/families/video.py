@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from families.gradient_buckets import gradient_buckets
-from families.setting import DEVICE, STEPS, expect_parameters
+from families.setting import DEVICE, STEPS, expect_parameters, report_peak
 from torch import nn
 
 
@@ -127,26 +127,61 @@ class R2Plus1D(nn.Module):
         return self.head(x.view(x.shape[0], -1))
 
 
-def train(model: nn.Module, parameters: int, clips: tuple[int, int, int], classes: int) -> None:
-    """Trains one GPU's share: SGD one parameter at a time, clipped gradients zeroed in place, DDP's buckets.
+def train(
+    model: nn.Module,
+    parameters: int,
+    clips: tuple[int, int, int],
+    classes: int,
+    *,
+    is_new: bool = False,
+    is_nesterov: bool = False,
+    of_frames: bool = False,
+) -> None:
+    """Trains one GPU's share: SGD with clipped gradients and DDP's buckets.
+
+    MMAction2 0.x zeroed gradients in place before backward, and torch updated one parameter at a time. 1.x takes frames
+    as bytes and drops gradients after the update.
 
     Args:
         model: the network, on the CPU.
         parameters: how many parameters the published one has.
         clips: clips of a batch, frames of a clip, pixels of a side.
         classes: of the data set.
+        is_new: as MMAction2 1.x, on torch 2.0.
+        is_nesterov: the momentum is Nesterov's.
+        of_frames: the network takes frames as images.
     """
     expect_parameters(model, parameters)
     model.to(DEVICE).train()
     buckets = gradient_buckets(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.0005, foreach=False)
+    foreach = None if is_new else False
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.0005, foreach=foreach, nesterov=is_nesterov
+    )
     batch, frames, side = clips
     for _ in range(STEPS):
-        inputs = torch.randn(batch, 3, frames, side, side).to(DEVICE)
+        if is_new:
+            inputs = normalized(batch, (frames, 3, side, side) if of_frames else (3, frames, side, side))
+        else:
+            inputs = torch.randn(batch, 3, frames, side, side).to(DEVICE)
         labels = torch.randint(0, classes, (batch,)).to(DEVICE)
-        loss = F.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(inputs.flatten(0, 1) if of_frames else inputs), labels)
+        del inputs  # a variable of DDP's forward
+        if not is_new:
+            optimizer.zero_grad(set_to_none=False)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 40.0, foreach=False)
+        torch.nn.utils.clip_grad_norm_(trained, 40.0, foreach=foreach)
         optimizer.step()
+        if is_new:
+            optimizer.zero_grad()
     del buckets
+    report_peak(allocated=torch.cuda.max_memory_allocated())
+
+
+def normalized(batch: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns clips of a shape that came to the device as bytes, normed there [clip, *shape]."""
+    pixels = [torch.zeros(shape, dtype=torch.uint8).to(DEVICE) for _ in range(batch)]
+    stacked = torch.stack(pixels)
+    mean = torch.full((3, 1, 1) if shape[1] == 3 else (3, 1, 1, 1), 120.0, device=DEVICE)
+    return (stacked - mean) / mean
