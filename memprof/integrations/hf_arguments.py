@@ -89,7 +89,7 @@ def _layers(model: Any, step: Step) -> tuple[str, ...]:
         return ()  # older transformers, whose layers are not marked
     names = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     known = set(step.modules.name.tolist())
-    for prefix in ("", f"{type(model).__name__}."):
+    for prefix in ("", f"{type(model).__name__}.", "module."):  # the last within DistributedDataParallel
         if all(prefix + name in known for name in names):
             return tuple(prefix + name for name in names)
     return ()

@@ -115,7 +115,7 @@ def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_
 
 
 def _start_in_child(spool: Path, window: Window | None) -> None:
-    """Records a forked child separately: it may be a training rank; a data loader worker never calls a model."""
+    """Records a forked child separately: it may be a training rank. A data loader's worker records nothing."""
     # Once the parent's window is over, its allocation table is no longer maintained.
     is_late = not AllocatorTable.is_kept()
     if _recorder is not None:

@@ -23,6 +23,7 @@ from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
+from memprof.recorder.rank_identity import is_loader_worker
 from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.update_hooks import UpdateHooks
@@ -184,8 +185,11 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _begin_if_due(self, first_step: int = 0) -> None:
-        """Begins in this thread, unless the recording has begun, has failed or is over."""
+        """Begins in this thread, unless the recording has begun, has failed or is over, or this process loads data."""
         if self._observation is not None or self.failure or self.is_closed:
+            return
+        if is_loader_worker():
+            self._remove()
             return
         if not self._beginning.acquire(blocking=False):
             return  # another thread was first

@@ -1,4 +1,7 @@
-"""Finds the rank of this process in a distributed job, from torch itself or from the launcher's environment."""
+"""Finds the rank of this process in a distributed job, from torch itself or from the launcher's environment.
+
+A DataLoader's worker has no rank.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,15 @@ def find_rank(environment: Mapping[str, str]) -> tuple[int, int]:
     """
     given = _of_process_group()
     return given if given is not None else rank_in(environment)
+
+
+def is_loader_worker() -> bool:
+    """Returns whether this process is a DataLoader's worker.
+
+    Its modules are transforms of the data set, such as torchvision's, and are no model's.
+    """
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def describe_place() -> dict[str, Any]:

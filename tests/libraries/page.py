@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ LIBRARIES = (
     *("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "timm", "torch", "torch-geometric", "torchao"),
     *("transformers", "trl", "x-transformers"),
 )
+#: In a row: a reference to a sentence, a cell that is nothing else, the dry run's error, and the border of a column.
+_REFERENCE, _NOTHING = re.compile(r"\[(\d+)\]"), re.compile(r"(\[\d+\])?")
+_IN_BRACKETS, _BORDER = re.compile(r"\((.*)\)"), re.compile(r"(?<!\\)\|")
+#: Below the table: when the oldest of its rows were measured.
+_MEASURED = re.compile(r"(?:^Measured |^Rows without new results: measured )(.*)\n+" + re.escape(END), re.MULTILINE)
+_SENTENCE, _SLASHED = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE), re.compile(r"\\(.)")
 
 
 class Notes:
@@ -96,42 +103,73 @@ def summary(cell: Cell, found: dict[str, Any]) -> str:
 
 
 def write_page(found: dict[str, dict[str, Any] | None]) -> None:
-    """Replaces the table between the markers of the page."""
+    """Replaces the table between the markers of the page; rows of cells without results stay as they are."""
     notes = Notes()
-    rows = [row(cell, found[cell.name], notes) for cell in cells() if found.get(cell.name)]
-    left = [f"`{cell.name}`" for cell in cells() if not found.get(cell.name)]
+    text = PAGE.read_text(encoding="utf-8")
+    before = rows_of(text, notes)
+    by_cell = {cell.name: row(cell, found[cell.name], notes) for cell in cells() if found.get(cell.name)}
+    by_cell = before | by_cell
+    rows = [by_cell[cell.name] for cell in cells() if cell.name in by_cell]
+    used = {number for each in rows for part in each for number in _numbers(part)}
+    left = [f"`{cell.name}`" for cell in cells() if cell.name not in by_cell]
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---" + "|--:" * 5 + "|---" + "|--:" * 3 + "|"]
     lines += ["| " + " | ".join(part.replace("|", "\\|") for part in each) + " |" for each in rows]
     if left:
         lines += ["", f"Not run yet: {', '.join(left)}."]
-    lines += ["", *(f"{number}. {_escaped(said)}" for number, said in enumerate(notes.sentences, 1))]
-    text = PAGE.read_text(encoding="utf-8")
+    order = {number: place for place, number in enumerate(sorted(used), 1)}
+    lines = [_REFERENCE.sub(lambda match: f"[{order[int(match[1])]}]", line) for line in lines]
+    lines += ["", *(f"{order[number]}. {_escaped(notes.sentences[number - 1])}" for number in sorted(used))]
     head, _, rest = text.partition(BEGIN)
     tail = rest.partition(END)[2]
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    measured = f"{counts(found)}\n\nMeasured {day} with {versions()} on: {describe_machine()}\n"
+    measured = f"{counts(rows)}\n\nMeasured {day} with {versions()} on: {describe_machine()}\n"
+    if earlier := _MEASURED.search(text) if any(not found.get(name) for name in before) else None:
+        measured += f"\nRows without new results: measured {earlier[1]}\n"
     PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{measured}{END}{tail}", encoding="utf-8")
 
 
-def counts(found: dict[str, dict[str, Any] | None]) -> str:
-    """Returns how many cells are numbers, and how near predictions came."""
-    ways = ("plain", "record", "dry", *CARDS, "suggest", "plan")
-    run = {name: one for name, one in found.items() if one is not None}
-    numbers = sum(way in one and "sentence" not in one[way] for one in run.values() for way in ways)
-    planned = [one for one in run.values() if "error" in one.get("plan", {})]
-    exact = [one for one in planned if "precision" not in one["suggest"]["plan"]]
-    dry = [one for one in run.values() if "peak" in one.get("dry", {}) and "peak" in one.get("record", {})]
-    near = sum(abs(dry_error(one)) <= 0.01 for one in dry)
+def rows_of(text: str, notes: Notes) -> dict[str, tuple[str, ...]]:
+    """Returns the rows of a page's table by cell, with the sentences that they refer to added to the notes."""
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    said = {int(number): _SLASHED.sub(r"\1", sentence) for number, sentence in _SENTENCE.findall(table)}
+    found = {}
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            parts = [part.strip().replace("\\|", "|") for part in _BORDER.split(line.strip())[1:-1]]
+            parts = [_REFERENCE.sub(lambda match: notes.number(said[int(match[1])]), part) for part in parts]
+            found[parts[0].strip("`")] = tuple(parts)
+    return found
+
+
+def counts(rows: list[tuple[str, ...]]) -> str:
+    """Returns how many cells of the rows are numbers, and how near predictions came."""
+    by_column = [dict(zip(COLUMNS, each, strict=True)) for each in rows]
+    ways = ("plain run", "recorded", "dry run", *CARDS, "plan for 70 %", "measured")
+    # Where there is no plan, its sentence stands for the measurement as well.
+    sentences = [_NOTHING.fullmatch(one[way]) is not None for one in by_column for way in ways]
+    dry = [_ratio(match[1]) for one in by_column if (match := _IN_BRACKETS.search(one["dry run"]))]
+    planned = [one for one in by_column if one["error"]]
+    exact = [one for one in planned if "precision" not in one["plan for 70 %"]]
     return (
-        f"{len(run)} of {len(found)} trainings were run; {numbers} of their {len(ways) * len(run)} cells are numbers. "
-        f"The dry run's peak is within 1 % of the recorded one in {near} of {len(dry)}, the plan's prediction within "
-        f"1 % of the measured peak in {_near(planned)} of {len(planned)}, and in {_near(exact)} of the {len(exact)} of "
-        "them that do not round to bf16, whose temporaries depend on the processor."
+        f"{len(rows)} of {len(cells())} trainings were run; {len(sentences) - sum(sentences)} of their "
+        f"{len(sentences)} cells are numbers. The dry run's peak is within 1 % of the recorded one in "
+        f"{sum(abs(each) <= 1 for each in dry)} of {len(dry)}, the plan's prediction within 1 % of the measured peak "
+        f"in {_near(planned)} of {len(planned)}, and in {_near(exact)} of the {len(exact)} of them that do not round "
+        "to bf16, whose temporaries depend on the processor."
     )
 
 
-def _near(planned: list[dict[str, Any]]) -> int:
-    return sum(abs(one["plan"]["error"]) <= 0.01 for one in planned)
+def _near(planned: list[dict[str, str]]) -> int:
+    return sum(abs(_ratio(one["error"])) <= 1 for one in planned)
+
+
+def _ratio(text: str) -> float:
+    """Returns the per cent that `_signed` wrote."""
+    return float(text.removesuffix("%"))
+
+
+def _numbers(part: str) -> list[int]:
+    return [int(number) for number in _REFERENCE.findall(part)]
 
 
 def versions() -> str:

@@ -57,10 +57,28 @@ def test_a_cell_is_a_number_or_a_sentence() -> None:
 
 def test_counts_are_those_of_the_cells() -> None:
     """Six of the seven are numbers; the dry run is 10 % off, the prediction 12.5 %."""
-    text = page.counts({"gat": FOUND, "lora": None})
-    assert text.startswith("1 of 2 trainings were run; 6 of their 7 cells are numbers.")
+    text = page.counts([page.row(NAMED["gat"], FOUND, page.Notes())])
+    assert text.startswith("1 of 90 trainings were run; 6 of their 7 cells are numbers.")
     assert "within 1 % of the recorded one in 0 of 1" in text
     assert "measured peak in 0 of 1" in text
+
+
+def test_rows_without_new_results_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring one cell leaves the others' rows and their sentences, which are numbered anew."""
+    path = tmp_path / "libraries.md"
+    path.write_text(f"{page.BEGIN}\n{page.END}\n")
+    monkeypatch.setattr(page, "PAGE", path)
+    lora = {"plain": {"sentence": "status 1: TypeError: num_blocks | more"}}
+    page.write_page({name: {"gat": FOUND, "lora": lora}.get(name) for name in NAMED})
+    before = page.rows_of(path.read_text(), page.Notes())
+    better = FOUND | {"rtx4090": {"peak": 20 << 20, "seconds": 5.0}}
+    page.write_page({name: better if name == "gat" else None for name in NAMED})
+    text = path.read_text()
+    assert "| 20.00 MiB | 20.00 MiB | checkpoint" in text
+    assert "cannot be dry-run" not in text
+    assert page.rows_of(text, page.Notes())["lora"][:3] == before["lora"][:3]
+    assert "1. status 1: TypeError: num\\_blocks \\| more\n" in text
+    assert text.count(page.END) == 1
 
 
 def test_the_table_replaces_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.recorder.recorded import record_script
 
 _JOB = """
@@ -28,3 +30,46 @@ def test_a_loader_pins_its_batches_in_a_thread(tmp_path: Path) -> None:
     storages = ended.step.storages
     batches = storages.requested_bytes[storages.device == "cuda:0"].tolist()
     assert 8 * 32 * 4 in batches
+
+
+#: As torchvision's transforms are: modules that the data set calls, in the loader's workers.
+_TRANSFORMED = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Flip(torch.nn.Module):
+    def forward(self, row):
+        return row.flip(0) if torch.rand(1) < 0.5 else row
+
+class Rows(Dataset):
+    flip = torch.nn.Sequential(Flip(), torch.nn.Identity())
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return self.flip(torch.randn(32)), number % 4
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(32, 4).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for rows, labels in DataLoader(Rows(), batch_size=8, num_workers=2, multiprocessing_context="METHOD"):
+        loss = torch.nn.functional.cross_entropy(model(rows.to(device)), labels.to(device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fork", ()), ("fork", ("--light",)), ("fork", ("--dry-run", "--device", "rtx4090")), ("spawn", ("--dry-run",))],
+)
+def test_workers_whose_transforms_are_modules_are_not_ranks(
+    method: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A loader's workers are no processes that train: the recording is of the training alone, with all its phases."""
+    ended = record_script(tmp_path, _TRANSFORMED.replace("METHOD", method), *options)
+    assert len(ended.trace.ranks) == 1
+    assert {"forward", "backward", "optimizer"} <= set(ended.step.ops.phase)

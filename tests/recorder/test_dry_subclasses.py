@@ -101,3 +101,41 @@ def test_weights_unpacked_inside_an_operator_are_counted(tmp_path: Path) -> None
     dry = record_script(tmp_path, _UNPACKING, "--dry-run", name="dry.memprof")
     assert real.peak > 512 * 512 * 4 * 3 // 2
     assert dry.peak == real.peak
+
+
+#: As accelerate builds a model without memory, and puts weights into it: with the class that each parameter has.
+_CLASSES = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+weights = {name: torch.randn(value.shape) for name, value in model.state_dict().items()}
+for name, parameter in list(model.named_parameters()):
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    kind = type(parameter)
+    empty = kind(parameter.to("meta"), **{**vars(parameter), "requires_grad": True})
+    assert empty.device.type == "meta" and isinstance(empty, nn.Parameter), empty
+    module._parameters[last] = empty
+    made = kind(weights[name].to(DEVICE), requires_grad=last == "weight")
+    assert made.device.type == DEVICE and isinstance(made, nn.Parameter), made
+    module._parameters[last] = made
+assert [p.requires_grad for p in model.parameters()] == [True, False, True, False]
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+for _ in range(6):
+    loss = model(torch.randn(16, 32, device=DEVICE)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_parameter_is_made_with_the_class_of_another(tmp_path: Path) -> None:
+    """It is a parameter of the data and the device given, and the peak is the recorded one."""
+    job = _CLASSES.replace("DEVICE", "'cpu'")
+    real = record_script(tmp_path, job, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    assert dry.returncode == 0, dry.stderr
+    assert dry.peak == real.peak
+    card = record_script(tmp_path, _CLASSES.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
+    assert card.returncode == 0, card.stderr

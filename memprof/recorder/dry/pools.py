@@ -1,13 +1,20 @@
-"""Makes thread pools work in a dry run: torch's modes are per thread, and one thread at a time computes shapes."""
+"""Makes other threads and processes that a job starts work in a dry run.
+
+torch's modes are per thread, and one thread at a time computes shapes; a DataLoader's workers load real data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import wraps
 from typing import Any
 
 import torch
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.data import DataLoader, dataloader
+from torch.utils.data._utils import worker
 
 #: Timeout for a task. Tasks that run as long as the job are left running after it.
 _PATIENCE_S = 5.0
@@ -31,6 +38,32 @@ def follow_pools() -> None:
         return future
 
     pools.submit = hand_over
+
+
+def load_real_data(leave: Callable[[], None]) -> None:
+    """Makes data loaders load real data.
+
+    Args:
+        leave: Ends the dry run in a worker. It has begun there where the worker was not forked and the script that it
+            imports first creates a module.
+    """
+    for owner, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
+        original = getattr(owner, name)
+
+        def load(this: Any, original: Any = original) -> Any:
+            with unset_fake_temporarily():
+                return original(this)
+
+        setattr(owner, name, wraps(original)(load))
+    workers: Any = worker
+    loop = workers._worker_loop
+
+    @wraps(loop)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leave()
+        return loop(*args, **kwargs)
+
+    workers._worker_loop = run
 
 
 def _in_mode(mode: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
-from torch.utils.data import DataLoader, dataloader
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.absent_ranks import allow_missing_ranks
@@ -21,9 +20,10 @@ from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
-from memprof.recorder.dry.pools import follow_pools
+from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
+from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ class DryRun:
         owner.__init__ = begin
 
     def _begin(self) -> None:
-        if self._mode is not None or os.getpid() != self._pid:
-            return  # already begun, or in a data loader's worker
+        if self._mode is not None or os.getpid() != self._pid or is_loader_worker():
+            return  # already begun, or in a data loader's worker, forked or not
         if threading.current_thread() is not threading.main_thread():
             return
         # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
@@ -149,7 +149,7 @@ class DryRun:
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)
         self._show_no_values()
-        self._load_real_data()
+        load_real_data(self._leave)
         self._leave_out()
         follow_pools()
 
@@ -266,19 +266,6 @@ class DryRun:
         functions._pad_packed_sequence = pad_packed
         # Tensors are pickled to a data loader's worker and back.
         pickle_shapes()
-
-    def _load_real_data(self) -> None:
-        """Makes data loaders load real data."""
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        for owner, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
-            original = getattr(owner, name)
-
-            def load(this: Any, original: Any = original) -> Any:
-                with unset_fake_temporarily():
-                    return original(this)
-
-            setattr(owner, name, wraps(original)(load))
 
     def _leave_out(self) -> None:
         """Disables what is meaningless without values."""

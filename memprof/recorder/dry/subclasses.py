@@ -1,4 +1,4 @@
-"""Tensor subclasses of libraries over fake tensors: packed 4-bit weights and the like."""
+"""Classes of libraries' tensors over fake tensors, such as packed 4-bit weights, and the class of parameters."""
 
 from __future__ import annotations
 
@@ -29,6 +29,29 @@ def allow_subclasses() -> None:
         return made
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
+    _let_parameters_be_made()
+
+
+def _let_parameters_be_made() -> None:
+    """Lets libraries make a parameter with the class of another: `type(parameter)(data, requires_grad=False)`.
+
+    In a dry run that class is the fake tensors', whose constructor torch calls with other arguments: a mode, or a
+    tensor without data of its own.
+    """
+    owner: Any = FakeTensor
+    make = owner.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or not _is_value(args[0], has_mode="fake_mode" in kwargs):
+            return make(cls, *args, **kwargs)
+        return torch.nn.Parameter(args[0], kwargs.get("requires_grad", True))
+
+    owner.__new__ = new
+
+
+def _is_value(argument: Any, *, has_mode: bool) -> bool:
+    """Whether an argument is the data of a parameter: torch itself gives a mode with tensors that are not fake."""
+    return isinstance(argument, FakeTensor) or (isinstance(argument, torch.Tensor) and not has_mode)
 
 
 @cache
