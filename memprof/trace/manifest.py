@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -241,6 +242,15 @@ def _names(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+def _is_finite(value: Any) -> bool:
+    """Returns whether no number in a JSON value is infinite or NaN."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _typed(value: Any, kind: Any, name: str) -> Any:
     """Returns a JSON value as its field's type; JSON has lists for tuples and may drop a float's ``.0``."""
     if isinstance(kind, types.UnionType):
@@ -250,6 +260,8 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
     if container is tuple and isinstance(value, list) and all(type(item) is item_kind for item in value):
         return tuple(value)
     if container is dict and isinstance(value, dict):
+        if not _is_finite(value):
+            raise TypeError(f"{name!r} holds a number that is not finite")
         return value
     if issubclass(container, _Json) and isinstance(value, dict):
         return container.from_json(value)

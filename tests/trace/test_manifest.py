@@ -25,6 +25,7 @@ FULL = Manifest(
     window=Window(skip=1, steps=5, stop=True),
     op_times="timed step 5",
     notes=("one", "two"),
+    own_casts=(0, 7),
 )
 
 
@@ -50,6 +51,8 @@ def test_unknown_keys_are_ignored_and_missing_ones_defaulted() -> None:
         ({"machine": []}, "'machine' holds no Machine"),
         ({"machine": {"cores": None}}, "'cores' holds no int"),
         ({"plan": 3}, "'plan' holds no dict"),
+        ({"plan": {"policies": [float("inf")]}}, "'plan' holds a number that is not finite"),
+        ({"own_casts": ["1"]}, "'own_casts' holds no tuple"),
         ({"capture": {"exit_status": "9"}}, "'exit_status' holds no int"),
         ({"created_us": "now"}, "'created_us' holds no float"),
     ],

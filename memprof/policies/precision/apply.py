@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.misfits import require_recurrent
+from memprof.policies.precision.policy import LBFGS
 from memprof.policies.precision.pure import shorten_weights
-from memprof.policies.precision.refusals import LBFGS
 from memprof.policies.precision.scaling import LossScaling
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.recorder.machine import short_types

@@ -69,7 +69,8 @@ def shapes_of(step: Step, rows: slice) -> tuple[list[int], list[int], list[int]]
     elif len(made) == len(weight) and len(given) != len(weight):
         given = _like(made, given, weight[0] if is_depthwise(weight) else weight[1])
     has_all = len(given) == len(made) == len(weight)
-    return (weight, given, made) if has_all else None
+    # Of an input that is part of a data set, the storage has the shape of the whole.
+    return (weight, [made[0], *given[1:]], made) if has_all else None
 
 
 def _sides(step: Step, rows: slice) -> tuple[list[int] | None, list[int] | None, list[int] | None]:

@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 #: Fractions below and above the prediction for steps with some operators; each adds to the general one.
 ON_CPU = {
-    (): (0.02, 0.02),
+    (): (0.02, 0.03),
     ("convolution",): (0.01, 0.01),
     ("mkldnn_rnn_layer", "gru", "lstm"): (0.02, 0.01),
     ("embedding_bag", "_embedding_bag"): (0.18, 0.02),
+    ("softplus",): (0.01, 0.05),
     ("stft", "_fft_r2c", "_ctc_loss"): (0.10, 0.02),
 }
 ON_GPU = (0.03, 0.03)
 #: Added for convolutions with AMX, whose kernels choose their layouts by size.
 TILED_CONVOLUTIONS = (0.02, 0.08)
-#: Added where oneDNN computes in fp16.
-FP16_KERNELS = (0.02, 0.05)
+#: Added for fp16, and again where oneDNN computes in it.
+FP16, FP16_KERNELS = (0.02, 0.0), (0.02, 0.05)
 #: Added where backward runs through gradients, as with ``create_graph=True``; with short weights too, what the job
 #: computes of them outside its models is short and predicted as float32.
 OF_GRADIENTS, OF_SHORT_GRADIENTS = (0.03, 0.03), (0.12, 0.03)
@@ -69,6 +70,8 @@ def _errors_of(step: Step, dtype: str, *, is_pure: bool) -> tuple[float, float]:
         return ON_GPU
     names = set(plain_names(step.ops.name).tolist())
     known = [shares for kinds, shares in ON_CPU.items() if not kinds or not names.isdisjoint(kinds)]
+    if dtype == "fp16":
+        known.append(FP16)
     if dtype == "fp16" and SHORT_TYPES["fp16"] in step.short_types:
         known.append(FP16_KERNELS)
     if step.has_amx and "convolution" in names:

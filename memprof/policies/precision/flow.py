@@ -108,7 +108,9 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         # Under autocast the next product has a short result again, whatever a norm of the model's own returned.
         goes_on = own_casts is OwnCasts.STAY and is_pure
         often = OFTEN_FLOAT32 if goes_on else (*OFTEN_FLOAT32, *OFTEN_FLOAT32_SHORT)
-        rule = np.where((rule == WIDEST) & is_one_of(names, often) & may_cast(step), FLOAT32, rule)
+        # Code for short weights casts further from where it computes, and in the names of settings.
+        is_open = np.True_ if is_pure else may_cast(step)
+        rule = np.where((rule == WIDEST) & is_one_of(names, often) & is_open, FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)

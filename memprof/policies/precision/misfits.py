@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import RECURRENT, SHORT_TYPES, is_one_of
-from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
+from memprof.policies.precision.policy import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.precision.roots import of_trained_models
 from memprof.trace.schema import NONE
 

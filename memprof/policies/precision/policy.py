@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 
     from memprof.trace.step import Step
 
+# Why fp16 is refused, in predictions and in runs.
+CREATE_GRAPH = (
+    "precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support; write "
+    "dtype = 'bf16'."
+)
+NOT_OF_OUTPUT = (
+    "precision: part of the loss does not come from the model's output (a penalty on weights, or a tensor that a hook "
+    "or an attribute took out of the model), and loss scaling for fp16 would lose its gradient; return it from "
+    "forward, or write dtype = 'bf16'."
+)
+LBFGS = (
+    "precision: LBFGS runs the model several times per step, which fp16 loss scaling does not support; write "
+    "dtype = 'bf16'."
+)
 #: The short forms, and the settings they stand for.
 FLAGS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "pure-bf16": ("bf16", "bf16")}
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.refusals import CREATE_GRAPH, NOT_OF_OUTPUT
+from memprof.policies.precision.policy import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.policies.runtime.replaced import replace_weakly
 

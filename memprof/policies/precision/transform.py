@@ -26,7 +26,7 @@ from memprof.policies.precision.misfits import (
     refuse_unscaled,
 )
 from memprof.policies.precision.outputs import cast_outputs
-from memprof.policies.precision.refusals import LBFGS
+from memprof.policies.precision.policy import LBFGS
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces

@@ -30,6 +30,7 @@ RECURRENT_SHARE = 0.7085
 EVALUATED_SHARE = 0.52
 #: What oneDNN's convolutions in bf16 took at most on unseen jobs, relative to the prediction (1.252, with 64 channels).
 CONVOLUTION_EXCESS = 1.3
+_SCATTERS = ("scatter", "scatter_add", "scatter_reduce", "index_add")
 #: oneDNN lays channels out in groups of this size.
 CHANNELS = 16
 #: Columns that oneDNN's bf16 product packs at a time, the multiple their depth is padded to, and the rows and the depth
@@ -80,6 +81,7 @@ def short_workspaces(
         _products(own, step, types, of_op, runs_short)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
     _means(draft, step, types, runs_short)
+    _scatters(draft, types, runs_short, is_short)
     _recurrent(draft, step, types, runs_short)
 
 
@@ -91,6 +93,19 @@ def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
     workspace = draft.ops.workspace_bytes.copy()
     workspace[: len(is_mean)][is_mean] = 0
     np.add.at(workspace, uses.op_id[rows], storages.requested_bytes[uses.storage_id[rows]])
+    draft.ops = draft.ops.replace(workspace_bytes=workspace)
+
+
+def _scatters(draft: Draft, types: Types, runs_short: Bools, is_short: Bools) -> None:
+    """Adds a float32 copy of the result to operators that write at indices: so torch sums up short types on a CPU."""
+    uses, storages = draft.uses, draft.storages
+    count = len(is_short)
+    is_scatter = runs_short & is_one_of(types.names, _SCATTERS)
+    is_written = (uses.role == "write") & (uses.op_id < len(is_scatter)) & (uses.storage_id < count)
+    rows = np.flatnonzero(is_written)
+    rows = rows[is_scatter[uses.op_id[rows]] & is_short[uses.storage_id[rows]]]
+    workspace = draft.ops.workspace_bytes.copy()
+    np.add.at(workspace, uses.op_id[rows], 2 * storages.requested_bytes[uses.storage_id[rows]])
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
 
 
