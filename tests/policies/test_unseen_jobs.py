@@ -246,6 +246,20 @@ def gathered() -> Small:
     return supervised(Model(), (8, 64, 64))
 
 
+def pooled() -> Small:
+    """The largest of each row: backward scatters, and in a short type sums up in float32."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = nn.Linear(16, 128), nn.Linear(128, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.leave(self.enter(x).max(1).values)
+
+    return supervised(Model(), (8, 256, 16))
+
+
 def gated() -> Small:
     """A recurrent layer outside oneDNN, with short inputs, and so with short first states."""
 
@@ -289,6 +303,7 @@ def fine_tuned() -> Small:
         (weighty, Plan((BF16, SWAP, IN_BACKWARD)), 0.01),
         (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
         (gathered, BF16, 0.01),
+        (pooled, BF16, 0.01),
         (gated, BF16, 0.05),
         (fine_tuned, PURE, 0.01),
         (two_headed, Checkpoint(("*",)), 0.0),

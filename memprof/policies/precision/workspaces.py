@@ -14,6 +14,7 @@ import numpy as np
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, WIDEST, is_one_of
 from memprof.policies.precision.convolutions import depthwise_ops, shapes_of, unfolded_bytes
 from memprof.policies.rewrite.depthwise import has_copies, is_depthwise, short_copies_bytes
+from memprof.policies.rewrite.elements import element_bytes
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
@@ -30,7 +31,7 @@ RECURRENT_SHARE = 0.7085
 EVALUATED_SHARE = 0.52
 #: What oneDNN's convolutions in bf16 took at most on unseen jobs, relative to the prediction (1.252, with 64 channels).
 CONVOLUTION_EXCESS = 1.3
-_SCATTERS = ("scatter", "scatter_add", "scatter_reduce", "index_add")
+_SCATTERS = ("scatter", "scatter_add", "scatter_add_", "scatter_reduce")
 #: oneDNN lays channels out in groups of this size.
 CHANNELS = 16
 #: Columns that oneDNN's bf16 product packs at a time, the multiple their depth is padded to, and the rows and the depth
@@ -97,10 +98,19 @@ def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
 
 
 def _scatters(draft: Draft, types: Types, runs_short: Bools, is_short: Bools) -> None:
-    """Adds a float32 copy of the result to operators that write at indices: so torch sums up short types on a CPU."""
+    """Adds a float32 copy of the result to scatters in a short type, which torch sums up so on a CPU.
+
+    Not to those with an index expanded over rows, as of graphs: they take a row in float32. Their index has fewer
+    elements than what they write.
+    """
     uses, storages = draft.uses, draft.storages
     count = len(is_short)
     is_scatter = runs_short & is_one_of(types.names, _SCATTERS)
+    for op in np.flatnonzero(is_scatter).tolist():
+        read = uses.storage_id[(uses.op_id == op) & (uses.role == "read")]
+        is_index = storages.dtype[read] == "int64"
+        elements = storages.requested_bytes[read] // element_bytes(storages.dtype[read])
+        is_scatter[op] = elements[is_index].max(initial=0) >= elements[~is_index].min(initial=np.iinfo(np.int64).max)
     is_written = (uses.role == "write") & (uses.op_id < len(is_scatter)) & (uses.storage_id < count)
     rows = np.flatnonzero(is_written)
     rows = rows[is_scatter[uses.op_id[rows]] & is_short[uses.storage_id[rows]]]
