@@ -49,11 +49,5 @@ LAZY = OutsideMemory(
     "processes without tensors hold 148 to 666 MiB in published out-of-memory messages; 274 MiB in "
     "github.com/pytorch/pytorch/pull/86509, 426 MiB on an RTX 6000 Ada in github.com/unslothai/unsloth-zoo/pull/1053",
 )
-#: Where it loads all kernels at once: before.
-EAGER = OutsideMemory(
-    636 * _MIB,
-    1343 * _MIB,
-    "636 MiB in github.com/pytorch/pytorch/pull/86509, 1,343 MiB in Hugging Face's training guide of 2022",
-)
 #: Of one communicator, of two and of more ranks.
 NCCL = OutsideMemory(544 * _MIB, 688 * _MIB, "four A100 with NVLink in github.com/NVIDIA/nccl/issues/964")

@@ -145,7 +145,7 @@ def counts(rows: list[tuple[str, ...]]) -> str:
     """Returns how many cells of the rows are numbers, and how near predictions came."""
     by_column = [dict(zip(COLUMNS, each, strict=True)) for each in rows]
     ways = ("plain run", "recorded", "dry run", *CARDS, "plan for 70 %", "measured")
-    # Where there is no plan, its sentence stands for the measurement as well.
+    # Without a plan there is no measurement either: the cell is empty, and counts as a sentence.
     sentences = [_NOTHING.fullmatch(one[way]) is not None for one in by_column for way in ways]
     dry = [_ratio(match[1]) for one in by_column if (match := _IN_BRACKETS.search(one["dry run"]))]
     planned = [one for one in by_column if one["error"]]

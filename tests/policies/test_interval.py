@@ -103,13 +103,17 @@ class OwnScan(nn.Module):
         return self.head(x)
 
 
-class OwnNorm(nn.Module):
-    """Normalizes the short results of its products in float32, as models do that normalize queries and keys."""
+class Layered(nn.Module):
+    """Has layers between an embedding and a head."""
 
     def __init__(self):
         super().__init__()
         self.embedding, self.head = nn.Embedding(32, 64), nn.Linear(64, 32)
         self.enter = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+
+class OwnNorm(Layered):
+    """Normalizes the short results of its products in float32, as models do that normalize queries and keys."""
 
     def normalize(self, x):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -121,13 +125,8 @@ class OwnNorm(nn.Module):
         return self.head(x)
 
 
-class OwnBuffer(nn.Module):
+class OwnBuffer(Layered):
     """Writes its results into a buffer of their type, which a recording in float32 takes for one of float32."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(32, 64), nn.Linear(64, 32)
-        self.enter = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
 
     def forward(self, words):
         x = self.embedding(words)

@@ -55,6 +55,12 @@ def record(folder: Path, *words: str, name: str = "run.memprof") -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr, path)
 
 
+def record_both(folder: Path, script: str) -> tuple[Ended, Ended]:
+    """Records a script that trains on the processor, and its dry run."""
+    real = record_script(folder, script, "--stop", name="real.memprof")
+    return real, record_script(folder, script, "--dry-run", name="dry.memprof")
+
+
 def record_script(
     folder: Path, script: str, *options: str, words: tuple[str, ...] = (), name: str = "run.memprof"
 ) -> Ended:

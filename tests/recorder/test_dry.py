@@ -11,7 +11,7 @@ import torch
 from memprof.recorder.dry.answers import Answers
 from memprof.trace.schema import Memory
 from memprof.trace.step import Step
-from tests.recorder.recorded import Ended, record, record_script
+from tests.recorder.recorded import Ended, record, record_both, record_script
 
 _SAMPLES = Path(__file__).parents[2] / "sample_traces"
 _GPT = ("--layers", "2", "--width", "32", "--batch-size", "4", "--length", "32", "--steps", "6")
@@ -73,8 +73,7 @@ for step in range(6):
 
 def test_a_sum_of_two_types_copies_one_of_them(tmp_path: Path) -> None:
     """The kernel converts the branch in bfloat16 to float32 within the sum, which is the fullest moment."""
-    real = record_script(tmp_path, _MIXED, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, _MIXED, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, _MIXED)
     copied = 2048 * 64 * 4
     for ended in (real, dry):
         sums = np.isin(ended.step.ops.name, ("aten.add.Tensor", "aten.mul_.Tensor"))
@@ -104,8 +103,7 @@ for step in range(6):
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no product of groups")
 def test_an_operator_whose_rule_refuses_what_the_processor_takes(tmp_path: Path) -> None:
     """Its kernel is run on zeros, and what that returns has its shape: a mixture of experts in float32."""
-    real = record_script(tmp_path, _EXPERTS, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, _EXPERTS, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, _EXPERTS)
     assert _names(dry.step) == _names(real.step)
     assert dry.peak == real.peak
 

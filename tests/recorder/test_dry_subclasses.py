@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.recorder.recorded import record_script
+from tests.recorder.recorded import record_both, record_script
 
 #: As libraries for 4-bit weights do it: a class of parameters made by `_make_subclass`, packed where it is moved.
 _JOB = """
@@ -57,8 +57,7 @@ for _ in range(6):
 def test_a_packed_parameter_is_dry_run_as_it_is_trained(tmp_path: Path) -> None:
     """The peak of a dry run on the processor is the recorded one."""
     job = _JOB.replace("DEVICE", "'cpu'")
-    real = record_script(tmp_path, job, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, job)
     assert dry.returncode == 0, dry.stderr
     assert dry.peak == real.peak
 
@@ -97,8 +96,7 @@ for _ in range(6):
 
 def test_weights_unpacked_inside_an_operator_are_counted(tmp_path: Path) -> None:
     """The peak is that of the recording: half the weight in float32, and the whole of it, 512 x 512 numbers."""
-    real = record_script(tmp_path, _UNPACKING, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, _UNPACKING, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, _UNPACKING)
     assert real.peak > 512 * 512 * 4 * 3 // 2
     assert dry.peak == real.peak
 
@@ -133,8 +131,7 @@ for _ in range(6):
 def test_a_parameter_is_made_with_the_class_of_another(tmp_path: Path) -> None:
     """It is a parameter of the data and the device given, and the peak is the recorded one."""
     job = _CLASSES.replace("DEVICE", "'cpu'")
-    real = record_script(tmp_path, job, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, job)
     assert dry.returncode == 0, dry.stderr
     assert dry.peak == real.peak
     card = record_script(tmp_path, _CLASSES.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")

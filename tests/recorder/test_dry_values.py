@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memprof.recorder.dry.bounds import upper_bound
-from tests.recorder.recorded import record_script
+from tests.recorder.recorded import record_both, record_script
 
 #: A rollout as libraries write it: it ends at a token that is never known, or at a length.
 _JOB = """
@@ -145,8 +145,7 @@ for _ in range(6):
 def test_a_ctc_loss_is_dry_run_as_it_is_trained(tmp_path: Path) -> None:
     """Its table has a row per moment and two columns per letter: 4 x 50 x 25 numbers; the peak is the recorded one."""
     job = _SPEECH.replace("DEVICE", "'cpu'")
-    real = record_script(tmp_path, job, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, job, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, job)
     assert 4 * 50 * 25 * 4 in dry.step.storages.requested_bytes.tolist()
     assert dry.peak == real.peak
 
@@ -189,8 +188,7 @@ for step in range(5):
 
 def test_widths_and_rates_that_a_model_computes_of_ranges_are_true(tmp_path: Path) -> None:
     """As regnets compute their stages, and vision transformers their rates of dropped paths: layers depend on them."""
-    real = record_script(tmp_path, _WIDTHS, "--stop", name="real.memprof")
-    dry = record_script(tmp_path, _WIDTHS, "--dry-run", name="dry.memprof")
+    real, dry = record_both(tmp_path, _WIDTHS)
     assert dry.stdout == real.stdout
     assert dry.peak == real.peak
 

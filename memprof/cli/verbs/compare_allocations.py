@@ -106,12 +106,14 @@ def _draw(compared: AllocationComparison, path: str) -> None:
     from pathlib import Path
 
     from memprof.analysis.compared.figure import draw_timelines
+    from memprof.trace.files.whole_file import whole_file
 
     real, dry = compared.real, compared.dry
     title = f"Live bytes after each allocation: {compared.equal:,} of {len(real):,} equal"
     marks = [(gap.real_from, gap.real_to) for gap in compared.gaps]
     try:
-        Path(path).write_text(draw_timelines(title, real.live, dry.live, marks), encoding="utf-8")
+        with whole_file(Path(path)) as file:
+            file.write(draw_timelines(title, real.live, dry.live, marks).encode())
     except OSError as error:
         raise UsageError(f"--figure {path} cannot be written ({error.strerror or error}).") from None
 

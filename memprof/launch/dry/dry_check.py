@@ -99,12 +99,11 @@ class DryChecks:
         queue = PlanQueue(found.answer, search_again)
         checked: list[Checked] = []
         runs = 0
-        best = found.answer.best
+        best, budget_bytes = found.answer.best, found.answer.search_request.budget_bytes
         one = None if best is None or not best.policies else queue.next()
         while one is not None:
             outcome = self._run(latest.predicted(one), say)
             runs += outcome.was_started
-            budget_bytes = found.answer.search_request.budget_bytes
             upper_bytes = one.interval.most_bytes
             checked.append(
                 Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes)

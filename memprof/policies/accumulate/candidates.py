@@ -8,14 +8,12 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.seen import reads_loader
+from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
 from memprof.trace.step import Step
 
 #: Micro-batch counts tried; higher ones cost more calls and free less each.
 _MICRO_BATCHES = (2, 4, 8, 16)
-
-
 #: Trainers that count batches themselves, and the files that run their loops.
 _TRAINERS = {"hf": "transformers/trainer.py:", "lightning": "/pytorch/loops/"}
 
@@ -35,7 +33,7 @@ def _why_whole(step: Step) -> str:
             "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
         )
-    framework = next((name for name, place in _TRAINERS.items() if _runs(step, place)), "")
+    framework = next((name for name, place in _TRAINERS.items() if runs_in(step, place)), "")
     if framework:
         return f"In this job {Accumulate.set_in_framework[framework]}"
     if step.undivided:
@@ -49,11 +47,6 @@ def _why_whole(step: Step) -> str:
             "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
         )
     return ""
-
-
-def _runs(step: Step, place: str) -> bool:
-    """Returns whether operators ran below a file."""
-    return any(place in str(frames) for frames in step.stacks.frames)
 
 
 def _compares_samples(step: Step) -> bool:

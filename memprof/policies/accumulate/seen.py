@@ -18,7 +18,9 @@ from memprof.policies.accumulate.refusals import (
     NOT_A_MEAN,
     left_whole,
 )
-from memprof.trace.schema import NONE, Bools, is_beside
+from memprof.policies.rewrite.autocast_cache import parameter_casts
+from memprof.policies.rewrite.second_order import differentiated_gradients
+from memprof.trace.schema import NONE, is_beside
 from memprof.trace.usages import GRADIENT_HOOKS, IS_LBFGS, TRAINED_IN_EVALUATION
 
 if TYPE_CHECKING:
@@ -72,7 +74,12 @@ def refuse_changes(step: Step, last_backward: int) -> None:
 
 def reads_loader(step: Step) -> bool:
     """Returns whether a DataLoader yields the batches of the job."""
-    return any(DATA_LOADER in str(frames) for frames in step.stacks.frames)
+    return runs_in(step, DATA_LOADER)
+
+
+def runs_in(step: Step, place: str) -> bool:
+    """Returns whether operators ran below a place: part of a file's path, as stacks have it."""
+    return any(place in str(frames) for frames in step.stacks.frames)
 
 
 def _differentiates_gradients(step: Step) -> bool:
@@ -82,11 +89,11 @@ def _differentiates_gradients(step: Step) -> bool:
     an input is made from it.
     """
     ops, uses, storages = step.ops, step.uses, step.storages
-    of_gradient = np.unique(ops.forward_op_id[ops.forward_op_id != NONE])
-    of_gradient = of_gradient[ops.phase[of_gradient] == "backward"]
+    of_gradient = differentiated_gradients(step)
     if not len(of_gradient):
         return False
-    is_parameter = _holds_parameter(step)[uses.storage_id] & (uses.role == "read")
+    holds_parameter = (storages.category == "parameter") | parameter_casts(step)
+    is_parameter = holds_parameter[uses.storage_id] & (uses.role == "read")
     shapes = storages.shape.astype(str)
     for op in of_gradient.tolist():
         makes = (uses.op_id == op) & (uses.role == "write")
@@ -99,17 +106,6 @@ def _differentiates_gradients(step: Step) -> bool:
         if wanted & set(shapes[uses.storage_id[makes]]):
             return True
     return False
-
-
-def _holds_parameter(step: Step) -> Bools:
-    """Returns which storages hold a parameter, as it is or cast to another type, shape ``(storages,)``."""
-    ops, uses = step.ops, step.uses
-    is_parameter: Bools = step.storages.category == "parameter"
-    is_cast = ops.name[uses.op_id] == "aten._to_copy.default"
-    casts = uses.op_id[is_cast & (uses.role == "read") & is_parameter[uses.storage_id]]
-    held = is_parameter.copy()
-    held[uses.storage_id[is_cast & (uses.role == "write") & np.isin(uses.op_id, casts)]] = True
-    return held
 
 
 def _sets_gradients(step: Step) -> bool:

@@ -85,7 +85,7 @@ def find_lives(
     _hold_kept(all_dies, step, regions, recompute, is_kept, python, rank, end_rank, frame)
 
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)
-    freed = np.where(all_dies == NEVER, NONE, order[np.minimum(all_dies, len(order) - 1)])
+    freed = _op_or_none(order, all_dies)
     return StorageEnds(ends, freed[: len(storages)], freed[len(storages) :], states)
 
 
@@ -176,6 +176,10 @@ def _rank_or_never(rank: Ints, op_ids: Ints) -> Ints:
     return np.where(op_ids != NONE, rank[op_ids], NEVER)
 
 
+def _op_or_none(order: Ints, ranks: Ints) -> Ints:
+    return np.where(ranks == NEVER, NONE, order[np.minimum(ranks, len(order) - 1)])
+
+
 def _hold_kept(
     dies: Ints,
     step: Step,
@@ -236,7 +240,7 @@ def _random_states(
         return Storages.empty()
     runs = np.flatnonzero(recompute.starts != NEVER)
     created = [regions.first, begins[runs]]
-    freed = [np.where(frame == NEVER, NONE, order[np.minimum(frame, len(order) - 1)]), ends[runs]]
+    freed = [_op_or_none(order, frame), ends[runs]]
     left = _left_by_step_before(step, regions, frame)
     created.append(np.full(len(left), NONE))
     freed.append(left)

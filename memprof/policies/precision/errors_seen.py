@@ -15,6 +15,7 @@ import numpy as np
 
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, plain_names
 from memprof.policies.precision.flow import may_cast
+from memprof.policies.rewrite.second_order import differentiated_gradients
 from memprof.replay.live import made_bytes
 from memprof.trace.schema import NONE
 
@@ -42,8 +43,6 @@ FP16, FP16_KERNELS = (0.02, 0.0), (0.02, 0.05)
 OF_GRADIENTS, OF_SHORT_GRADIENTS = (0.03, 0.03), (0.12, 0.03)
 #: Operators that make a tensor without another.
 _FACTORIES = ("empty", "zeros", "ones", "full")
-
-
 #: Errors of steps, by compute type and by whether the weights are short: a search asks for the same ones many times.
 _FOUND: WeakKeyDictionary[Step, dict[tuple[str, bool], tuple[float, float]]] = WeakKeyDictionary()
 
@@ -76,8 +75,7 @@ def _errors_of(step: Step, dtype: str, *, is_pure: bool) -> tuple[float, float]:
         known.append(FP16_KERNELS)
     if step.has_amx and "convolution" in names:
         known.append(TILED_CONVOLUTIONS)
-    forward = step.ops.forward_op_id[step.ops.forward_op_id != NONE]
-    if np.any(step.ops.phase[forward] == "backward"):
+    if len(differentiated_gradients(step)):
         known.append(OF_SHORT_GRADIENTS if is_pure else OF_GRADIENTS)
     return sum(below for below, _ in known) + _open_share(step, names), sum(above for _, above in known)
 

@@ -80,9 +80,9 @@ def short_workspaces(
         own[is_convolution] = np.ceil(own[is_convolution] * CONVOLUTION_EXCESS)
     if has_kernels:
         _products(own, step, types, of_op, runs_short)
+    _scatters(own, step, types, runs_short, is_short)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
     _means(draft, step, types, runs_short)
-    _scatters(draft, types, runs_short, is_short)
     _recurrent(draft, step, types, runs_short)
 
 
@@ -97,26 +97,21 @@ def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
 
 
-def _scatters(draft: Draft, types: Types, runs_short: Bools, is_short: Bools) -> None:
+def _scatters(own: Ints, step: Step, types: Types, runs_short: Bools, is_short: Bools) -> None:
     """Adds a float32 copy of the result to scatters in a short type, which torch sums up so on a CPU.
 
     Not to those with an index expanded over rows, as of graphs: they take a row in float32. Their index has fewer
     elements than what they write.
     """
-    uses, storages = draft.uses, draft.storages
-    count = len(is_short)
-    is_scatter = runs_short & is_one_of(types.names, _SCATTERS)
-    for op in np.flatnonzero(is_scatter).tolist():
-        read = uses.storage_id[(uses.op_id == op) & (uses.role == "read")]
+    uses, storages = step.uses, step.storages
+    for op in np.flatnonzero(runs_short & is_one_of(types.names, _SCATTERS)).tolist():
+        rows = slice(*np.searchsorted(uses.op_id, [op, op + 1]))
+        ids, is_read = uses.storage_id[rows], uses.role[rows] == "read"
+        read, written = ids[is_read], ids[uses.role[rows] == "write"]
         is_index = storages.dtype[read] == "int64"
         elements = storages.requested_bytes[read] // element_bytes(storages.dtype[read])
-        is_scatter[op] = elements[is_index].max(initial=0) >= elements[~is_index].min(initial=np.iinfo(np.int64).max)
-    is_written = (uses.role == "write") & (uses.op_id < len(is_scatter)) & (uses.storage_id < count)
-    rows = np.flatnonzero(is_written)
-    rows = rows[is_scatter[uses.op_id[rows]] & is_short[uses.storage_id[rows]]]
-    workspace = draft.ops.workspace_bytes.copy()
-    np.add.at(workspace, uses.op_id[rows], 2 * storages.requested_bytes[uses.storage_id[rows]])
-    draft.ops = draft.ops.replace(workspace_bytes=workspace)
+        if elements[is_index].max(initial=0) >= elements[~is_index].min(initial=np.iinfo(np.int64).max):
+            own[op] += storages.requested_bytes[written[is_short[written]]].sum()
 
 
 def _recurrent(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:

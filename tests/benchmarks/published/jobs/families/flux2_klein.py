@@ -1,4 +1,4 @@
-"""FLUX.2-klein-base-4B as diffusers writes it, what PEFT's comparison puts beside it, and its adapters."""
+"""FLUX.2-klein-base-4B from diffusers, with the other models and the adapters of PEFT's benchmark."""
 
 from __future__ import annotations
 
