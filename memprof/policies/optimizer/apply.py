@@ -10,7 +10,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
 from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, needs_whole, no_form
-from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
+from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates, updates_of
 from memprof.recorder.steps.usages import needs_closure
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
     for optimizer in job.optimizers:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
-    updates = [kind(optimizer) for optimizer in job.optimizers]
-    for one in updates:
-        one.prepare(job)
+    updates = []
+    for optimizer in job.optimizers:
+        updates.append(updates_of(job, optimizer, kind))
         if policy.loop:
-            _set_loop(job, one.optimizer, policy.loop)
+            _set_loop(job, optimizer, policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()
         job.notes.append("Gradients are freed inside backward, where each parameter is updated.")

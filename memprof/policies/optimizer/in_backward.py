@@ -14,13 +14,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
-from memprof.policies.optimizer.updates import Updates
+from memprof.policies.optimizer.updates import Updates, updates_of
 from memprof.policies.optimizer.used import UsedGradient
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
 from memprof.recorder.steps.usages import plain_settings
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
+
+
+#: By parameter id: the one that updates it, of those of all models that share an optimizer.
+_updating: weakref.WeakValueDictionary[int, InBackward] = weakref.WeakValueDictionary()
 
 
 class InBackward:
@@ -77,11 +81,24 @@ class InBackward:
     def _take(self, optimizer: torch.optim.Optimizer, number: int, parameters: list[torch.Tensor]) -> None:
         """Hooks an optimizer's parameters so that they update inside backward."""
         for parameter in parameters:
+            if not self._claim(parameter):
+                continue
             self._owners[id(parameter)] = weakref.ref(optimizer), number
-            known = self._hooked.get(id(parameter))
-            if parameter.requires_grad and parameter.is_leaf and (known is None or known() is not parameter):
+            if parameter.requires_grad and parameter.is_leaf and not self._has_hooked(parameter):
                 self._hooked[id(parameter)] = weakref.ref(parameter)
                 self._job.on_undo(hook_weakly(parameter.register_post_accumulate_grad_hook, self._update))
+
+    def _has_hooked(self, parameter: torch.Tensor) -> bool:
+        known = self._hooked.get(id(parameter))
+        return known is not None and known() is parameter
+
+    def _claim(self, parameter: torch.Tensor) -> bool:
+        """Returns whether to update a parameter: one of another model is left to that model's job once it has one."""
+        other = _updating.get(id(parameter), self)
+        if id(parameter) not in self._own and other is not self and other._has_hooked(parameter):
+            return False
+        _updating[id(parameter)] = self
+        return True
 
     def _add_group(self, before: Any, optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         """Hooks parameter groups added later, including those of new optimizers."""
@@ -95,8 +112,7 @@ class InBackward:
     def _updates_of(self, optimizer: torch.optim.Optimizer) -> Updates:
         one = self._known.get(id(optimizer))
         if one is None or one.optimizer is not optimizer:
-            one = self._known[id(optimizer)] = self._kind(optimizer)
-            one.prepare(self._job)
+            one = self._known[id(optimizer)] = updates_of(self._job, optimizer, self._kind)
         return one
 
     def _update(self, parameter: torch.Tensor) -> None:
@@ -105,6 +121,8 @@ class InBackward:
         Raises:
             PolicyError: It was already updated with a partial gradient.
         """
+        if _updating.get(id(parameter)) is not self:
+            return
         owner, number = self._owners[id(parameter)]
         optimizer = owner()
         if optimizer is None:  # no optimizer will step: keep the gradient

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.runtime.per_optimizer import PerOptimizer
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
@@ -169,6 +170,29 @@ class EightBitUpdates(Updates):
                     own[key].fill_(group[key])
                 else:
                     own[key] = group[key]
+
+
+#: The updates in force.
+_in_force: PerOptimizer[Updates] = PerOptimizer()
+
+
+def updates_of(job: Job, optimizer: torch.optim.Optimizer, kind: type[Updates]) -> Updates:
+    """Returns an optimizer's updates, prepared; those that the job of another model has made, if any.
+
+    Args:
+        job: The job.
+        optimizer: The optimizer.
+        kind: The class of new ones.
+
+    Raises:
+        PolicyError: The optimizer does not support them.
+    """
+    known = _in_force.get(optimizer)
+    if known is None:
+        known = kind(optimizer)
+        known.prepare(job)
+        _in_force.keep(job, known)
+    return known
 
 
 def unhooked_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.runtime.own_types import is_dry_run
 from memprof.policies.shard.averaging import Averaging
-from memprof.policies.shard.feed import RankFeed, feed_from_start, take_prepared
+from memprof.policies.shard.feed import RankFeed, divide, feed_of
 from memprof.policies.shard.full import check_units, shard_fully, units_of
 from memprof.policies.shard.process_group import choose_device, join_ranks, start_alike
 from memprof.policies.shard.same_data import SENTENCE, draws_alike
@@ -33,7 +34,7 @@ def start(policy: Shard) -> None:
     if policy.world_size == 1 or os.environ.get("WORLD_SIZE") != str(policy.world_size):
         return  # a process that is not a rank, such as torchrun itself; otherwise apply reports the error
     choose_device()
-    feed_from_start(_feed(policy))
+    divide(_feed(policy))
 
 
 def apply(job: Job, policy: Shard) -> None:
@@ -48,11 +49,7 @@ def apply(job: Job, policy: Shard) -> None:
     names = units_of(job.model, policy.units) if policy.stage >= 2 else []
     _check(job, policy, names)
     rank = join_ranks(job, policy.world_size)
-    feed = take_prepared()
-    if feed is None:
-        feed = _feed(policy, rank)
-        feed.install()
-    job.on_undo(feed.remove)
+    feed = feed_of(job, partial(_feed, policy, rank))
     start_alike(job.model)
     left = 0
     if policy.stage >= 2:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import dataloader
 
 from memprof.policies.accumulate.split import split_batch
 from memprof.policies.runtime.replaced import replace
+
+if TYPE_CHECKING:
+    from memprof.policies.runtime.job import Job
 
 _ITERATOR = dataloader._BaseDataLoaderIter
 
@@ -23,6 +27,7 @@ class RankFeed:
     Attributes:
         divided: Iterators that were divided.
         whole: Training iterators that could not be.
+        has_job: Whether a job ends it.
     """
 
     def __init__(self, *, rank: int, ranks: int, is_split: bool) -> None:
@@ -37,6 +42,7 @@ class RankFeed:
         self._is_training: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._restore: Callable[[], None] = lambda: None
         self.divided = self.whole = 0
+        self.has_job = False
 
     def install(self) -> None:
         """Starts dividing."""
@@ -79,16 +85,32 @@ class RankFeed:
         return known
 
 
-#: Feeds of jobs whose model is not known yet.
-_prepared: list[RankFeed] = []
+#: The feed that divides the batches of this process, if any.
+_dividing: list[RankFeed] = []
 
 
-def feed_from_start(feed: RankFeed) -> None:
-    """Starts dividing before the model is known, so that the first batch is already the rank's own."""
+def divide(feed: RankFeed) -> None:
+    """Starts dividing, from the job's start so that its first batch is already the rank's own."""
     feed.install()
-    _prepared.append(feed)
+    _dividing.append(feed)
 
 
-def take_prepared() -> RankFeed | None:
-    """Returns the feed that is already dividing, None if there is none."""
-    return _prepared.pop() if _prepared else None
+def feed_of(job: Job, make: Callable[[], RankFeed]) -> RankFeed:
+    """Returns the feed that divides the batches of this process, one for all models of the job.
+
+    Args:
+        job: The job of one model. The feed ends when the first job that asked for it is undone.
+        make: Makes the feed if none is dividing.
+    """
+    if not _dividing:
+        divide(make())
+    feed = _dividing[0]
+    if not feed.has_job:
+        feed.has_job = True
+        job.on_undo(partial(_end, feed))
+    return feed
+
+
+def _end(feed: RankFeed) -> None:
+    _dividing.remove(feed)
+    feed.remove()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.runtime.per_optimizer import PerOptimizer
 from memprof.policies.shard.filling import fill_buckets
 from memprof.policies.shard.process_group import gather
 
@@ -79,18 +80,21 @@ class DividedUpdates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, policy: Shard, rank: int) -> None:
         """Creates the parts; sharding starts with `install`."""
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._ranks, self._rank, self._bucket_mib = policy.world_size, rank, policy.bucket_mib
         self._parts: dict[int, _Part] = {}
         self._whole: list[list[Any]] = []
         self._added: list[dict[str, Any]] = []
 
     def install(self, job: Job) -> None:
-        """Starts sharding."""
+        """Starts sharding; does nothing where the job of another model has started it for this optimizer."""
+        if _in_force.get(self.optimizer) is not None:
+            return
+        _in_force.keep(job, self)
         # A user-defined step that overrides torch's runs the same hooks: torch wraps it.
         for handle in (
-            self._optimizer.register_step_pre_hook(self._before),
-            self._optimizer.register_step_post_hook(self._after),
+            self.optimizer.register_step_pre_hook(self._before),
+            self.optimizer.register_step_post_hook(self._after),
         ):
             job.on_undo(handle.remove)
 
@@ -116,7 +120,7 @@ class DividedUpdates:
         )
 
     def _put_parts(self) -> None:
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         self._whole = [group["params"] for group in groups]
         for group, whole in zip(groups, self._whole, strict=True):
             parts = []
@@ -129,7 +133,7 @@ class DividedUpdates:
             group["params"] = parts
 
     def _put_whole(self) -> None:
-        for group, whole in zip(self._optimizer.param_groups, self._whole, strict=True):
+        for group, whole in zip(self.optimizer.param_groups, self._whole, strict=True):
             group["params"] = whole
             for parameter in whole:
                 self._parts[id(parameter)].part.grad = None
@@ -175,8 +179,14 @@ class DividedUpdates:
             place[: own.part.numel()].copy_(own.part.reshape(-1))
         gather(whole.view(-1), mine)
         for own, place in zip(parts, torch.split(whole, sizes, dim=1), strict=True):
-            own.whole.copy_(place.reshape(-1)[: own.whole.numel()].view(own.whole.shape))
+            for rank, received in enumerate(place):
+                rows = _rows(own.whole, rank * own.rows, own.rows)
+                rows.copy_(received[: rows.numel()].view(rows.shape))
+
+
+#: The divided updates in force.
+_in_force: PerOptimizer[DividedUpdates] = PerOptimizer()
 
 
 def _rows(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    return (tensor if tensor.dim() else tensor.reshape(1)).narrow(0, start, count)
+    return (tensor if tensor.dim() else tensor.reshape(1))[start : start + count]

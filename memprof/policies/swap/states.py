@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.per_optimizer import PerOptimizer
 from memprof.policies.runtime.replaced import hook_weakly
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
@@ -23,15 +23,16 @@ NO_VALUES = (
     "before, which bring them in, or leave swap out."
 )
 
-#: The optimizers whose state is moved, under any plan.
-_moving: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-
 
 def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
     """Installs hooks around the updates of all optimizers, and around saving and loading their state."""
     for optimizer in job.optimizers:
+        known = _moving.get(optimizer)
+        if known is not None:  # it updates another model, too
+            job.put_around_updates(optimizer, known.around)
+            continue
         states = _States(optimizer, carrier, max(minimum_bytes, 1))
-        _moving.add(optimizer)
+        _moving.keep(job, states)
         for hook in (
             optimizer.register_step_pre_hook(states.before_step),
             optimizer.register_step_post_hook(states.send),
@@ -63,7 +64,7 @@ class _States:
     """The state of one optimizer, and which tensors of it are out."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, carrier: Carrier, minimum_bytes: int) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._carrier = carrier
         self._minimum_bytes = minimum_bytes
         self._out: dict[torch.Tensor, list[_Out]] = {}
@@ -93,18 +94,18 @@ class _States:
         Raises:
             PolicyError: Another optimizer holds such state.
         """
-        if optimizer not in _moving:  # else it is brought back first
+        if _moving.get(optimizer) is None:  # else it is brought back first
             for state in optimizer.state.values():
                 require_values(state.values() if isinstance(state, dict) else ())
 
     def send(self, *_: Any) -> None:
         """Moves out every state tensor that has a storage of its own."""
-        self._send(list(self._optimizer.state))
+        self._send(list(self.optimizer.state))
 
     def _send(self, parameters: list[torch.Tensor]) -> None:
         leaving = []
         for parameter in parameters:
-            state = self._optimizer.state.get(parameter, {})
+            state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if self._moves(value):
                     place = self._carrier.send(value.untyped_storage())
@@ -133,6 +134,10 @@ class _States:
             and value.nbytes >= self._minimum_bytes
             and value.untyped_storage().nbytes() == value.nbytes
         )
+
+
+#: The states that are moved, under any plan.
+_moving: PerOptimizer[_States] = PerOptimizer()
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
