@@ -11,6 +11,7 @@ from torch import nn
 
 import memprof
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.arguments import Arguments
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.sequential import split
 from memprof.policies.plan.plan import Plan
@@ -357,3 +358,93 @@ def test_running_statistics_move_once():
 def test_segments_are_even():
     """Seven modules in three segments are 3, 2 and 2."""
     assert split(7, 3) == [(0, 3), (3, 5), (5, 7)]
+
+
+class _Keys:
+    """A cache of keys, as generation uses it: a list of layers, which attention appends to."""
+
+    def __init__(self) -> None:
+        self.layers: list[dict[str, torch.Tensor]] = []
+        self.seen = 0
+
+    def update(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        if layer == len(self.layers):
+            self.layers.append({})
+        before = self.layers[layer].get("keys")
+        self.layers[layer]["keys"] = keys if before is None else torch.cat((before, keys), 1)
+        return self.layers[layer]["keys"]
+
+
+class _Attention(nn.Module):
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, keys: _Keys) -> torch.Tensor:
+        known = keys.update(self.layer, self.project(x))
+        return x + torch.softmax(x @ known.transpose(1, 2), -1) @ known
+
+
+class _Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Attention(layer) for layer in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, _Keys]:
+        keys = _Keys()
+        for layer in self.layers:
+            x = layer(x, keys)
+        return x, keys
+
+
+def test_a_cache_that_attention_appends_to_is_not_appended_to_twice():
+    """The forward that runs again finds the cache as its first run did; what the job then holds is what it made."""
+
+    def trained(policy: Checkpoint | None) -> tuple[list[torch.Tensor], _Keys]:
+        torch.manual_seed(0)
+        model = _Cached()
+        if policy is not None:
+            policy.apply(Job(model))
+        result, keys = model(torch.randn(2, 4, 8))
+        result.pow(2).sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], keys
+
+    plain, kept = trained(None)
+    again, keys = trained(Checkpoint(modules=("layers.*",)))
+    assert keys.seen == kept.seen == 2
+    assert [layer["keys"].shape for layer in keys.layers] == [(2, 4, 8), (2, 4, 8)]
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda held: held.append(4), [1, 2, 3, 4]),
+        (lambda held: held.pop(), [1, 2]),
+        (lambda held: held.__setitem__(0, 5), [5, 2, 3]),
+        (lambda held: held.insert(0, 0), [0, 1, 2, 3]),
+        (lambda held: held.clear(), []),
+    ],
+    ids=["append", "pop", "replace", "insert", "clear"],
+)
+def test_changed_arguments_are_put_back_while_a_forward_runs_again(change, left):
+    """Lists, dictionaries and attributes have their contents from before inside, and keep the later ones outside."""
+    held, named, owner = [1, 2, 3], {"a": [1], "b": 2}, _Keys()
+    owner.layers.append({"inner": (held,)})
+    objects = Arguments([named, owner])
+    change(held)
+    named["a"], named["c"] = [2], 3
+    del named["b"]
+    owner.seen = 7
+    objects.compare()
+    later = dict(named)
+    with objects.as_before():
+        assert held == [1, 2, 3]
+        assert named == {"a": [1], "b": 2}
+        assert owner.seen == 0
+        held.append(9)
+    assert held == left
+    assert named == later
+    assert owner.seen == 7

@@ -433,7 +433,7 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     args = (torch.randn(4, 16, 32, 32), torch.randn(16, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     convolution(*args)  # what a first run sets up for good is not the kernel's
     needs, later = Needs(counter, torch.device("cpu")), Needs(counter, torch.device("cpu"))
-    alone, beside, again = needs.of("alone"), later.of("beside"), later.of("again")
+    alone, beside, again, copying = needs.of("alone"), *(later.of(name) for name in ("beside", "again", "copying"))
     needs.learn(alone, 1, convolution, args, {})
     assert alone.is_measured
     later.begin()
@@ -442,7 +442,10 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     later.learn(beside, 1 << 30, convolution, args, {})
     assert not beside.is_measured
     assert beside.highest_bytes >= 1 << 30
+    transposed = torch.randn(64, 32).t()
+    later.learn(copying, 0, torch.ops.aten._softmax.default, (transposed, -1, False), {})
     session.cut()
+    assert copying.highest_bytes == 2 * transposed.nbytes  # a copy of its operand, and the result
     assert beside.is_measured
     assert beside.highest_bytes == alone.highest_bytes >= 4 * 16 * 32 * 32 * 4
     later.learn(again, 1 << 30, convolution, args, {})
@@ -452,8 +455,8 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     counter.close()
 
 
-def test_kernels_are_measured_for_each_shape_type_and_number():
-    """What a kernel needs is looked up by its operator and by the shapes, types and whole numbers that it is given."""
+def test_kernels_are_measured_for_each_layout_and_number():
+    """What a kernel needs is looked up by its operator and by the layouts, types and whole numbers that it is given."""
     model = Dropouts()
     job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     Remat(budget="64GiB").apply(job)
@@ -478,6 +481,7 @@ def test_kernels_are_measured_for_each_shape_type_and_number():
         assert need(torch.mm, torch.ones(4, 4), small) is product
         assert need(torch.mm, large, large) is not product
         assert need(torch.mm, small.double(), small.double()) is not product
+        assert need(torch.mm, small.t(), small) is not product
         assert need(torch.cumsum, small, 0) is not need(torch.cumsum, small, 1)
         assert need(torch.roll, small, [1], [0]) is not need(torch.roll, small, [1], [1])
         assert need(torch.roll, small, [1], [0]) is need(torch.roll, small, [1], [0])

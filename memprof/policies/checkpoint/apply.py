@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.arguments import Arguments
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
@@ -176,17 +177,22 @@ def _region(
         is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [None if known else leaf for known, leaf in zip(is_tensor, leaves, strict=True)]
-        # The first run gets the original containers, which it may change; the recompute gets new ones.
+        # The first run gets the original containers, which it may change; the recompute gets new ones, and objects
+        # whose contents are those from before.
         pending = [(args, kwargs)]
+        objects = Arguments(others)
 
         def run(*values: torch.Tensor) -> Any:
             if pending:
                 own_args, own_kwargs = pending.pop()
-            else:
-                remaining = iter(values)
-                all_leaves = [next(remaining) if known else leaf for known, leaf in zip(is_tensor, others, strict=True)]
-                own_args, own_kwargs = _pytree.tree_unflatten(all_leaves, structure)
-            return forward(*own_args, **own_kwargs)
+                result = forward(*own_args, **own_kwargs)
+                objects.compare()
+                return result
+            remaining = iter(values)
+            all_leaves = [next(remaining) if known else leaf for known, leaf in zip(is_tensor, others, strict=True)]
+            own_args, own_kwargs = _pytree.tree_unflatten(all_leaves, structure)
+            with objects.as_before():
+                return forward(*own_args, **own_kwargs)
 
         watched = [tensor for tensor in (*tensors, *_plain_buffers(inside)) if not tensor.is_inference()]
         versions = [tensor._version for tensor in watched]

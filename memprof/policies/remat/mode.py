@@ -228,6 +228,7 @@ class RematMode(SlidingMode):
             ref = Ref(cell, value)
             parts.append(ref.size)
             parts.append(ref.dtype)
+            parts.append(ref.stride)  # kernels copy operands whose layout they cannot read
             return ref
         if kind in _LISTS:
             return [self._noted(item, parts, cells, anchors) for item in value]
@@ -292,6 +293,7 @@ def _add_key(parts: list[Any], values: Any) -> None:
         if isinstance(value, _Tensor):
             parts.append(value.shape)
             parts.append(value.dtype)
+            parts.append(value.stride() if value.layout is _strided else value.layout)
         elif kind is int or kind is bool:
             parts.append(value)
         elif kind in _LISTS:

@@ -39,7 +39,7 @@ _WITH_WORKSPACE = (
 
 
 class Needs:
-    """Bytes needed by operators while they run, by operator and input shapes."""
+    """Bytes needed by operators while they run, by operator and by the inputs' shapes, types and strides."""
 
     def __init__(self, counter: Counter, device: torch.device) -> None:
         """Starts without measurements.
@@ -60,7 +60,7 @@ class Needs:
         """Returns the need of a kind of run.
 
         Args:
-            key: The operator and the shapes, hashable.
+            key: The operator, and shape, type and strides of its inputs, hashable.
         """
         need = self._kinds.get(key)
         if need is None:
@@ -117,11 +117,11 @@ class Needs:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
             took_ns, end_wall = _now_ns() - start, _wall_ns()
-            needs_workspace = _needs_workspace(function)
             kept = self._counter.used_bytes() - before
+            needs_workspace = _needs_workspace(function)
             highest = max(guess_bytes + guess_bytes // 2, kept + kept // 2) if needs_workspace else 0
-            need.is_measured = not needs_workspace
-            need.is_awaited = needs_workspace and self._has_native_events
+            need.is_awaited = self._has_native_events
+            need.is_measured = not (needs_workspace or need.is_awaited)
             if need.is_awaited:
                 self._awaited.append((need, start_wall, end_wall, kept))
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)

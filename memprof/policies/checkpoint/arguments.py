@@ -1,0 +1,125 @@
+"""Objects among a region's arguments that its forward changes, such as a cache to which attention appends keys.
+
+A forward that runs again must find them as its first run did; otherwise the keys are appended twice. Lists,
+dictionaries and attributes are compared before and after the first run, and entries that it has changed are put back
+while the forward runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_Container = dict[Any, Any] | list[Any]
+
+#: Values that hold nothing that a forward changes, or whose change is handled elsewhere.
+_OPAQUE = (str, bytes, int, float, complex, type, torch.Tensor, torch.nn.Module, torch.Generator, torch.device)
+#: Most containers that are compared: beyond are objects that hold the job itself.
+_MOST = 10_000
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """Entries of a container that the first run changed.
+
+    Attributes:
+        container: The container.
+        before: What they were, by key or index; ``_ABSENT`` for keys that were not there.
+        length: Length of a list before.
+    """
+
+    container: _Container
+    before: dict[Any, Any]
+    length: int
+
+
+class Arguments:
+    """The objects reachable from a region's arguments, and what its first run has changed of them."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        """Notes the contents of all containers.
+
+        Args:
+            values: The arguments that are no tensors.
+        """
+        self._noted = list(_contents(values))
+        self._changed: list[_Changed] = []
+
+    def compare(self) -> None:
+        """Keeps what the first run has changed, and nothing else of the contents."""
+        changes = (_changes(container, before) for container, before in self._noted)
+        self._changed = [change for change in changes if change is not None]
+        self._noted = []
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Puts back what the first run has changed; afterwards everything is as it was on entry."""
+        now = [(change.container, change.container.copy()) for change in self._changed]
+        try:
+            for change in self._changed:
+                _put_back(change)
+            yield
+        finally:
+            for container, contents in now:
+                _fill(container, contents)
+
+
+def _contents(values: Iterable[Any]) -> Iterator[tuple[_Container, _Container]]:
+    """Lists the containers reachable from values, each with a copy: lists, dictionaries, and attributes of objects."""
+    waiting, seen = list(values), set[int]()
+    while waiting and len(seen) < _MOST:
+        value = waiting.pop()
+        if value is None or isinstance(value, _OPAQUE) or callable(value):
+            continue
+        if isinstance(value, tuple):
+            waiting += value
+            continue
+        container = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", None)
+        if not isinstance(container, (dict, list)) or id(container) in seen:
+            continue
+        seen.add(id(container))
+        yield container, container.copy()
+        waiting += container.values() if isinstance(container, dict) else container
+
+
+def _changes(container: _Container, before: _Container) -> _Changed | None:
+    if isinstance(container, dict):
+        keys = {**before, **container}  # type: ignore[dict-item]  # a copy of it
+        changed = {
+            key: before.get(key, _ABSENT)  # type: ignore[union-attr]
+            for key in keys
+            if before.get(key, _ABSENT) is not container.get(key, _ABSENT)  # type: ignore[union-attr]
+        }
+    else:
+        pairs = enumerate(before)
+        changed = {index: value for index, value in pairs if index >= len(container) or container[index] is not value}
+    if not changed and len(container) == len(before):
+        return None
+    return _Changed(container, changed, len(before))
+
+
+def _put_back(change: _Changed) -> None:
+    container = change.container
+    if isinstance(container, list):
+        container[:] = [change.before.get(index, value) for index, value in enumerate(container[: change.length])] + [
+            change.before[index] for index in range(len(container), change.length)
+        ]
+        return
+    for key, value in change.before.items():
+        if value is _ABSENT:
+            container.pop(key, None)
+        else:
+            container[key] = value
+
+
+def _fill(container: _Container, contents: _Container) -> None:
+    if isinstance(container, list):
+        container[:] = contents
+    else:
+        container.clear()
+        container.update(contents)  # type: ignore[arg-type]  # a copy of it
