@@ -22,6 +22,7 @@ from memprof.recorder.memory.out_of_memory import is_out_of_memory
 _get_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = torch.ops.prim.device.default
+_no_functions: Any = torch._C.DisableTorchFunction
 _Tensor = torch.Tensor
 _cuda: Any = torch.cuda  # not annotated in torch
 
@@ -100,7 +101,7 @@ class OperatorMode(SlidingMode):
         if self.is_on:
             try:
                 # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
-                with self._lock, torch._C.DisableTorchFunction(), untraced():
+                with self._lock, _no_functions(), untraced():
                     self._add(operator, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
@@ -124,7 +125,7 @@ class OperatorMode(SlidingMode):
         if self.is_on and self._log.op_count == first_op:
             end_ns = clock_ns()
             try:
-                with self._lock, torch._C.DisableTorchFunction(), untraced():
+                with self._lock, _no_functions(), untraced():
                     given = higher_order.tensors_in((args, kwargs))
                     span = self.rows.span
                     known = {span(tensor)[0] for tensor in given}
@@ -141,7 +142,7 @@ class OperatorMode(SlidingMode):
     ) -> None:
         """Logs an operator that ran out of memory: the last thing the job did."""
         try:
-            with self._lock, torch._C.DisableTorchFunction(), untraced():
+            with self._lock, _no_functions(), untraced():
                 self._add(operator, args, kwargs, FAILED, start_ns, clock_ns(), frame)
                 self._on_out_of_memory(error)
         except MemoryError:

@@ -38,6 +38,7 @@ _get_ident = threading.get_ident
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
+_MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
 #: Result of an operator that raised.
 FAILED = object()
 
@@ -237,15 +238,16 @@ class OperatorRows:
                     if is_mutated:
                         written_bytes += size
         # Outputs. A view's base is already an input; so is an in-place result.
-        makes_new = not flags & (FLAG_VIEW | FLAG_MUTATES)
-        if makes_new or self.on_output is not None:
+        makes_new = not flags & _MAKES_NOTHING
+        on_output = self.on_output
+        if makes_new or on_output is not None:
             for item in (result,) if isinstance(result, _Tensor) else _flat(result):
                 if makes_new:
                     address, size = span(item)
                     touches.extend((op, address, size, WRITE, self._tensor_number(item)))
                     written_bytes += size
-                if self.on_output is not None:
-                    self.on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
+                if on_output is not None:
+                    on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
         return read_bytes, written_bytes
 
     def _touch_all(self, op: int, values: Any, *, is_mutated: bool) -> int:
