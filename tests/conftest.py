@@ -76,11 +76,12 @@ def _forget_older_objects() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Lets the scripts that tests start run in forks of a process that has imported torch.
 
-    A shell starts what runs in the background with Ctrl-C ignored, which the jobs that tests interrupt would inherit.
+    A shell starts what runs in the background with Ctrl-C ignored, and `nohup` ignores SIGHUP; the jobs that tests send
+    signals to would inherit that.
     """
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, default)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if not config.getoption("--cold"):
         client.install()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -11,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.recorder.after_operator import AfterOperator
+from memprof.recorder.calls.call_log import CallLog
+from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
+from memprof.recorder.notes import Notes
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
+from memprof.recorder.sessions import Sessions
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
@@ -26,14 +30,11 @@ from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
 from memprof.recorder.thread_end import ThreadEnd
 from memprof.recorder.thread_observation import ThreadObservation
-from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE
 from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
 
-_FLUSH_NS = 1_000_000_000
-_RSS_NS = 20_000_000
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
 
 
@@ -45,6 +46,7 @@ class Observation(ThreadObservation):
         is_paused: Whether recording is suspended until the next step begins.
         has_ended: The window is over: only larger steps are recorded from then on.
         progress: The job's position within the step.
+        calls: Logs module calls.
     """
 
     def __init__(
@@ -89,33 +91,22 @@ class Observation(ThreadObservation):
         self.is_paused = False
         self.has_ended = False
         self.progress = Progress()
-        self._is_late = is_late
-        self._stacks = StackTable(log, module_call, root_call)
-        self._sources = MemorySources(log, has_native_events=has_native_events)
-        self._times = OperatorTimes(log)
-        self._mode = OperatorMode(
-            log,
-            self.progress,
-            self._stacks,
-            self._registry,
-            self._after_operator if dry is None else dry.around(log, self._after_operator),
-            on_fault,
-            on_operator_error,
-            self._note_out_of_memory,
+        stacks = StackTable(log, module_call, root_call)
+        sources = MemorySources(log, has_native_events=has_native_events)
+        self._usages = Usages()
+        self._notes = Notes(log, batches, dry)
+        self.calls = CallLog(
+            log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
         )
-        self._has_pending_cut = False
-        self._dry = dry
-        self._batches = batches
+        self._after = AfterOperator(log, sources, self._inventory, rounds, self._usages, self.calls)
+        follow = self._after.follow if dry is None else dry.around(log, self._after.follow)
+        rows = OperatorRows(log, self.progress, stacks, self._registry, follow)
+        mode = OperatorMode(log, rows, on_fault, on_operator_error, self._note_out_of_memory)
         if dry is not None:
-            dry.adopt(self._mode, self._inventory, self._sources, log)
+            dry.adopt(mode, self._inventory, sources, log)
+        self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, is_late=is_late)
         self._registry.scan()
         self._step_first_op = 0
-        self._paused_ns = 0
-        self._sampled_rss_ns = 0
-        self._has_new_gradients = False
-        self._usages = Usages()
-        self._is_in_evaluation = False
-        self._noted: set[str] = set()
 
     @property
     def is_recording(self) -> bool:
@@ -143,18 +134,16 @@ class Observation(ThreadObservation):
         self._usages.begin_step()
         self._step_first_op = self._log.op_count
         if self.is_recording:
-            if not self._sources.is_open:
-                self._open_epoch()
+            self._sessions.open()
             self._state_models()
         else:
-            self._slide_out()
-            self._sources.stop()
-            if watch is Watch.TIMED and not self._times.start():
-                self._note_untimed()
+            self._sessions.close()
+            if watch is Watch.TIMED and not self._sessions.times.start():
+                self._notes.untimed()
         self._write_remarks()
         self._failures.prepare()
         self._log.flush()
-        self._paused_ns = 0
+        self._after.paused_ns = 0
         if not self.is_recording:
             wait_for_device()
         self._step_start_ns = clock_ns()
@@ -169,26 +158,27 @@ class Observation(ThreadObservation):
         if not self.is_recording:
             wait_for_device()
         end_ns = clock_ns()
-        self._times.stop()
+        self._sessions.times.stop()
         if self.is_recording:
             self._state_optimizers()
-            self._sources.cut()
+            self._sessions.sources.cut()
             self._log.sample_rss()
             usages = self._usages.take_news()
             if usages is not None:
                 self._log.record("usages", usages)
         # Once the job's own profiler took over, the rest of the step was not recorded.
-        self._write_step(step, end_ns, is_complete=is_whole and (self._sources.is_open or not self.is_recording))
+        self._write_step(
+            step, end_ns, is_complete=is_whole and (self._sessions.sources.is_open or not self.is_recording)
+        )
 
     def rest(self) -> None:
         """Suspends recording until `record_again`: the window is over."""
-        self._slide_out()
-        self._sources.stop()
-        self._sources.forget()
+        self._sessions.close()
+        self._sessions.sources.forget()
         self.watch, self.is_paused = Watch.RESTING, False
         if not self.has_ended:
             self.has_ended = True
-            self._write_notes()
+            self._notes.finish(self._sessions.mode.not_followed)
             self._failures.note_optimizers()
             # Written now, since the job may be killed any time later: the requested recording is complete.
             self._log.record("end", {"reason": "the window is over", "time_ns": clock_ns()})
@@ -197,7 +187,7 @@ class Observation(ThreadObservation):
 
     def record_again(self) -> None:
         """Resumes recording after `rest`, once the allocator's table is enabled again."""
-        self._is_late = True
+        self._sessions.is_late = True
         self.begin_step(Watch.RECORDED)
 
     def look_at(self, module: torch.nn.Module) -> int:
@@ -213,23 +203,22 @@ class Observation(ThreadObservation):
         """Suspends recording and discards the current step so far: it starts over on resume."""
         if self.is_recording:
             self._log.record("pauses", {"op": self._step_first_op, "time_ns": self._step_start_ns})
-            self._slide_out()
-            self._sources.stop()
-        self._times.abandon()
+            self._sessions.close()
+        self._sessions.times.abandon()
         self.watch, self.is_paused = Watch.SKIPPED, True
 
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
-        self._slide_out()
+        self._sessions.close_operators()
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
-            self._times.stop()
-            self._sources.stop()
+            self._sessions.times.stop()
+            self._sessions.sources.stop()
         if is_inside_step and self.is_recording and self.step_ops:
             self._write_step(step, end_ns, is_complete=False)
         self.watch = Watch.CLOSED
-        self._write_notes()
-        self._sources.forget()
+        self._notes.finish(self._sessions.mode.not_followed)
+        self._sessions.sources.forget()
         if not self.has_ended:
             self._failures.note_optimizers()
         self._failures.release()
@@ -238,29 +227,23 @@ class Observation(ThreadObservation):
 
     def give_up(self, fault: str) -> None:
         """Ends a recording that failed; sessions started inside backward wait for `abandon`."""
-        self._mode.is_on = False
+        self._sessions.mode.is_on = False
         super().give_up(fault)
 
     def abandon(self) -> None:
         """Ends the sessions still open on this thread, without logging."""
         self.watch = Watch.CLOSED
         if threading.get_ident() == self.thread:
-            self._mode.slide_out()
-            self._sources.abandon()
-            self._times.abandon()
+            self._sessions.abandon()
 
     def step_aside(self, step: int) -> None:
         """Yields to the job's own profiler, which would see every operator twice and end our session."""
-        if self._times.is_running:
-            self._times.stop()
+        if self._sessions.times.is_running:
+            self._sessions.times.stop()
             self._log.times.clear()
-            self._note_untimed()
-        if self._sources.is_open:
-            self._slide_out()
-            self._sources.stop()
+            self._notes.untimed()
+        if self._sessions.make_way():
             self.note(f"the job's own profiler started in step {step}: recording was suspended until it ended")
-        elif self._mode.is_here():  # removed inside backward, and put back by the engine when backward ended
-            self._mode.slide_out()
 
     def end_with(self, error: BaseException, step: int) -> None:
         """Records that the job ends with an out-of-memory error, wherever it was raised.
@@ -275,57 +258,19 @@ class Observation(ThreadObservation):
 
     def note(self, sentence: str) -> None:
         """Writes a note for the reader of the trace, once."""
-        if sentence not in self._noted:
-            self._noted.add(sentence)
-            self._log.record("notes", sentence)
+        self._notes.add(sentence)
 
     def is_mine(self) -> bool:
         """Whether this is the observed thread, or a device thread running its backward."""
         if super().is_mine():
             return True
-        return torch._C._current_graph_task_id() != -1 and self._mode.is_here()
+        return torch._C._current_graph_task_id() != -1 and self._sessions.mode.is_here()
 
     # -- what the job does --------------------------------------------------------------------------------------
 
-    def open_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall:
-        """Records the start of a module call; called from the function wrapped around the call."""
-        progress = self.progress
-        is_backward = torch._C._current_graph_task_id() != -1
-        outer = progress.calls[-1] if progress.calls else None
-        stack = self._stacks.number(sys._getframe(2), outer.stack if outer else -1)
-        module_number = self._registry.number(module)
-        if outer is None and not is_backward:
-            with torch._C.DisableTorchFunction(), untraced():
-                is_in_function = self._stacks.is_in_function(stack)
-                self._trained.begin_call(progress, module, module_number, is_in_function=is_in_function)
-                self._is_in_evaluation = progress.is_eval_mode
-                self._inventory.inputs(args, kwargs)
-        self._state_new_models()
-        call = OpenCall(
-            number=self._call_count,
-            module=module_number,
-            parent=outer.number if outer else -1,
-            first_op=self._log.op_count,
-            enter_ns=clock_ns(),
-            stack=stack,
-            is_recompute=is_backward,
-        )
-        self._call_count += 1
-        progress.calls.append(call)
-        return call
-
     def close_call(self, call: OpenCall, error: BaseException | None) -> None:
         """Records the end of a module call, and of nested calls whose end was not reported."""
-        calls = self.progress.calls
-        if call not in calls:
-            return
-        while calls.pop() is not call:
-            pass
-        flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
-        now_ns, end_op = clock_ns(), self._log.op_count
-        self._log.calls.extend(
-            (call.number, call.module, call.parent, call.first_op, end_op, call.enter_ns, now_ns, flags)
-        )
+        self.calls.close(call)
 
     def begin_update(self, optimizer: Any) -> None:
         """Records that an optimizer is about to update."""
@@ -340,42 +285,13 @@ class Observation(ThreadObservation):
         if self.is_recording:
             self.progress.end_optimizer()
 
-    def _after_operator(self, now_ns: int, is_backward: bool) -> None:
-        if now_ns - self._sampled_rss_ns > _RSS_NS:
-            self._sampled_rss_ns = now_ns
-            self._log.sample_rss()
-        if is_backward:
-            if not self._has_new_gradients:
-                self._begin_backward()
-            self._has_new_gradients = True
-        elif self._has_new_gradients and torch._C._current_graph_task_id() == -1:
-            self._has_new_gradients = False
-            if not self._rounds.has_optimizers:  # no other signal that gradients are complete
-                self._inventory.model_gradients()
-        if self._has_pending_cut and not is_backward and torch._C._current_graph_task_id() == -1:
-            self._has_pending_cut = False
-            self._sources.cut()
-        if now_ns - self._log.flushed_ns > _FLUSH_NS:
-            if not is_backward and torch._C._current_graph_task_id() == -1:
-                self._sources.cut()
-            self._log.flush()
-            self._paused_ns += clock_ns() - now_ns
-
-    def _begin_backward(self) -> None:
-        self._usages.begin_backward(self._rounds.alive())
-        if self._is_in_evaluation:
-            self._usages.train_in_evaluation()
-
     def _note_out_of_memory(self, error: BaseException) -> None:
         """Flushes everything to disk: the job may end or be killed now."""
         self._failures.free_reserve()
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()  # including the gradients that exist by now
         self._state_optimizers()
-        if torch._C._current_graph_task_id() == -1:
-            self._sources.cut()
-        else:
-            self._has_pending_cut = True
+        self._after.cut_outside_backward()
         self._failures.note(error)
         self._failures.note_optimizers()
 
@@ -390,7 +306,7 @@ class Observation(ThreadObservation):
                 "kind": self.watch.value,
                 "start_ns": self._step_start_ns,
                 "end_ns": end_ns,
-                "paused_ns": self._paused_ns,
+                "paused_ns": self._after.paused_ns,
                 "first_op": self._step_first_op,
                 "end_op": self._log.op_count,
                 "updates": self._rounds.updates,
@@ -399,29 +315,3 @@ class Observation(ThreadObservation):
                 "is_complete": is_complete,
             },
         )
-
-    def _write_notes(self) -> None:
-        if self._batches.undivided:
-            self._log.record("batches", self._batches.undivided)
-        for sentence in self._dry.notes() if self._dry is not None else ():
-            self.note(sentence)
-        for name in sorted(self._mode.not_followed):
-            self.note(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
-        if self._log.names_left_out:
-            self.note(TOO_MANY_NAMES)
-
-    def _open_epoch(self) -> None:
-        """Starts recording memory events; existing allocations are written first."""
-        self._sources.start()
-        self._mode.begin_epoch(self._sources.on_output)
-        with torch._C.DisableTorchFunction(), untraced():
-            self._inventory.held(self._sources.follow if self._is_late else self._sources.remember)
-        self._is_late = False  # from now on every allocation is in the allocator's table, which reports its free
-        self._mode.slide_in()
-
-    def _slide_out(self) -> None:
-        if self._mode.is_on:
-            self._mode.slide_out()
-
-    def _note_untimed(self) -> None:
-        self.note("the job's own profiler ran in the timed step: operator times are estimates")

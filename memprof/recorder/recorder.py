@@ -135,7 +135,7 @@ class Recorder(ProcessRecorder[Observation]):
             self._rounds.note_call()
             if observation.is_recording:
                 with untraced():
-                    call = observation.open_call(module, args, kwargs)
+                    call = observation.calls.open(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
             return None

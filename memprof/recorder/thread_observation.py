@@ -48,7 +48,6 @@ class ThreadObservation(ABC):
         self._inventory = Inventory(log, self._registry)
         self._failures = FailureLog(folder, log, self._registry, rounds)
         self._step_start_ns = 0
-        self._call_count = 0
         self._stated_holders = 0
 
     def is_mine(self) -> bool:

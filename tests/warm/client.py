@@ -12,7 +12,9 @@ from typing import Any
 
 _HERE = Path(__file__).parent
 _NAME, _PREFIX, _OTHER = "WARM_PYTHON", "WARM_PREFIX", "WARM_OTHER_MEMPROF"
+#: The servers that are started; that of jobs forks another one.
 _KINDS = ("job", "cli")
+_ALL = (*_KINDS, "recorded")
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<frozen warm>', 'exec'))"
 
 
@@ -62,9 +64,10 @@ class Client:
 
     def _stop(self) -> None:
         if os.getpid() == self._pid:
-            for kind, server in self._servers.items():
+            for server in self._servers.values():
                 server.kill()
                 server.wait()
+            for kind in _ALL:
                 Path(f"{self._address}-{kind}").unlink(missing_ok=True)
 
 

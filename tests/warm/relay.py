@@ -18,6 +18,9 @@ _RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 #: What pip installs to be typed.
 _COMMAND = os.path.join(sys.prefix, "bin", "memprof")
 
+#: What the servers have imported.
+_MEMPROF = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "memprof")
+
 _LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 #: Settings of the interpreter's that the server's fork follows.
@@ -25,7 +28,9 @@ _FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHO
 
 
 def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Returns which server may run a command line, given without the interpreter: ``job``, ``cli``, or "" for none.
+    """Returns which server may run a command line, given without the interpreter.
+
+    It is ``job``, ``recorded`` for a job that this checkout records, ``cli``, or "" for none.
 
     Options of the interpreter only take effect when it starts, so such processes are started normally.
     """
@@ -38,8 +43,13 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         return "job" if environment.get("WARM_OTHER_MEMPROF") else "cli"
     if is_module:
         is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
-        return "job" if is_own or words[1] in ("pytest", "torch.distributed.run") else ""
-    return "job" if words and words[0].endswith(".py") and os.path.isfile(words[0]) else ""
+        is_job = is_own or words[1] in ("pytest", "torch.distributed.run")
+    else:
+        is_job = bool(words) and words[0].endswith(".py") and os.path.isfile(words[0])
+    if not is_job:
+        return ""
+    is_recorded = environment.get("MEMPROF_PACKAGE") == _MEMPROF and os.path.isdir(environment.get("MEMPROF_SPOOL", ""))
+    return "recorded" if is_recorded else "job"
 
 
 def run_elsewhere(address: str) -> None:

@@ -86,11 +86,11 @@ class DryRun:
         mode.fake_type = FakeTensor
         self._sources = sources
         if device is None:
-            mode.span = dry_span
+            mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
             sources.follow_only(DRY_RUN, dry_owned_span)
         else:
-            mode.span = device.span
+            mode.rows.span = device.span
             inventory.storage_span, inventory.owned_span = device.storage_span, device.owned_span
             sources.follow_device(DRY_RUN, device.events(log))
 

@@ -96,7 +96,7 @@ class LightObservation(ThreadObservation):
         self._base = OTHER  # the phase without the job's own name for it
         self._phase, self._module = OTHER, -1
         self._is_evaluating = False
-        self._step_first_call = 0
+        self._call_count = self._step_first_call = 0
         self._stretch_left = 0
         self._stretch_events = 0
         self._marks = Marks()

@@ -1,0 +1,292 @@
+"""The rows of operators: when each ran, where it was called from, and which memory it touched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from memprof.phases import named_phase
+from memprof.recorder.calls import repeats
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
+from memprof.recorder.log import RawLog
+from memprof.recorder.steps.progress import OpenCall, Progress
+from memprof.trace.files.spool import (
+    FLAG_EVAL_MODE,
+    FLAG_GRAD_ENABLED,
+    FLAG_IN_CLOSURE,
+    FLAG_MUTATES,
+    FLAG_RECOMPUTE,
+    FLAG_VIEW,
+    MUTATE,
+    NAME_SHIFT,
+    OPTIMIZER,
+    OTHER_THREAD,
+    READ,
+    WRITE,
+)
+
+_current_node = torch._C._current_autograd_node
+_sequence_number = torch._C._autograd._get_sequence_nr
+_is_grad_enabled = torch.is_grad_enabled
+_get_ident = threading.get_ident
+_Tensor = torch.Tensor
+_LISTS = (list, tuple)
+_ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
+_MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
+#: Result of an operator that raised.
+FAILED = object()
+
+
+class OperatorRows:
+    """Logs operators after they ran: their position in the job, and the memory they touched.
+
+    Attributes:
+        on_output: Called with every output tensor and the time, if the event source needs it; else None.
+        span: Returns the address of a tensor's memory and the tensor's own bytes.
+    """
+
+    def __init__(
+        self,
+        log: RawLog,
+        progress: Progress,
+        stacks: StackTable,
+        registry: ModuleRegistry,
+        after_operator: Callable[[int, bool], None],
+    ) -> None:
+        """Stores the recorder's shared components.
+
+        Args:
+            log: Destination of the rows.
+            progress: The job's position within the step.
+            stacks: Numbers Python stacks.
+            registry: Numbers modules.
+            after_operator: Called with the time and whether backward is running, after each operator.
+        """
+        self._log = log
+        self._progress = progress
+        self._stacks = stacks
+        self._registry = registry
+        self._after_operator = after_operator
+        self._tensor_number = log.tensor_number
+        self._thread = _get_ident()
+        self._current_stream: Callable[[], int] | None = None
+        self._stream = 0
+        self.on_output: Callable[[torch.Tensor, int], None] | None = None
+        self.span = _span
+
+    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+        """Prepares for a run of consecutive operators, in this thread and where its backward runs.
+
+        Args:
+            on_output: New value of `on_output`.
+            has_streams: Whether they run on streams of a device, which are recorded.
+        """
+        self.on_output = on_output
+        self._thread = _get_ident()
+        self._current_stream = _current_cuda_stream if has_streams else None
+
+    def add(
+        self,
+        operator: OperatorTraits,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        start_ns: int,
+        end_ns: int,
+        frame: FrameType | None,
+    ) -> None:
+        """Logs an operator that has run.
+
+        Args:
+            operator: The operator.
+            args: Its arguments.
+            kwargs: Its keyword arguments, None for none.
+            result: What it returned, `FAILED` if it raised.
+            start_ns: When it started.
+            end_ns: When it ended.
+            frame: The frame that called it.
+        """
+        log = self._log
+        progress = self._progress
+        op = log.op_count
+        node = _current_node()
+        flags = operator.flags
+        grad_enabled = _is_grad_enabled()
+        is_elsewhere = node is not None and _get_ident() != self._thread
+        if not is_elsewhere:
+            sequence = _sequence_number()
+        else:  # a device's backward runs in its own thread, with its own node count
+            sequence = OTHER_THREAD + _sequence_number() if grad_enabled else progress.sequence
+        if grad_enabled:
+            flags |= FLAG_GRAD_ENABLED
+        makes_node = sequence != progress.sequence
+        if not is_elsewhere:
+            progress.sequence = sequence
+        phase = progress.phase(node is not None, makes_node and grad_enabled)
+        if phase == OPTIMIZER and progress.in_closure:
+            flags |= FLAG_IN_CLOSURE
+        if progress.is_eval_mode:
+            flags |= FLAG_EVAL_MODE
+        call = progress.calls[-1] if progress.calls else None
+        call_number, module = (-1, -1) if call is None else (call.number, call.module)
+        if node is None:
+            node_sequence = -1
+            stack = self._stacks.number(frame, -1 if call is None else call.stack)
+            storing = self._stacks.storing[stack]
+            if storing >= 0 and phase != OPTIMIZER:
+                phase = storing
+            name = named_phase()
+            if name:
+                flags |= log.phase_number(name) + 1 << NAME_SHIFT
+        else:
+            node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
+            flags |= recomputes
+        if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first
+            flags |= FLAG_RECOMPUTE
+            node_sequence, module = repeats.sequence - 1, -1
+        read_bytes, written_bytes = self._touch(op, operator, args, kwargs, result, flags, end_ns)
+        is_counted = operator.has_flops and result is not FAILED
+        flops = operator.count_flops(args, kwargs, result) if is_counted else 0
+        log.operators.extend(
+            (
+                start_ns,
+                end_ns,
+                operator.name,
+                sequence,
+                node_sequence,
+                module,
+                phase,
+                flags,
+                call_number,
+                stack,
+                flops,
+                read_bytes,
+                written_bytes,
+                progress.micro_batch,
+            )
+        )
+        log.op_count = op + 1
+        if self._current_stream is not None:
+            stream = self._current_stream()
+            if stream != self._stream:
+                self._stream = stream
+                log.streams.extend((op, stream))
+        self._after_operator(end_ns, node is not None)
+
+    def _in_backward(
+        self, node: Any, call: OpenCall | None, frame: FrameType | None, is_elsewhere: bool, grad_enabled: bool
+    ) -> tuple[int, int, int, int]:
+        """Returns where an operator of backward belongs.
+
+        Returns:
+            The number of its node, its module, its stack (-1 for an operator of a node itself), and the flag of a
+            recomputation or 0.
+        """
+        module = -1 if call is None else call.module
+        node_sequence = node._sequence_nr()
+        if node_sequence >= _ACCUMULATE:
+            node_sequence = -2
+            variable = getattr(node, "variable", None)
+            module = self._registry.parameter(variable)[1] if variable is not None else -1
+        elif is_elsewhere and not grad_enabled and _is_in_checkpoint(frame):
+            node_sequence += OTHER_THREAD
+        if not grad_enabled:
+            return node_sequence, module, -1, 0
+        stack = self._stacks.number(frame, -1 if call is None else call.stack)
+        recomputes = (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack)
+        return node_sequence, module, stack, FLAG_RECOMPUTE if recomputes else 0
+
+    def _touch(
+        self, op: int, operator: OperatorTraits, args: Any, kwargs: Any, result: Any, flags: int, end_ns: int
+    ) -> tuple[int, int]:
+        """Logs the memory that an operator read and wrote.
+
+        Returns:
+            The bytes it read and the bytes it wrote.
+        """
+        touches = self._log.touches
+        span = self.span
+        read_bytes = written_bytes = 0
+        mutated = operator.mutated
+        for position, value in enumerate(args):
+            if isinstance(value, _Tensor):
+                address, size = span(value)
+                read_bytes += size
+                if position in mutated:
+                    written_bytes += size
+                    touches.extend((op, address, size, MUTATE, -1))
+                else:
+                    touches.extend((op, address, size, READ, -1))
+            elif type(value) in _LISTS:
+                size = self._touch_all(op, value, is_mutated=position in mutated)
+                read_bytes += size
+                if position in mutated:
+                    written_bytes += size
+        if kwargs:
+            for key, value in kwargs.items():
+                if isinstance(value, _Tensor) or type(value) in _LISTS:
+                    is_mutated = key in operator.mutated_keywords
+                    values = (value,) if isinstance(value, _Tensor) else value
+                    size = self._touch_all(op, values, is_mutated=is_mutated)
+                    read_bytes += size
+                    if is_mutated:
+                        written_bytes += size
+        # Outputs. A view's base is already an input; so is an in-place result.
+        makes_new = not flags & _MAKES_NOTHING
+        on_output = self.on_output
+        if makes_new or on_output is not None:
+            for item in (result,) if isinstance(result, _Tensor) else _flat(result):
+                if makes_new:
+                    address, size = span(item)
+                    touches.extend((op, address, size, WRITE, self._tensor_number(item)))
+                    written_bytes += size
+                if on_output is not None:
+                    on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
+        return read_bytes, written_bytes
+
+    def _touch_all(self, op: int, values: Any, *, is_mutated: bool) -> int:
+        """Logs the tensors among some values as inputs; returns their bytes."""
+        touches, span = self._log.touches, self.span
+        access, total = MUTATE if is_mutated else READ, 0
+        for value in values:
+            if isinstance(value, _Tensor):
+                address, size = span(value)
+                total += size
+                touches.extend((op, address, size, access, -1))
+        return total
+
+
+def _is_in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether a frame runs inside a nested backward of torch.utils.checkpoint."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(CHECKPOINT_FILE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _current_cuda_stream() -> int:
+    """Returns the stream of the current thread on its CUDA device; 0 for the default stream."""
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns the address of a tensor's storage and the tensor's own bytes; (0, 0) without a storage."""
+    try:
+        return tensor.untyped_storage().data_ptr(), tensor.nbytes
+    except (NotImplementedError, RuntimeError):
+        return 0, 0  # sparse, opaque and meta tensors
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, _Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _flat(item)]
+    return []

@@ -1,0 +1,54 @@
+"""Sentences for the reader of a recording about what it lacks, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.steps.batches import BatchObserver
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.run import DryRun
+
+
+class Notes:
+    """Writes the notes of one recording."""
+
+    def __init__(self, log: RawLog, batches: BatchObserver, dry: DryRun | None) -> None:
+        """Starts without any.
+
+        Args:
+            log: Destination of the notes.
+            batches: Inspects the batches that DataLoaders yield.
+            dry: The dry run, if the job is one.
+        """
+        self._log = log
+        self._batches = batches
+        self._dry = dry
+        self._noted: set[str] = set()
+
+    def add(self, sentence: str) -> None:
+        """Writes a note, once."""
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._log.record("notes", sentence)
+
+    def untimed(self) -> None:
+        """Notes that the timed step was not timed."""
+        self.add("the job's own profiler ran in the timed step: operator times are estimates")
+
+    def finish(self, not_followed: Iterable[str]) -> None:
+        """Writes what the whole window has shown.
+
+        Args:
+            not_followed: Higher-order operators of which the operators inside were not recorded.
+        """
+        if self._batches.undivided:
+            self._log.record("batches", self._batches.undivided)
+        for sentence in self._dry.notes() if self._dry is not None else ():
+            self.add(sentence)
+        for name in sorted(not_followed):
+            self.add(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
+        if self._log.names_left_out:
+            self.add(TOO_MANY_NAMES)
