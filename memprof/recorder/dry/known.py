@@ -1,7 +1,8 @@
 """Follows small integer tensors whose values are certain, though they are on a device or met a tensor without values.
 
 Sizes and ends of loops depend on them: the number of graphs in a batch is its largest index plus one, text is generated
-until `torch.full((batch,), length >= most)` is true. These values are those of a real run, not placeholders.
+until `torch.full((batch,), length >= most)` is true. So do conditions on a few random numbers of the processor: layers
+are skipped if `torch.rand(1) < 0.1`. These values are those of a real run, not placeholders.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from memprof.recorder.dry.random_stream import MOST_KEPT
+
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its values on the processor, and how often its storage had been written to by then.
 _KNOWN = "_memprof_known"
@@ -20,6 +23,11 @@ _KNOWN = "_memprof_known"
 _WRITES = "_memprof_writes"
 #: Values of larger tensors are not kept.
 _MOST_ELEMENTS = 2**16
+
+#: Operators that create data.
+_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
+_RANGES = {_aten.arange, _aten.linspace}
+_MOST_OF_RANGE = 2**10
 
 _CREATED = {
     *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
@@ -39,6 +47,25 @@ _COMPUTED = {
     *_AND,
     *_OR,
 }
+
+
+def is_data(func: Any, result: Any) -> bool:
+    """Whether an operator creates data on which sizes may depend.
+
+    Integers like a loader's (lengths, positions and masks), and short ranges, of which models compute the widths and
+    rates of their layers.
+
+    Args:
+        func: The operator.
+        result: Its result.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if not isinstance(result, FakeTensor) or result.device.type != "cpu":
+        return False
+    if packet in _RANGES and result.numel() <= _MOST_OF_RANGE:
+        return True
+    is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
+    return packet in _DATA and is_whole and result.numel() <= _MOST_ELEMENTS
 
 
 def known(tensor: Any) -> torch.Tensor | None:
@@ -125,7 +152,7 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
             is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            if is_whole and value.layout is torch.strided:
+            if (is_whole or value.numel() <= MOST_KEPT) and value.layout is torch.strided:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)
