@@ -8,6 +8,7 @@ are skipped if `torch.rand(1) < 0.1`. These values are those of a real run, not 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map
 from memprof.recorder.dry.random_stream import MOST_KEPT
 
 _aten = torch.ops.aten
-#: Attribute of a fake tensor: its values on the processor, and how often its storage had been written to by then.
+#: Attribute of a fake tensor: its `_Values`.
 _KNOWN = "_memprof_known"
 #: Attribute of a fake storage: how often operators wrote to it.
 _WRITES = "_memprof_writes"
@@ -49,6 +50,18 @@ _COMPUTED = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """Values on the processor, and how often a tensor's storage had been written to by then."""
+
+    values: torch.Tensor
+    writes: int
+
+    def __deepcopy__(self, memo: Any) -> _Values:
+        """Returns itself: copies of a model's tensors share what is never written to, and take no memory for it."""
+        return self
+
+
 def is_data(func: Any, result: Any) -> bool:
     """Whether an operator creates data on which sizes may depend.
 
@@ -75,8 +88,8 @@ def known(tensor: Any) -> torch.Tensor | None:
         tensor: A tensor without values, or one with data.
     """
     if isinstance(tensor, FakeTensor):
-        kept: tuple[torch.Tensor, int] | None = getattr(tensor, _KNOWN, None)
-        return kept[0] if kept is not None and kept[1] == _writes(tensor) else None
+        kept: _Values | None = getattr(tensor, _KNOWN, None)
+        return kept.values if kept is not None and kept.writes == _writes(tensor) else None
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
 
@@ -103,7 +116,7 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Notes the values of a tensor."""
-    setattr(tensor, _KNOWN, (values, _writes(tensor)))
+    setattr(tensor, _KNOWN, _Values(values, _writes(tensor)))
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
