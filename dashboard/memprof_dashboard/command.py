@@ -15,7 +15,8 @@ from memprof.errors import MemprofError, UsageError
     epilog="""\b
 Examples:
   memprof dashboard run.memprof
-  memprof dashboard before.memprof after.memprof --port 9000 --no-browser"""
+  memprof dashboard before.memprof after.memprof --port 9000 --no-browser
+  memprof dashboard gpu.pickle dry-run.pickle"""
 )
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Address to listen on.")
@@ -32,14 +33,42 @@ Examples:
 def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, browser: bool) -> None:
     """Show recordings in a browser: memory over time, what allocated it, and which plans make the job fit.
 
-    TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or has crashed. Several can
-    be compared. Access needs the token in the printed address.
+    TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or has crashed; also a memory
+    snapshot or a profiler's trace, as memprof import reads. Several can be compared. Access needs the token in the
+    printed address.
     """
-    if importlib.util.find_spec("dash") is None:
-        raise UsageError("the dashboard needs dash and plotly: pip install 'torch-memprof[dashboard]'")
+    require_dash()
     from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
 
     serve(list(traces), host=host, port=port, prefix=prefix, opens_browser=browser, say=_say)
+
+
+def require_dash() -> None:
+    """Checks that the dashboard can run.
+
+    Raises:
+        UsageError: dash is not installed.
+    """
+    if importlib.util.find_spec("dash") is None:
+        raise UsageError("the dashboard needs dash and plotly: pip install 'torch-memprof[dashboard]'")
+
+
+def show_allocations(real: Path, dry: Path) -> None:
+    """Serves the page that compares two sides' allocations, and opens it in a browser, until it is interrupted.
+
+    Args:
+        real: Snapshot or recording of the real device.
+        dry: Those of the dry run.
+
+    Raises:
+        BadInputError: One cannot be opened.
+        UsageError: dash is not installed, or no port is free.
+    """
+    require_dash()
+    from memprof_dashboard.serve import serve
+    from memprof_dashboard.state import View
+
+    serve([real, dry], view=View(tab="allocations", other=1), say=_say)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from memprof.errors import MemprofError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
 from memprof_dashboard.sources import Source, open_sources
+from memprof_dashboard.state import View
 
 #: Number of ports tried after the requested one.
 _TRIES = 50
@@ -32,6 +33,7 @@ def serve(
     port: int = 8050,
     prefix: str = "/",
     opens_browser: bool = True,
+    view: View | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves the dashboard of some recordings until it is interrupted.
@@ -42,6 +44,7 @@ def serve(
         port: Port to listen on; where it is taken, the next that is free.
         prefix: Path below which it is served, behind a proxy.
         opens_browser: Open the page in a browser.
+        view: What it shows first; None for the default.
         say: Called with messages about the page's address.
 
     Raises:
@@ -57,7 +60,8 @@ def serve(
     app = create_app(sources, token=token, hosts=names, prefix=prefix)
     server, taken = _listen(app.server, host, port)
     shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{server.port}{prefix}?token={token}"
+    search = (view or View()).to_search().replace("?", "&")
+    url = f"http://{shown}:{server.port}{prefix}?token={token}{search}"
     if server.port != port and port:
         say(f"port {port} is taken, using {server.port}" if taken else "")
     say(f"the dashboard is at {url}")

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from memprof.analysis.compared.allocation_sequence import (
+    AllocationSequence,
+    is_recording_file,
+    read_sequence,
+    sequence_of_recording,
+)
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError, MemprofError
 from memprof.replay.history import History
 from memprof.trace.files.columns import Coded
 from memprof.trace.files.spool_folder import is_spool_folder
+from memprof.trace.importers import import_file
+from memprof.trace.importers.sniff import SNAPSHOT
 from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -126,12 +134,15 @@ class Source:
         path: Its path.
         name: Its unique display name.
         trace: The open trace.
+        is_snapshot: It is a memory snapshot of torch, imported.
     """
 
     path: Path
     name: str
     trace: Trace
+    is_snapshot: bool = False
     _ranks: dict[int, Rank] = field(default_factory=dict)
+    _sequences: dict[int, AllocationSequence] = field(default_factory=dict)
     _stamp: tuple[int, int] = (0, 0)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -148,6 +159,25 @@ class Source:
                 self._ranks[number] = Rank(self.trace.rank_trace(number))
             return self._ranks[number]
 
+    def sequence(self, number: int) -> AllocationSequence:
+        """Returns the allocations of one rank in their order; of a snapshot, its whole history.
+
+        Args:
+            number: The rank, a snapshot's device; where unknown the lowest, or the device with the longest history.
+
+        Raises:
+            BadInputError: There are none, or the file is damaged.
+        """
+        with self._lock:
+            if number not in self._sequences:
+                device = number if number in self.trace.ranks else None
+                self._sequences[number] = (
+                    read_sequence(str(self.path), device)
+                    if self.is_snapshot
+                    else sequence_of_recording(self.rank(number).trace)
+                )
+            return self._sequences[number]
+
     def refresh(self) -> bool:
         """Rereads the recording where it has grown; returns whether it was reread.
 
@@ -161,8 +191,8 @@ class Source:
             is_first, self._stamp = self._stamp == (0, 0), stamp
             if is_first:
                 return False
-            self.trace = Trace.open(self.path)
-            self._ranks = {}
+            self.trace, self.is_snapshot = _open(self.path)
+            self._ranks, self._sequences = {}, {}
             return True
 
 
@@ -183,17 +213,25 @@ class Workspace:
 
 
 def open_sources(paths: list[Path]) -> list[Source]:
-    """Opens recordings.
+    """Opens recordings, and what can be imported as one: memory snapshots and profiler traces.
 
     Raises:
         BadInputError: One is missing, damaged, foreign or of a newer memprof; the sentence names it.
     """
     sources = []
     for path in paths:
-        trace = Trace.open(path)
-        sources.append(Source(path, _name(path, paths), trace))
+        trace, is_snapshot = _open(path)
+        sources.append(Source(path, _name(path, paths), trace, is_snapshot))
         sources[-1].refresh()
     return sources
+
+
+def _open(path: Path) -> tuple[Trace, bool]:
+    """Returns a file's trace, imported where it is not a recording, and whether it is a memory snapshot."""
+    if path.suffix == ".memprof" or not path.is_file() or is_recording_file(path):
+        return Trace.open(path), False
+    imported = import_file(path)
+    return Trace.of(imported.ranks, path), imported.kind == SNAPSHOT
 
 
 def _name(path: Path, paths: list[Path]) -> str:

@@ -24,7 +24,7 @@ _KIB = 1024
 _CPP = "at::_ops::{}::call(at::Tensor const&)"
 
 
-def snapshot(path: Path, sizes: list[tuple[str, int]], kept: int = 0) -> str:
+def snapshot(path: Path, sizes: list[tuple[str, int]], kept: int = 0, file: str = "train.py") -> str:
     """Writes a snapshot in which each allocation is freed after the next one; the last `kept` stay."""
     trace: list[dict[str, Any]] = []
     address, blocks = 1 << 30, []
@@ -32,7 +32,7 @@ def snapshot(path: Path, sizes: list[tuple[str, int]], kept: int = 0) -> str:
 
     def entry(action: str, at: int, size: int, name: str = "") -> None:
         frames = [{"filename": "??", "line": 0, "name": _CPP.format(name)}] if name else []
-        frames.append({"filename": "/job/train.py", "line": 7, "name": "main"})
+        frames.append({"filename": f"/job/{file}", "line": 7, "name": "main"})
         trace.append({"action": action, "addr": at, "size": size, "stream": 0, "frames": frames})
 
     def free(at: int, size: int) -> None:

@@ -105,7 +105,7 @@ def test_what_the_documentation_says_to_type_runs(command: Command, workshop: Wo
     """A command line of README.md, of a page or of a verb's help ends well on a small job of the kind it is for."""
     folder = workshop.bench([command.words])
     words = [match for word in command.words for match in _matches(word, folder)]
-    if command.verb in verbs.ENDLESS:
+    if command.verb in verbs.ENDLESS or "--dashboard" in command.words:
         _interrupted_when_it_answers(["memprof", *words], folder)
         return
     outcome = run(["memprof", *words], folder, dict(command.variables))

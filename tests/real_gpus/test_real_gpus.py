@@ -27,6 +27,7 @@ class Known:
 
     Attributes:
         missing: Allocations that the dry run does not have.
+        extra: Allocations that the GPU did not make.
         peak_error_bytes: Error of the peak.
         end_error_bytes: Error of what is allocated at the end.
         start_error_bytes: Error of what is allocated at the beginning.
@@ -35,6 +36,7 @@ class Known:
     """
 
     missing: int = 0
+    extra: int = 0
     peak_error_bytes: int = 0
     end_error_bytes: int = 0
     start_error_bytes: int = 0
@@ -55,6 +57,11 @@ RUNS = {
         start_error_bytes=25_034_752,
         reserved_error_bytes=20_971_520,
     ),
+    # The GPU's model was compiled: its fused kernels keep other temporaries. It had run ten steps before, which leave
+    # more segments than one: with ten, and rotary positions that are indexed, reserved bytes are 37,748,736 too high.
+    "decoder_updates": Known(missing=60, extra=1_101, reserved_error_bytes=-119_537_664),
+    # torch 2.6 initializes weights without the temporaries of later versions.
+    "whole_process": Known(extra=180),
     # torch 2.9 keeps a workspace of cuBLASLt.
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
 }
@@ -72,12 +79,12 @@ def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeyp
     dry = read_sequence(str(taken))
     sizes = np.array(run["sizes"])[run["order"]]
     gaps = find_gaps(sizes, dry.sizes)
-    assert sum(gap.dry_to - gap.dry_from for gap in gaps) == 0, "allocations that the GPU did not make"
+    assert sum(gap.dry_to - gap.dry_from for gap in gaps) == RUNS[name].extra, "allocations that the GPU did not make"
     assert sum(gap.real_to - gap.real_from for gap in gaps) == RUNS[name].missing
     assert dry.start_bytes - run["live_at_start"] == RUNS[name].start_error_bytes
     assert dry.peak_bytes - run["peak_bytes"] == RUNS[name].peak_error_bytes
     assert dry.end_bytes - run["live_at_end"] == RUNS[name].end_error_bytes
     assert dry.peak_reserved_bytes - run["peak_reserved_bytes"] == RUNS[name].reserved_error_bytes
-    if not RUNS[name].missing:
+    if not RUNS[name].missing and not RUNS[name].extra:
         expected = 512 * np.array(run["live_blocks"]) + RUNS[name].start_error_bytes
         assert (dry.live != expected).sum() == RUNS[name].other_live

@@ -219,3 +219,74 @@ def test_unique_values_are_bounded_by_all_being_different(options):
     func = torch.ops.aten.unique_dim.default
     made, bound = func(values, 0), upper_bound(func, (values, 0), {})
     assert [layout(tensor) for tensor in bound] == [layout(tensor) for tensor in made]
+
+
+_SKIPS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x):
+        taken = []
+        for place, layer in enumerate(self.layers):
+            kept = torch.rand(1)
+            if kept > 0.5 and torch.rand([]).item() > 0.1:
+                x = x + layer(x)
+                taken.append(place)
+        print("TAKEN", taken)
+        return x
+
+torch.manual_seed(5)
+model = Net()
+big = torch.randn(MORE, 1000, 1000)
+scale = torch.rand(1)
+scale.zero_()
+assert not scale > 0.1
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    (model(torch.randn(4, 16)).square().mean() + 0 * model.layers[0].weight.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("more", [1, 40])
+def test_layers_are_skipped_as_in_a_real_run(tmp_path: Path, more: int) -> None:
+    """One random number decides as in a real run; after more draws than a dry run makes, both outcomes still occur."""
+    real, dry = record_both(tmp_path, _SKIPS.replace("MORE", str(more)))
+    lines = [[line for line in done.stdout.splitlines() if "TAKEN" in line] for done in (real, dry)]
+    assert 2 <= len(lines[1]) <= len(lines[0])
+    if more == 1:
+        assert lines[1] == lines[0][: len(lines[1])]
+    assert len({*lines[1]}) > 1
+
+
+_MASKS = """
+import torch
+model = torch.nn.Linear(300, 400).to(DEVICE)
+mask = torch.zeros_like(model.weight.view(1, -1))
+places = torch.randperm(model.weight.numel())[:500].to(DEVICE)
+mask = mask.scatter_(1, places.unsqueeze(0), torch.ones_like(places, dtype=mask.dtype).unsqueeze(0)).view(400, 300)
+rows, columns = torch.where(mask == 1.0)
+print("PLACES", len(rows), mask.nonzero().shape, (mask > 0).nonzero().shape, model.weight[mask.bool()].shape)
+mask.copy_(model.weight)
+print("WRITTEN", len(mask.nonzero()), len((mask == 0).nonzero()) in (0, 120_000))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(4, 300).to(DEVICE)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Path, device: str) -> None:
+    """Sparse adapters choose random places of a weight; a mask that is written to otherwise has an unknown number."""
+    options = ("--device", "rtx4090") if device == "cuda" else ()
+    done = record_script(tmp_path, _MASKS.replace("DEVICE", repr(device)), "--dry-run", *options)
+    assert done.returncode == 0, done.stderr
+    assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
+    assert "WRITTEN 120000 True" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memprof_dashboard.page import Page
+from memprof_dashboard.pages.allocations import AllocationsPage
 from memprof_dashboard.pages.blocks import BlocksPage
 from memprof_dashboard.pages.diff import DiffPage
 from memprof_dashboard.pages.live import Live
@@ -19,5 +20,6 @@ PAGES: dict[str, Page] = {
     "treemap": TreemapPage(),
     "whatif": WhatIf(),
     "diff": DiffPage(),
+    "allocations": AllocationsPage(),
     "ranks": RanksPage(),
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rapidfuzz.distance import LCSseq
 
 from memprof.trace.schema import Ints
@@ -62,3 +64,24 @@ def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
             last_real, last_dry = real_to, dry_to
         at_real, at_dry = at_real + used_real, at_dry + used_dry
     return gaps
+
+
+def common_positions(gaps: Sequence[Gap], real: int, dry: int) -> tuple[Ints, Ints, int]:
+    """Places two aligned sequences on one axis: equal pairs share a position, a gap takes those of its longer side.
+
+    Args:
+        gaps: Where they differ, in order.
+        real: Number of allocations of the one.
+        dry: Number of allocations of the other.
+
+    Returns:
+        The position of each allocation of the one, shape ``(real,)``, and of the other, shape ``(dry,)``, both rising;
+        and the number of positions.
+    """
+    shifts = np.zeros(real + 1, dtype=np.int64), np.zeros(dry + 1, dtype=np.int64)
+    for gap in gaps:
+        longer = (gap.dry_to - gap.dry_from) - (gap.real_to - gap.real_from)
+        shifts[0][gap.real_to] += max(longer, 0)
+        shifts[1][gap.dry_to] += max(-longer, 0)
+    one, other = (np.arange(len(shift)) + np.cumsum(shift) for shift in shifts)
+    return one[:-1], other[:-1], int(one[-1])

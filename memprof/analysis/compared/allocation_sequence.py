@@ -84,8 +84,8 @@ def read_sequence(path: str, device: int | None = None) -> AllocationSequence:
         BadInputError: The file is neither, is damaged, or has no history.
         UsageError: It has no such device.
     """
-    if _is_recording(Path(path)):
-        return _of_recording(Trace.open(path))
+    if is_recording_file(Path(path)):
+        return sequence_of_recording(Trace.open(path))
     snapshot = read_snapshot(Path(path))
     histories = {one.number: one for one in snapshot.devices if one.facts.has_timeline}
     if not histories:
@@ -100,7 +100,12 @@ def read_sequence(path: str, device: int | None = None) -> AllocationSequence:
     return _of_history(path, histories[device], snapshot.torch_version)
 
 
-def _is_recording(path: Path) -> bool:
+def is_recording_file(path: Path) -> bool:
+    """Returns whether a file is a zip archive, as recordings are.
+
+    Raises:
+        BadInputError: It cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
@@ -134,7 +139,12 @@ def _of_history(path: str, history: DeviceHistory, torch: str) -> AllocationSequ
     )
 
 
-def _of_recording(trace: Trace) -> AllocationSequence:
+def sequence_of_recording(trace: Trace) -> AllocationSequence:
+    """Returns the allocations of an open recording.
+
+    Raises:
+        BadInputError: It contains none.
+    """
     storages, ops = trace.table(Storages), trace.table(Ops)
     issued = requests_of_recording(storages, ops)
     made = issued.made_by != NONE

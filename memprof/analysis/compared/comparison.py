@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +48,23 @@ class Difference:
         return abs(self.dry_bytes - self.real_bytes) * self.count
 
 
+@dataclass(frozen=True)
+class Unequal:
+    """One allocation that differs.
+
+    Attributes:
+        kind: MISSING in the dry run, EXTRA there, or of ANOTHER SIZE.
+        real: Index in the real sequence; -1 if it is extra.
+        dry: Index in the dry run's; -1 if it is missing.
+        at: Index in the real sequence; where it is extra, of the allocation before which it is.
+    """
+
+    kind: str
+    real: int
+    dry: int
+    at: int
+
+
 @dataclass(frozen=True, eq=False)
 class AllocationComparison:
     """Two sequences of allocations, aligned.
@@ -55,6 +73,7 @@ class AllocationComparison:
         real: The real device's.
         dry: The dry run's.
         gaps: Where they differ.
+        unequal: The allocations in these, one by one, in order.
         differences: The same, like ones counted together, largest first.
         equal_in_any_order: How many of the real allocations the dry run has too, whatever the order.
     """
@@ -62,6 +81,7 @@ class AllocationComparison:
     real: AllocationSequence
     dry: AllocationSequence
     gaps: tuple[Gap, ...]
+    unequal: tuple[Unequal, ...]
     differences: tuple[Difference, ...]
     equal_in_any_order: int
 
@@ -97,8 +117,14 @@ def compare_sequences(real: AllocationSequence, dry: AllocationSequence) -> Allo
         real, dry = _common_part(real, dry)
     gaps = find_gaps(real.sizes, dry.sizes)
     counts = Counter(real.sizes.tolist()), Counter(dry.sizes.tolist())
+    unequal = tuple(_unequal(real, dry, gaps))
     return AllocationComparison(
-        real, dry, tuple(gaps), tuple(_differences(real, dry, gaps)), (counts[0] & counts[1]).total()
+        real=real,
+        dry=dry,
+        gaps=tuple(gaps),
+        unequal=unequal,
+        differences=tuple(_differences(real, dry, unequal)),
+        equal_in_any_order=(counts[0] & counts[1]).total(),
     )
 
 
@@ -137,20 +163,24 @@ def _cut(sequence: AllocationSequence, start: int, stop: int) -> AllocationSeque
     )
 
 
-def _differences(real: AllocationSequence, dry: AllocationSequence, gaps: list[Gap]) -> list[Difference]:
-    found: dict[tuple[str, str, str, bool, int, int], list[int]] = {}
+def _unequal(real: AllocationSequence, dry: AllocationSequence, gaps: Sequence[Gap]) -> Iterator[Unequal]:
     for gap in gaps:
-        ours, theirs = list(range(gap.dry_from, gap.dry_to)), list(range(gap.real_from, gap.real_to))
-        for row in theirs:
-            twin = next((other for other in ours if _is_same_origin(real, row, dry, other)), None)
-            if twin is None:
-                key = (MISSING, *_origin(real, row), int(real.sizes[row]), 0)
-            else:
+        ours = list(range(gap.dry_from, gap.dry_to))
+        for row in range(gap.real_from, gap.real_to):
+            twin = next((other for other in ours if _is_same_origin(real, row, dry, other)), -1)
+            if twin >= 0:
                 ours.remove(twin)
-                key = (RESIZED, *_origin(real, row), int(real.sizes[row]), int(dry.sizes[twin]))
-            found.setdefault(key, []).append(row)
+            yield Unequal(MISSING if twin < 0 else RESIZED, row, twin, row)
         for row in ours:
-            found.setdefault((EXTRA, *_origin(dry, row), 0, int(dry.sizes[row])), []).append(gap.real_from)
+            yield Unequal(EXTRA, -1, row, gap.real_from)
+
+
+def _differences(real: AllocationSequence, dry: AllocationSequence, unequal: Sequence[Unequal]) -> list[Difference]:
+    found: dict[tuple[str, str, str, bool, int, int], list[int]] = {}
+    for one in unequal:
+        origin = _origin(dry, one.dry) if one.real < 0 else _origin(real, one.real)
+        sizes = (int(real.sizes[one.real]) if one.real >= 0 else 0, int(dry.sizes[one.dry]) if one.dry >= 0 else 0)
+        found.setdefault((one.kind, *origin, *sizes), []).append(one.at)
     differences = [Difference(*key, count=len(rows), first=rows[0]) for key, rows in found.items()]
     return sorted(differences, key=lambda one: (-one.total_bytes, one.first))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +15,7 @@ from memprof.cli.harmless import notify
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from memprof.analysis.compared.allocation_sequence import AllocationSequence
     from memprof.analysis.compared.comparison import AllocationComparison
 
 
@@ -20,13 +25,15 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   memprof compare-allocations --device a100-80g gpu.pickle -- train.py --batch-size 8
-  memprof compare-allocations --device rtx4090 --row gpu.pickle -- train.py
-  memprof compare-allocations gpu.pickle dry-run.pickle""",
+  memprof compare-allocations --device a100-80g --row gpu.pickle -- train.py --batch-size 8
+  memprof compare-allocations gpu.pickle dry-run.pickle
+  memprof compare-allocations --dashboard gpu.pickle dry-run.pickle""",
 )
 @click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
 @click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
 @click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
 @click.option("--figure", type=click.Path(), metavar="FILE.svg", help="Draw both sides' live bytes over each other.")
+@click.option("--dashboard", "in_dashboard", is_flag=True, help="Show both sides in a browser, until Ctrl-C.")
 @click.option("--row", "is_row", is_flag=True, help="Print one row of the table in docs/how-true.md, to contribute it.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.argument("snapshot", type=click.Path(), metavar="SNAPSHOT")
@@ -38,6 +45,7 @@ def compare_allocations(
     tolerance: str,
     top: int,
     figure: str | None,
+    in_dashboard: bool,
     is_row: bool,
     is_json: bool,
 ) -> int:
@@ -58,13 +66,28 @@ def compare_allocations(
     from memprof.analysis.compared.comparison import compare_sequences
     from memprof.errors import GateFailedError
 
+    if in_dashboard:
+        importlib.import_module("memprof_dashboard.command").require_dash()
     real = read_sequence(snapshot)
-    if device is None:
-        if len(rest) > 1 or rest[0].endswith(".py"):
-            raise UsageError("To dry-run a script, name the GPU of the snapshot: --device rtx4090.")
-        compared = compare_sequences(real, read_sequence(rest[0]))
-    else:
-        compared = _dry_run(real.source, list(rest), device)
+    with ExitStack() as stack:
+        if device is None:
+            if len(rest) > 1 or rest[0].endswith(".py"):
+                raise UsageError("To dry-run a script, name the GPU of the snapshot: --device rtx4090.")
+            compared = compare_sequences(real, read_sequence(rest[0]))
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-compare-"))
+            compared = _dry_run(real, list(rest), device, Path(folder))
+        _show(compared, device or "", top, figure, is_row=is_row, is_json=is_json)
+        if in_dashboard:
+            importlib.import_module("memprof_dashboard.command").show_allocations(
+                Path(snapshot), Path(compared.dry.source)
+            )
+    return 0 if compared.peak_is_within(share) else GateFailedError.exit_code
+
+
+def _show(
+    compared: AllocationComparison, device: str, top: int, figure: str | None, *, is_row: bool, is_json: bool
+) -> None:
     if figure is not None:
         _draw(compared, figure)
     if is_json:
@@ -74,12 +97,11 @@ def compare_allocations(
     elif is_row:
         from memprof.cli.pages.allocations_row import describe_row
 
-        print(describe_row(compared, device or ""))
+        print(describe_row(compared, device))
     else:
         from memprof.cli.pages.allocations_page import show_allocations
 
         show_allocations(compared, top)
-    return 0 if compared.peak_is_within(share) else GateFailedError.exit_code
 
 
 def _share(text: str) -> float:
@@ -103,8 +125,6 @@ def _draw(compared: AllocationComparison, path: str) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    from pathlib import Path
-
     from memprof.analysis.compared.figure import draw_timelines
     from memprof.trace.files.whole_file import whole_file
 
@@ -118,10 +138,8 @@ def _draw(compared: AllocationComparison, path: str) -> None:
         raise UsageError(f"--figure {path} cannot be written ({error.strerror or error}).") from None
 
 
-def _dry_run(snapshot: str, words: list[str], device: str) -> AllocationComparison:
-    import tempfile
-    from pathlib import Path
-
+def _dry_run(real: AllocationSequence, words: list[str], device: str, folder: Path) -> AllocationComparison:
+    """Dry-runs the script, which writes its snapshots to a folder, and compares the one of the real run's name."""
     from memprof.analysis.compared.allocation_sequence import read_sequence
     from memprof.analysis.compared.comparison import compare_sequences
     from memprof.launch.dry.dry_snapshots import collect_snapshots
@@ -132,9 +150,8 @@ def _dry_run(snapshot: str, words: list[str], device: str) -> AllocationComparis
     is_module = words[0] == "-m"
     target = find_target(tuple(words[1:] if is_module else words), is_module=is_module, is_command=False)
     notify(f"dry-running {target.name} on {name}")
-    real = read_sequence(snapshot)
-    with tempfile.TemporaryDirectory(prefix="memprof-compare-") as folder:
-        taken = collect_snapshots(target, name, Path(snapshot).name, Path(folder))
-        named = [path for path in taken if path.name.partition("-")[2] == Path(snapshot).name]
-        compared = [compare_sequences(real, read_sequence(str(path))) for path in named[-1:] or taken]
+    snapshot = Path(real.source).name
+    taken = collect_snapshots(target, name, snapshot, folder)
+    named = [path for path in taken if path.name.partition("-")[2] == snapshot]
+    compared = [compare_sequences(real, read_sequence(str(path))) for path in named[-1:] or taken]
     return max(compared, key=lambda one: one.equal)

@@ -1,4 +1,8 @@
-"""Upper bounds on results, for operators whose result size depends on values."""
+"""Upper bounds on results, for operators whose result size depends on values.
+
+A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places, not
+as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.known import known
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+#: Attribute of a fake storage: the most elements that differ from zero, and the version of its tensors by then.
+_MARKED = "_memprof_marked"
+_ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
+#: Scatters in place; the others return a new tensor.
+_SCATTERS = {_aten.scatter_: True, _aten.index_fill_: True, _aten.scatter: False, _aten.index_fill: False}
+_COPIES = {_aten.clone, _aten._to_copy}
+#: Comparisons with a number that zero does not meet.
+_COMPARISONS = {
+    _aten.eq: lambda number: number != 0,
+    _aten.ne: lambda number: number == 0,
+    _aten.gt: lambda number: number >= 0,
+    _aten.lt: lambda number: number <= 0,
+    _aten.ge: lambda number: number > 0,
+    _aten.le: lambda number: number < 0,
+}
+_FOLLOWED = {*_ZEROS, *_SCATTERS, *_COPIES, *_COMPARISONS}
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -41,15 +62,67 @@ def is_exact(func: Any, args: Any) -> bool:
     return all(known(index) is not None for index in args[1] if index is not None and index.dtype in _MASKS)
 
 
+def most_marked(tensor: Any) -> int | None:
+    """Returns the most elements of a tensor that differ from zero; None where that is not known."""
+    if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_inference():
+        return None
+    kept: tuple[int, int] | None = getattr(tensor.untyped_storage(), _MARKED, None)
+    if kept is None or kept[1] != tensor._version:
+        return None
+    # An expanded tensor has each of its storage's elements several times.
+    return None if 0 in tensor.stride() and tensor.numel() > 1 else min(kept[0], tensor.numel())
+
+
+def follow_marks(func: Any, args: Any, result: Any) -> None:
+    """Notes how many elements of an operator's result can differ from zero.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        result: Its result.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if packet not in _FOLLOWED or not isinstance(result, FakeTensor) or result.is_inference():
+        return
+    if packet in _ZEROS:
+        _mark(result, 0)
+    elif packet in _SCATTERS:
+        # scatter(self, dim, index, ...) and index_fill(self, dim, index, value): places of one row, in each row.
+        before = most_marked(args[0])
+        if before is None or len(args) < 4:
+            return
+        index = args[2]
+        places = index.numel()
+        if packet in (_aten.index_fill, _aten.index_fill_):
+            places *= args[0].numel() // max(args[0].shape[args[1]] if args[0].dim() else 1, 1)
+        _mark(result, before + places, rises=_SCATTERS[packet])
+    elif packet in _COPIES or _is_met_by_few(packet, args):
+        before = most_marked(args[0])
+        if before is not None:
+            _mark(result, before)
+
+
+def _is_met_by_few(packet: Any, args: Any) -> bool:
+    test = _COMPARISONS.get(packet)
+    return test is not None and isinstance(args[1], (bool, int, float)) and test(args[1])
+
+
+def _mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
+    """Notes a count; torch raises the version of a tensor after the operator that wrote to it."""
+    if tensor.layout is torch.strided:
+        setattr(tensor.untyped_storage(), _MARKED, (count, tensor._version + rises))
+
+
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
     # Column-major, like the result of torch's own kernel.
-    return torch.empty((tensor.dim(), tensor.numel()), dtype=torch.int64, device=tensor.device).t()
+    most = most_marked(tensor)
+    count = tensor.numel() if most is None else most
+    return torch.empty((tensor.dim(), count), dtype=torch.int64, device=tensor.device).t()
 
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    values = known(mask)
-    count = shape.numel() if values is None or shape != mask.shape else int(values.count_nonzero())
+    count = shape.numel() if shape != mask.shape else _most_true(mask)
     return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 
@@ -58,13 +131,17 @@ def _index(tensor: torch.Tensor, indices: Any) -> Any:
     positions: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in _MASKS:
-            values = known(index)
-            count = index.numel() if values is None else int(values.count_nonzero())
-            place = torch.empty((count,), dtype=torch.int64, device=index.device)
+            place = torch.empty((_most_true(index),), dtype=torch.int64, device=index.device)
             positions += [place] * index.dim()
         else:
             positions.append(index)
     return _aten.index.Tensor(tensor, positions)
+
+
+def _most_true(mask: torch.Tensor) -> int:
+    """Returns how many elements of a mask are true, at most."""
+    values, most = known(mask), most_marked(mask)
+    return int(values.count_nonzero()) if values is not None else mask.numel() if most is None else most
 
 
 def _places(tensor: torch.Tensor, shape: Any) -> torch.Tensor:

@@ -1,25 +1,34 @@
 """Follows small integer tensors whose values are certain, though they are on a device or met a tensor without values.
 
 Sizes and ends of loops depend on them: the number of graphs in a batch is its largest index plus one, text is generated
-until `torch.full((batch,), length >= most)` is true. These values are those of a real run, not placeholders.
+until `torch.full((batch,), length >= most)` is true. So do conditions on a few random numbers of the processor: layers
+are skipped if `torch.rand(1) < 0.1`. These values are those of a real run, not placeholders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from memprof.recorder.dry.random_stream import MOST_KEPT
+
 _aten = torch.ops.aten
-#: Attribute of a fake tensor: its values on the processor, and how often its storage had been written to by then.
+#: Attribute of a fake tensor: its `_Values`.
 _KNOWN = "_memprof_known"
 #: Attribute of a fake storage: how often operators wrote to it.
 _WRITES = "_memprof_writes"
 #: Values of larger tensors are not kept.
 _MOST_ELEMENTS = 2**16
+
+#: Operators that create data.
+_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
+_RANGES = {_aten.arange, _aten.linspace}
+_MOST_OF_RANGE = 2**10
 
 _CREATED = {
     *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
@@ -41,6 +50,37 @@ _COMPUTED = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """Values on the processor, and how often a tensor's storage had been written to by then."""
+
+    values: torch.Tensor
+    writes: int
+
+    def __deepcopy__(self, memo: Any) -> _Values:
+        """Returns itself: copies of a model's tensors share what is never written to, and take no memory for it."""
+        return self
+
+
+def is_data(func: Any, result: Any) -> bool:
+    """Whether an operator creates data on which sizes may depend.
+
+    Integers like a loader's (lengths, positions and masks), and short ranges, of which models compute the widths and
+    rates of their layers.
+
+    Args:
+        func: The operator.
+        result: Its result.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if not isinstance(result, FakeTensor) or result.device.type != "cpu":
+        return False
+    if packet in _RANGES and result.numel() <= _MOST_OF_RANGE:
+        return True
+    is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
+    return packet in _DATA and is_whole and result.numel() <= _MOST_ELEMENTS
+
+
 def known(tensor: Any) -> torch.Tensor | None:
     """Returns the values of a tensor on the processor; None where they are not known.
 
@@ -48,8 +88,8 @@ def known(tensor: Any) -> torch.Tensor | None:
         tensor: A tensor without values, or one with data.
     """
     if isinstance(tensor, FakeTensor):
-        kept: tuple[torch.Tensor, int] | None = getattr(tensor, _KNOWN, None)
-        return kept[0] if kept is not None and kept[1] == _writes(tensor) else None
+        kept: _Values | None = getattr(tensor, _KNOWN, None)
+        return kept.values if kept is not None and kept.writes == _writes(tensor) else None
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
 
@@ -76,7 +116,7 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Notes the values of a tensor."""
-    setattr(tensor, _KNOWN, (values, _writes(tensor)))
+    setattr(tensor, _KNOWN, _Values(values, _writes(tensor)))
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -125,7 +165,7 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
             is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            if is_whole and value.layout is torch.strided:
+            if (is_whole or value.numel() <= MOST_KEPT) and value.layout is torch.strided:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
-from memprof.recorder.dry.bounds import is_exact, upper_bound
+from memprof.recorder.dry.bounds import follow_marks, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.known import compute, follow_values, known, note
+from memprof.recorder.dry.known import compute, follow_values, is_data, known, note
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
@@ -35,10 +35,6 @@ _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 #: FakeTensorMode caches operators with their arguments, which would keep these operators' storages alive.
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
-_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
-_MOST_DATA = 2**16
-_RANGES = {_aten.arange, _aten.linspace}
-_MOST_OF_RANGE = 2**10
 #: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
 #: No processor addresses more for one process: torch's allocators fail on any machine.
@@ -203,13 +199,16 @@ class DryMode(FakeTensorMode):
         result = self._in_place.result(func, args, result)
         if self._device is None:
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
-        if not has_fake and _is_data(func, result):
+        if not has_fake and is_data(func, result):
             return func(*args, **kwargs)
-        self._random.draw(func, args, kwargs, result)
+        drawn = self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             _refuse_endless(result)
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
+        follow_marks(func, args, result)
+        if drawn is not None:
+            note(result, drawn)
         return result
 
     def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:
@@ -263,21 +262,6 @@ def _kinds(values: Any) -> tuple[bool, bool]:
             inner = _kinds(value)
             has_fake, has_data = has_fake or inner[0], has_data or inner[1]
     return has_fake, has_data
-
-
-def _is_data(func: Any, result: Any) -> bool:
-    """Whether an operator creates data on which sizes may depend.
-
-    Integers like a loader's (lengths, positions and masks), and short ranges, of which models compute the widths and
-    rates of their layers.
-    """
-    packet = getattr(func, "overloadpacket", None)
-    if not isinstance(result, FakeTensor) or result.device.type != "cpu":
-        return False
-    if packet in _RANGES and result.numel() <= _MOST_OF_RANGE:
-        return True
-    is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
-    return packet in _DATA and is_whole and result.numel() <= _MOST_DATA
 
 
 def _lent(value: Any, mode: DryMode) -> Any:

@@ -31,6 +31,18 @@ _DRAWING = {
     _aten.rrelu_with_noise,
     _aten.uniform_,
 }
+#: Of these, operators whose numbers depend on no tensor, and the most elements whose numbers are kept: those by which a
+#: job decides which layers or branches run (stochastic depth, layer dropout).
+_CERTAIN = {
+    _aten.exponential_,
+    _aten.normal_,
+    _aten.rand,
+    _aten.rand_like,
+    _aten.randn,
+    _aten.randn_like,
+    _aten.uniform_,
+}
+MOST_KEPT = 2**10
 #: Most elements drawn in a dry run, half a second's work: after them the numbers differ from those of a real run.
 _MOST_DRAWN = 2**25
 #: Most elements drawn at once, for operators whose numbers are the same when they are drawn part by part.
@@ -45,28 +57,38 @@ class RandomStream:
         """Starts with nothing drawn."""
         self._left = _MOST_DRAWN
 
-    def draw(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Draws an operator's numbers and drops them, unless too many have been needed.
+    def draw(self, func: Any, args: Any, kwargs: Any, result: Any) -> torch.Tensor | None:
+        """Draws an operator's numbers, unless too many have been needed; a few are drawn even then.
 
         Args:
             func: The operator.
             args: Its arguments, fake tensors.
             kwargs: Its keyword arguments.
             result: Its result, a fake tensor or several.
+
+        Returns:
+            The numbers, where there are few and none depends on a tensor; they are those of a real run as long as all
+            before them were drawn.
         """
-        if getattr(func, "overloadpacket", None) not in _DRAWING or not self._left:
-            return
+        packet = getattr(func, "overloadpacket", None)
+        if packet not in _DRAWING:
+            return None
         made = result[0] if isinstance(result, _LISTS) else result
         if not isinstance(made, torch.Tensor) or made.device.type != "cpu":
-            return
+            return None
+        if packet in _CERTAIN and made.untyped_storage().nbytes() <= MOST_KEPT * made.element_size():
+            self._left -= min(made.numel(), self._left)
+            drawn = func(*_filled(args), **{name: _filled(value) for name, value in kwargs.items()})
+            return _outside_torch(drawn)
         if made.numel() > self._left:
             self._left = 0  # the next numbers would be others: no reason to draw them
-            return
+            return None
         self._left -= made.numel()
         if func in _IN_PARTS and made.numel() > _AT_ONCE and made.is_contiguous():
             self._draw_in_parts(func, made, args[1:], kwargs)
         else:
             func(*_filled(args), **{name: _filled(value) for name, value in kwargs.items()})
+        return None
 
     @staticmethod
     def _draw_in_parts(func: Any, made: torch.Tensor, settings: Any, kwargs: Any) -> None:
@@ -80,6 +102,13 @@ class RandomStream:
         for _ in range(parts - 1):
             func(part[:_AT_ONCE], *settings, **kwargs)
         func(part, *settings, **kwargs)
+
+
+def _outside_torch(values: torch.Tensor) -> torch.Tensor | None:
+    """Returns a copy in memory of numpy, which is not counted as the job's; None for types that numpy lacks."""
+    if values.dtype not in (torch.float32, torch.float64):
+        return None
+    return torch.from_numpy(values.numpy().copy())
 
 
 def _filled(value: Any) -> Any:

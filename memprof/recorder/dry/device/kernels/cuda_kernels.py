@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from memprof.machines.architectures import Architecture
+from memprof.machines.convolutions import MOST_BYTES, SOURCE
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
 from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.units import format_bytes
 
 _aten = torch.ops.aten
 _FP32 = 4
@@ -75,7 +77,13 @@ class DeviceKernels:
         if not self._estimated:
             return []
         names = ", ".join(sorted(self._estimated))
-        return [f"workspaces that a library chooses at run time are estimates: those of {names}"]
+        notes = [f"workspaces that a library chooses at run time are estimates: those of {names}"]
+        if not self._estimated.isdisjoint(map(str, _CONVOLUTIONS)):
+            notes.append(
+                f"cuDNN chooses the workspace of a convolution: from none to {format_bytes(MOST_BYTES)}, and in "
+                f"backward the weight's bytes besides ({SOURCE})"
+            )
+        return notes
 
     def _use_cublas(self, packet: Any, args: Any) -> None:
         """Allocates cuBLAS workspaces: each thread's handle keeps its own for good (one forward, one backward)."""
@@ -215,4 +223,5 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
 }
+_CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
 _ESTIMATED = {_aten.convolution, _aten.convolution_backward, _aten._cudnn_rnn, _aten.embedding_dense_backward}

@@ -1,0 +1,133 @@
+"""Allocations of a real device beside those of a dry run, one by one: both timelines, and a table of differences."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from memprof.analysis.compared.allocation_sequence import AllocationSequence
+from memprof.analysis.compared.comparison import compare_sequences
+from memprof.analysis.compared.comparison_words import difference_row, side_rows, verdict
+from memprof.trace.files.spool import DRY_RUN
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.allocations import Aligned, allocations
+from memprof_dashboard.figures.shared import CONFIG
+from memprof_dashboard.page import or_message, theme_of
+from memprof_dashboard.sources import Source, Workspace
+from memprof_dashboard.state import View
+
+_GRAPH = "allocations-graph"
+#: Kinds of differences listed at most.
+_MOST_ROWS = 200
+#: Fewest positions that can be zoomed to.
+_NARROWEST = 8
+
+
+class AllocationsPage:
+    """Comparison of two sequences of allocations."""
+
+    TITLE = "Allocations"
+
+    def layout(self, workspace: Workspace, view: View) -> Any:
+        """Returns both sides' figures, the graph and the differences; for one recording, how to compare two."""
+        if len(workspace.sources) < 2:
+            return parts.empty(
+                "Only one recording is open",
+                "Open a GPU's memory snapshot and a dry run to compare their allocations: memprof dashboard gpu.pickle "
+                "dry-run.pickle, or memprof compare-allocations --dashboard --device NAME gpu.pickle -- train.py",
+            )
+        if view.other < 0:
+            return parts.empty(
+                "No second recording selected",
+                "Select one in the header, under “compare with”: this page compares their allocations one by one.",
+            )
+        real, dry = _sides(workspace, view)
+        compared = _aligned(real.sequence(view.rank), dry.sequence(view.rank)).compared
+        rows = [[parts.name(cell) for cell in row] for row in side_rows(compared)]
+        return html.Div(
+            [
+                html.P(parts.name(verdict(compared), 600), className="verdict"),
+                html.Dl(
+                    [
+                        html.Dt("real"),
+                        html.Dd(parts.name(real.name)),
+                        html.Dt("dry run"),
+                        html.Dd(parts.name(dry.name)),
+                    ]
+                ),
+                dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style={"height": "var(--allocations-height)"}),
+                *_differences(real.sequence(view.rank), dry.sequence(view.rank)),
+                html.H3("Both sides"),
+                parts.note("Requested bytes, rounded up to 512."),
+                parts.table(["", ">real", ">dry run", ">difference"], rows, label="both sides"),
+            ],
+            className="allocations",
+        )
+
+    def register(self, app: Dash, workspace: Workspace) -> None:
+        """Registers the callbacks."""
+
+        @app.callback(
+            Output(_GRAPH, "figure"),
+            Input(ids.THEME, "data"),
+            Input(_GRAPH, "relayoutData"),
+            State(ids.PLACE, "data"),
+        )
+        def fill(theme: Any, relayout: Any, place: Any) -> Any:
+            view = View.from_json(place)
+            return no_update if view.other < 0 else or_message(_figure)(workspace, view, relayout, theme)
+
+
+def _sides(workspace: Workspace, view: View) -> tuple[Source, Source]:
+    """Returns the real run and the dry run: a recording of a dry run is the latter, wherever it was opened."""
+    one, other = workspace.source(view.trace), workspace.source(view.other)
+    is_dry = [source.trace.manifest.backend.name == DRY_RUN for source in (one, other)]
+    return (other, one) if is_dry == [True, False] else (one, other)
+
+
+@lru_cache(maxsize=4)
+def _aligned(real: AllocationSequence, dry: AllocationSequence) -> Aligned:
+    return Aligned(compare_sequences(real, dry))
+
+
+def _figure(workspace: Workspace, view: View, relayout: Any, theme: Any) -> Any:
+    real, dry = _sides(workspace, view)
+    aligned = _aligned(real.sequence(view.rank), dry.sequence(view.rank))
+    return allocations(aligned, *_range(relayout, aligned.length), theme_of(theme))
+
+
+def _range(relayout: Any, length: int) -> tuple[int, int]:
+    """Returns the positions that a zoom in the browser left in sight; all of them where it names none."""
+    try:
+        low, high = (float(relayout[f"xaxis.range[{side}]"]) for side in (0, 1))
+        first, end = max(round(low + 0.5), 0), min(round(high + 0.5), length)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0, length
+    if end - first < _NARROWEST:
+        first = max(min(first, length - _NARROWEST), 0)
+        end = min(first + _NARROWEST, length)
+    return first, end
+
+
+def _differences(real: AllocationSequence, dry: AllocationSequence) -> list[Any]:
+    aligned = _aligned(real, dry)
+    found = aligned.compared.differences
+    if not found:
+        return [parts.note("Every allocation is equal, in the same order.")]
+    rows = [
+        [*(parts.name(cell) for cell in difference_row(one)), f"{aligned.first_at(one):,}"]
+        for one in found[:_MOST_ROWS]
+    ]
+    heads = ["in the dry run", ">times", ">real", ">dry run", "operator", "line", ">first at"]
+    left_out = len(found) - len(rows)
+    return [
+        html.H3("Differences"),
+        parts.table(heads, rows, label="differences"),
+        *(
+            [parts.note(f"{left_out:,} more kinds of differences, smaller than these, are not listed.")]
+            if left_out
+            else []
+        ),
+    ]

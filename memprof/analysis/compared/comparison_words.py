@@ -1,0 +1,70 @@
+"""A comparison of allocations in words and figures, as the command line and the dashboard show it."""
+
+from __future__ import annotations
+
+from memprof.analysis.compared.comparison import AllocationComparison, Difference, peak_allocation
+from memprof.units import format_bytes
+
+
+def verdict(compared: AllocationComparison) -> str:
+    """Returns the comparison in one line."""
+    real = compared.real
+    parts = [
+        f"{compared.equal:,} of {len(real):,} allocations equal",
+        f"peak {_error(compared.peak_error_bytes, real.peak_bytes)}",
+    ]
+    error = compared.reserved_error_bytes
+    if error is not None:
+        parts.append(f"reserved {_error(error, real.peak_reserved_bytes)}")
+    return ", ".join(parts)
+
+
+def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]:
+    """Returns both sides' figures: what, of the real run, of the dry run, and the difference."""
+    real, dry = compared.real, compared.dry
+    rows = [("allocations", f"{len(real):,}", f"{len(dry):,}", _difference(len(dry) - len(real), ""))]
+    for what, one, other in (
+        ("live at the beginning", real.start_bytes, dry.start_bytes),
+        ("peak", real.peak_bytes, dry.peak_bytes),
+        ("live at the end", real.end_bytes, dry.end_bytes),
+        ("reserved at the beginning", real.start_reserved_bytes, dry.start_reserved_bytes),
+        ("peak of reserved", real.peak_reserved_bytes, dry.peak_reserved_bytes),
+        ("reserved at the end", real.end_reserved_bytes, dry.end_reserved_bytes),
+    ):
+        if one >= 0 and other >= 0:
+            rows.append((what, format_bytes(one), format_bytes(other), _difference(other - one, " B")))
+    segments = _difference(dry.segments - real.segments, "")
+    return [
+        *rows,
+        ("segments at the end", f"{real.segments:,}", f"{dry.segments:,}", segments),
+        ("peak in", peak_allocation(real), peak_allocation(dry), ""),
+        ("torch", real.torch, dry.torch, ""),
+    ]
+
+
+def difference_row(one: Difference) -> tuple[str, str, str, str, str, str]:
+    """Returns a kind of difference: what it is, how often, bytes of both sides, operator and line."""
+    return (
+        one.kind,
+        f"{one.count:,}",
+        format_bytes(one.real_bytes) if one.real_bytes else "",
+        format_bytes(one.dry_bytes) if one.dry_bytes else "",
+        f"{one.operator or 'unknown'}{', backward' if one.is_backward else ''}",
+        one.place,
+    )
+
+
+def change(value: int, unit: str) -> str:
+    """Returns a number with its sign, a true minus, and its unit."""
+    return f"{value:+,}{unit}".replace("-", "\N{MINUS SIGN}")
+
+
+def _error(error: int, real_bytes: int) -> str:
+    if error == 0:
+        return "equal to the byte"
+    share = f"{100 * error / real_bytes:+.3f} %".replace("-", "\N{MINUS SIGN}") if real_bytes else "not zero"
+    return f"{share} ({change(error, ' B')})"
+
+
+def _difference(value: int, unit: str) -> str:
+    return "equal" if value == 0 else change(value, unit)
