@@ -122,4 +122,4 @@ def _fill(container: _Container, contents: _Container) -> None:
         container[:] = contents
     else:
         container.clear()
-        container.update(contents)  # type: ignore[arg-type]  # a copy of it
+        container.update(contents)
