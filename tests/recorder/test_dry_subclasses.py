@@ -136,3 +136,24 @@ def test_a_parameter_is_made_with_the_class_of_another(tmp_path: Path) -> None:
     assert dry.peak == real.peak
     card = record_script(tmp_path, _CLASSES.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
     assert card.returncode == 0, card.stderr
+
+
+_LAZY = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+model(torch.randn(2, 3, 8, 8))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(16, 3, 8, 8)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_lazy_modules_get_their_shapes_from_their_first_call(tmp_path: Path) -> None:
+    """Their parameters are fake ones without a shape until then; the peak is that of the run, to the byte."""
+    real, dry = record_both(tmp_path, _LAZY)
+    assert dry.returncode == 0, dry.stderr
+    assert dry.peak == real.peak

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
@@ -114,7 +115,7 @@ class ModuleRegistry:
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
         with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
-            own_bytes = sum(parameter.nbytes for _, parameter in own if not _is_lazy(parameter))
+            own_bytes = sum(parameter.nbytes for _, parameter in own if not is_lazy(parameter))
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)
         self._met += 1
@@ -123,7 +124,3 @@ class ModuleRegistry:
         for key, parameter in own:
             qualified = f"{name}.{key}" if name else key
             self._parameters[id(parameter)] = (weakref.ref(parameter), qualified, number)
-
-
-def _is_lazy(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, torch.nn.parameter.UninitializedParameter)

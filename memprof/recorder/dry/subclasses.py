@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from memprof.recorder.calls.sliding import let_operators_through
 
@@ -24,8 +25,8 @@ def allow_subclasses() -> None:
         if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
             return make(cls, data, requires_grad, **kwargs)
         made = data.detach()
+        made.requires_grad_(requires_grad)  # now: a lazy module's parameter refuses it once it has its class
         made.__class__ = _over_fake(cls)
-        made.requires_grad_(requires_grad)
         return made
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
@@ -58,6 +59,8 @@ def _is_value(argument: Any, *, has_mode: bool) -> bool:
 def _over_fake(kind: type) -> type:
     """Returns a class that is a library's and a fake tensor's, under the library's name."""
     members = {"__module__": kind.__module__, "detach": _detached}
+    if issubclass(kind, UninitializedTensorMixin):
+        members["materialize"] = _materialize
     over: type = type(kind)(kind.__name__, (kind, FakeTensor), members)
     let_operators_through(over)
     return over
@@ -70,3 +73,11 @@ def _detached(tensor: Any) -> Any:
     for name, value in vars(tensor).items():
         vars(made).setdefault(name, value)
     return made
+
+
+def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """Makes the parameter or buffer of a lazy module, whose shape its first call gives, a fake tensor."""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    tensor.__class__ = FakeTensor
+    tensor.data = torch.empty(shape, device=device or tensor.device, dtype=dtype or tensor.dtype)
+    tensor._is_param = is_parameter

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
@@ -140,6 +141,8 @@ class Inventory:
                     remember(tensor)
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
+        if is_lazy(tensor):  # of a lazy module that has not been called: it has no shape yet
+            return
         for inner in plain_tensors(tensor):
             address, size = self.storage_span(inner)
             if address:
