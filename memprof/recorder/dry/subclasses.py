@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from memprof.recorder.calls.sliding import let_operators_through
 
@@ -59,7 +59,7 @@ def _is_value(argument: Any, *, has_mode: bool) -> bool:
 def _over_fake(kind: type) -> type:
     """Returns a class that is a library's and a fake tensor's, under the library's name."""
     members = {"__module__": kind.__module__, "detach": _detached}
-    if issubclass(kind, UninitializedTensorMixin):
+    if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
         members["materialize"] = _materialize
     over: type = type(kind)(kind.__name__, (kind, FakeTensor), members)
     let_operators_through(over)
