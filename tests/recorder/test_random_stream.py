@@ -51,12 +51,14 @@ def test_large_tensors_are_drawn_in_parts(func: Any, settings: tuple[float, ...]
 
 
 def test_no_more_is_drawn_than_a_dry_run_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor anything after a tensor that was too large, since the numbers would be others."""
-    monkeypatch.setattr(random_stream, "_MOST_DRAWN", 100)
+    """Nor anything after a tensor that was too large, since the numbers would be others; a few are drawn even then."""
+    monkeypatch.setattr(random_stream, "_MOST_DRAWN", 2 * random_stream.MOST_KEPT)
     stream = RandomStream()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    for size in (101, 8):
+    for size in (2 * random_stream.MOST_KEPT + 1, random_stream.MOST_KEPT + 1):
         tensor = torch.empty(size)
-        stream.draw(_aten.normal_.default, (tensor,), {}, tensor)
+        assert stream.draw(_aten.normal_.default, (tensor,), {}, tensor) is None
     assert torch.equal(torch.get_rng_state(), before)
+    few = torch.empty(8)
+    assert stream.draw(_aten.normal_.default, (few,), {}, few) is not None
