@@ -92,7 +92,7 @@ class DryChecks:
 
         def search_again(tighter: SearchRequest) -> SearchResult:
             nonlocal latest
-            say("searching again, with what the dry runs took more than predicted")
+            say("searching again with what the dry runs showed")
             latest = search(tighter)
             return latest.answer
 
