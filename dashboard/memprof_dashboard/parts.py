@@ -21,6 +21,23 @@ def empty(title: str, sentence: str) -> html.Div:
     return html.Div([html.H3(title), html.P(sentence)], className="state empty", role="status")
 
 
+def missing_other(count: int, other: int, *, how_to_open: str, shows: str) -> html.Div | None:
+    """Returns the placeholder of a page that compares two recordings; None where both are there.
+
+    Args:
+        count: Number of open recordings.
+        other: Index of the one to compare with, negative for none.
+        how_to_open: Sentence on how to open two.
+        shows: What the page does with them, behind "this page".
+    """
+    if count < 2:
+        return empty("Only one recording is open", how_to_open)
+    if other < 0:
+        sentence = f"Select one in the header, under “compare with”: this page {shows}."
+        return empty("No second recording selected", sentence)
+    return None
+
+
 def error(sentence: str) -> html.Div:
     """Returns the placeholder of a view that cannot be shown."""
     return html.Div([html.H3("Cannot show this page"), html.P(sentence)], className="state error", role="alert")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.plan import Plan
@@ -107,9 +108,8 @@ def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
 
 def parameter_bytes(model: torch.nn.Module) -> int:
     """Returns a model's parameter bytes; shared parameters count once per module that holds them, as in a recording."""
-    lazy = torch.nn.parameter.UninitializedParameter
     own = (parameter for module in model.modules() for parameter in module._parameters.values())
-    return sum(parameter.nbytes for parameter in own if parameter is not None and not isinstance(parameter, lazy))
+    return sum(parameter.nbytes for parameter in own if parameter is not None and not is_lazy(parameter))
 
 
 def _remedy() -> str:

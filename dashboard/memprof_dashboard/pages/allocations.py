@@ -17,6 +17,7 @@ from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_message, theme_of
 from memprof_dashboard.sources import Source, Workspace
 from memprof_dashboard.state import View
+from memprof_dashboard.views.reactions import dragged
 
 _GRAPH = "allocations-graph"
 #: Kinds of differences listed at most.
@@ -32,17 +33,16 @@ class AllocationsPage:
 
     def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns both sides' figures, the graph and the differences; for one recording, how to compare two."""
-        if len(workspace.sources) < 2:
-            return parts.empty(
-                "Only one recording is open",
-                "Open a GPU's memory snapshot and a dry run to compare their allocations: memprof dashboard gpu.pickle "
-                "dry-run.pickle, or memprof compare-allocations --dashboard --device NAME gpu.pickle -- train.py",
-            )
-        if view.other < 0:
-            return parts.empty(
-                "No second recording selected",
-                "Select one in the header, under “compare with”: this page compares their allocations one by one.",
-            )
+        missing = parts.missing_other(
+            len(workspace.sources),
+            view.other,
+            how_to_open="Open a GPU's memory snapshot and a dry run to compare their allocations: memprof "
+            "dashboard gpu.pickle dry-run.pickle, or memprof compare-allocations --dashboard --device NAME gpu.pickle "
+            "-- train.py",
+            shows="compares their allocations one by one",
+        )
+        if missing is not None:
+            return missing
         real, dry = _sides(workspace, view)
         compared = _aligned(real.sequence(view.rank), dry.sequence(view.rank)).compared
         rows = [[parts.name(cell) for cell in row] for row in side_rows(compared)]
@@ -100,11 +100,11 @@ def _figure(workspace: Workspace, view: View, relayout: Any, theme: Any) -> Any:
 
 def _range(relayout: Any, length: int) -> tuple[int, int]:
     """Returns the positions that a zoom in the browser left in sight; all of them where it names none."""
-    try:
-        low, high = (float(relayout[f"xaxis.range[{side}]"]) for side in (0, 1))
-        first, end = max(round(low + 0.5), 0), min(round(high + 0.5), length)
-    except (KeyError, TypeError, ValueError, OverflowError):
+    edges = dragged(relayout)
+    if edges is None:
         return 0, length
+    low, high = edges
+    first, end = max(round(low + 0.5), 0), min(round(high + 0.5), length)
     if end - first < _NARROWEST:
         first = max(min(first, length - _NARROWEST), 0)
         end = min(first + _NARROWEST, length)

@@ -48,17 +48,14 @@ class DiffPage:
 
     def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the changes; the breakdown follows the selected moment."""
-        if len(workspace.sources) < 2:
-            return parts.empty(
-                "Only one recording is open",
-                "Open two to compare them: memprof dashboard base.memprof other.memprof",
-            )
-        if view.other < 0:
-            return parts.empty(
-                "No second recording selected",
-                "Select one in the header, under “compare with”: this page shows what changed from the recording on "
-                "the left to that one.",
-            )
+        missing = parts.missing_other(
+            len(workspace.sources),
+            view.other,
+            how_to_open="Open two to compare them: memprof dashboard base.memprof other.memprof",
+            shows="shows what changed from the recording on the left to that one",
+        )
+        if missing is not None:
+            return missing
         found = changes(*_ranks(workspace, view))
         names = workspace.source(view.trace).name, workspace.source(view.other).name
         moments = [

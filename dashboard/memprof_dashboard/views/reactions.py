@@ -46,14 +46,20 @@ def on_zoom(view: View, rank: Rank, relayout: dict[str, Any]) -> View:
     """Shows the stretch that was dragged over; a double click shows everything."""
     if relayout.get("xaxis.autorange") or relayout.get("autosize"):
         return view.change(first=0, end=rank.history.ops) if relayout.get("xaxis.autorange") else view
+    edges = dragged(relayout)
+    return view if edges is None else _windowed(view, rank, math.floor(min(edges)), math.ceil(max(edges)))
+
+
+def dragged(relayout: Any) -> tuple[float, float] | None:
+    """Returns the edges of the stretch that was dragged over, as the browser sends them; None where it names none."""
+    if not isinstance(relayout, dict):
+        return None
     edges = relayout.get("xaxis.range") or [relayout.get("xaxis.range[0]"), relayout.get("xaxis.range[1]")]
     try:
         low, high = (float(edge) for edge in edges)
     except (TypeError, ValueError, OverflowError):
-        return view
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return view
-    return _windowed(view, rank, math.floor(min(low, high)), math.ceil(max(low, high)))
+        return None
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:

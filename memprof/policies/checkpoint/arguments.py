@@ -16,8 +16,6 @@ import torch
 
 _Container = dict[Any, Any] | list[Any]
 
-#: Values that hold nothing that a forward changes, or whose change is handled elsewhere.
-_OPAQUE = (str, bytes, int, float, complex, type, torch.Tensor, torch.nn.Module, torch.Generator, torch.device)
 #: Most containers that are compared: beyond are objects that hold the job itself.
 _MOST = 10_000
 _ABSENT = object()
@@ -45,7 +43,7 @@ class Arguments:
         """Notes the contents of all containers.
 
         Args:
-            values: The arguments that are no tensors.
+            values: The arguments other than tensors.
         """
         self._noted = list(_contents(values))
         self._changed: list[_Changed] = []
@@ -74,7 +72,7 @@ def _contents(values: Iterable[Any]) -> Iterator[tuple[_Container, _Container]]:
     waiting, seen = list(values), set[int]()
     while waiting and len(seen) < _MOST:
         value = waiting.pop()
-        if value is None or isinstance(value, _OPAQUE) or callable(value):
+        if isinstance(value, torch.Tensor) or callable(value):  # modules and functions are callable, too
             continue
         if isinstance(value, tuple):
             waiting += value
@@ -96,8 +94,11 @@ def _changes(container: _Container, before: _Container) -> _Changed | None:
             if before.get(key, _ABSENT) is not container.get(key, _ABSENT)  # type: ignore[union-attr]
         }
     else:
-        pairs = enumerate(before)
-        changed = {index: value for index, value in pairs if index >= len(container) or container[index] is not value}
+        changed = {
+            index: value
+            for index, value in enumerate(before)
+            if index >= len(container) or container[index] is not value
+        }
     if not changed and len(container) == len(before):
         return None
     return _Changed(container, changed, len(before))

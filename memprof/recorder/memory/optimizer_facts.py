@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 _DEPTH = 6
 
@@ -45,7 +46,7 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
         (tuple(_own_part(parameter).shape), parameter.element_size())
         for parameter in group["params"]
         # An uninitialized parameter has no known shape.
-        if parameter.requires_grad and not isinstance(parameter, torch.nn.parameter.UninitializedParameter)
+        if parameter.requires_grad and not is_lazy(parameter)
     )
     return {
         "settings": settings,
