@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.emit.code.pieces import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
-from memprof.policies.checkpoint.kinds import KINDS, operators_of
+from memprof.policies.checkpoint.kinds import KINDS, kept_operators
 from memprof.policies.checkpoint.policy import Checkpoint
 
 _RECOMPUTE = '''
@@ -86,6 +86,22 @@ def _keeping(keep):
     return create_selective_checkpoint_contexts(decide)
 '''
 
+_SELECTIVE_CALLS = '''
+def _keeping(keep):
+    """Returns the contexts of both runs, in which the outputs of some operators are kept: of all calls, or of some."""
+    calls = collections.Counter()
+
+    def decide(context, operator, *args, **kwargs):
+        name = str(operator)
+        calls[context.is_recompute, name] += 1
+        kept = keep.get(name, ())
+        is_kept = kept is None or calls[context.is_recompute, name] in kept
+        is_kept = is_kept and not _drops_out(operator, args, kwargs)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(decide)
+'''
+
 _DROPS_OUT = '''
 def _drops_out(operator, args, kwargs):
     """Returns whether attention applies dropout, which must run again for later random numbers to stay the same."""
@@ -130,29 +146,27 @@ _IMPORTS = (
 _SELECTIVE_IMPORTS = ("from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts",)
 
 
-def checkpoint_code(policy: Checkpoint, *, has_keep: bool) -> Code:
+def checkpoint_code(policy: Checkpoint, *, has_keep: bool, has_calls: bool = False) -> Code:
     """Returns the code of a checkpoint policy.
 
     Args:
         policy: The policy.
         has_keep: Whether any checkpoint of the plan keeps the outputs of some operators.
+        has_calls: Whether one of them keeps those of some calls only.
     """
     helpers = [_NORMS, _AGAIN]
     imports = [*_IMPORTS, *MODULES_IMPORTS]
     if has_keep:
-        helpers += [_SELECTIVE, _DROPS_OUT]
-        imports += _SELECTIVE_IMPORTS
+        helpers += [_SELECTIVE_CALLS if has_calls else _SELECTIVE, _DROPS_OUT]
+        imports += [*_SELECTIVE_IMPORTS, *(("import collections",) if has_calls else ())]
     selective = "_keeping(keep) if keep else (contextlib.nullcontext(), contextlib.nullcontext())"
     plainly = "contextlib.nullcontext(), contextlib.nullcontext()"
-    helpers.append(
-        _RECOMPUTE.format(keep=", keep=frozenset()" if has_keep else "", selective=selective if has_keep else plainly)
-    )
-    keep = (f"keep={_set_of(policy)}",) if policy.keep else ()
+    argument = f", keep={'{}' if has_calls else 'frozenset()'}" if has_keep else ""
+    helpers.append(_RECOMPUTE.format(keep=argument, selective=selective if has_keep else plainly))
+    keep = (f"keep={_calls_of(policy) if has_calls else _set_of(policy)}",) if policy.keep else ()
     if policy.segments:
         imports.append("from itertools import pairwise")
-        helpers.append(
-            _SEGMENTS.format(keep=", keep=frozenset()" if has_keep else "", keep_passed=", keep" if has_keep else "")
-        )
+        helpers.append(_SEGMENTS.format(keep=argument, keep_passed=", keep" if has_keep else ""))
         if policy.modules:
             helpers.append(MODULES)
             chosen = f"(sequence,) = _modules(model, {list_of(expressions(policy.modules))}).values()"
@@ -179,6 +193,15 @@ def checkpoint_code(policy: Checkpoint, *, has_keep: bool) -> Code:
 def _set_of(policy: Checkpoint) -> str:
     """Formats the kept operators as a set, kinds in the order of the policy."""
     names = [name for kind in policy.keep for name in KINDS.get(kind, (kind,))]
-    assert set(names) == operators_of(policy.keep)
+    assert set(names) == kept_operators(policy.keep).always
     inner = "\n".join(f'    "{name}",' for name in dict.fromkeys(names))
     return f"{{\n{inner}\n}}"
+
+
+def _calls_of(policy: Checkpoint) -> str:
+    """Formats the kept operators as a dictionary of the numbers of their calls, None for all of them."""
+    kept = kept_operators(policy.keep)
+    lines = [f'    "{name}": None,' for name in sorted(kept.always)]
+    for name, numbers in sorted(kept.calls.items()):
+        lines.append(f'    "{name}": {{{", ".join(map(str, sorted(numbers)))}}},')
+    return "\n".join(("{", *lines, "}"))

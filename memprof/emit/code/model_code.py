@@ -17,6 +17,7 @@ from memprof.emit.code.swap import swap_code
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.base import Policy
+from memprof.policies.checkpoint.kinds import kept_operators
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
 from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -65,7 +66,8 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
     waiting: list[Policy] = []
     swaps = groups = 0
     parts = 1
-    has_keep = any(isinstance(each, Checkpoint) and each.keep for each in policies)
+    kept = [kept_operators(each.keep) for each in policies if isinstance(each, Checkpoint)]
+    has_keep, has_calls = any(kept), any(each.calls for each in kept)
     for policy in policies:
         if policy.why_not_torch:
             waiting.append(policy)
@@ -75,7 +77,7 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
             groups, waiting = groups + 1, []
         match policy:
             case Checkpoint():
-                codes.append(checkpoint_code(policy, has_keep=has_keep))
+                codes.append(checkpoint_code(policy, has_keep=has_keep, has_calls=has_calls))
             case Precision():
                 codes.append(precision_code(policy))
             case Swap():

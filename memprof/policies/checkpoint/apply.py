@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.arguments import Arguments
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
+from memprof.policies.checkpoint.selective import operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Job
@@ -31,7 +31,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
         PolicyError: No module fits; nothing has been changed.
     """
     modules = job.modules_named()
-    keep = operators_of(policy.keep)
+    keep = kept_operators(policy.keep)
     _refuse_operators(policy)
     if policy.segments:
         name = _sequence(modules, policy)
@@ -65,15 +65,12 @@ def _refuse_operators(policy: Checkpoint) -> None:
     Raises:
         PolicyError: Names the first such operator.
     """
-    for name in policy.keep:
+    for kind in policy.keep:
+        name = kind.partition("#")[0]
         if name in KINDS:
             continue
-        operator: Any = torch.ops
-        for part in name.split("."):
-            operator = getattr(operator, part, None)
-            if operator is None:
-                break
-        if not isinstance(operator, torch._ops.OpOverload):
+        operator = operator_named(name)
+        if operator is None:
             raise PolicyError(f"torch has no operator {name}; write a name with its overload, such as aten.mm.default.")
         if operator._schema.is_mutable:
             raise PolicyError(f"{name} changes its input in place, so its output cannot be kept; leave it out of keep.")
@@ -81,7 +78,7 @@ def _refuse_operators(policy: Checkpoint) -> None:
             raise PolicyError(RANDOM_REFUSAL.format(name=name))
 
 
-def _wrap(job: Job, name: str, module: torch.nn.Module, keep: frozenset[str]) -> None:
+def _wrap(job: Job, name: str, module: torch.nn.Module, keep: KeptOperators) -> None:
     job.wrap_forward(module, lambda forward: _region(job.model, name, [module], forward, keep))
 
 
@@ -121,7 +118,7 @@ def _sequence(modules: dict[str, torch.nn.Module], policy: Checkpoint) -> str:
 
 
 def _segmented(
-    root: torch.nn.Module, sequence: torch.nn.Module, name: str, segments: int, keep: frozenset[str]
+    root: torch.nn.Module, sequence: torch.nn.Module, name: str, segments: int, keep: KeptOperators
 ) -> Callable[..., Any]:
     """Returns a forward of an nn.Sequential that runs it in regions of consecutive modules."""
     children = list(sequence)  # type: ignore[call-overload]  # nn.Sequential iterates over its modules
@@ -150,7 +147,7 @@ def _region(
     name: str,
     modules: list[torch.nn.Module],
     forward: Callable[..., Any],
-    keep: frozenset[str],
+    keep: KeptOperators,
 ) -> Callable[..., Any]:
     """Returns a forward that saves nothing and is recomputed in backward.
 
@@ -165,7 +162,7 @@ def _region(
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        before, again = _selective(keep) if keep else (nullcontext(), nullcontext())
+        before, again = selective_contexts(keep) if keep else (nullcontext(), nullcontext())
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -246,45 +243,3 @@ def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
         for context in contexts:
             stack.enter_context(context)
         yield
-
-
-def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Returns the contexts of the first run and of the recompute."""
-
-    def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        # An operator that drew random numbers must draw them again, or those after it would get different ones.
-        if str(operator) in keep and not _drops_out(operator, args, kwargs):
-            return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts: Any = create_selective_checkpoint_contexts
-    before, again = contexts(decide)
-    kind: Any = type(again)
-    again.__class__ = _only_kept(kind, keep)
-    return before, again
-
-
-@cache
-def _only_kept(kind: Any, keep: frozenset[str]) -> Any:
-    """Makes torch's mode of the second run look up kept operators only.
-
-    Torch's mode counts every operator and raises where one runs more often than in forward. That is legitimate under
-    autocast: a module's second call reuses cached weight casts, but its recomputation casts them again.
-    """
-
-    class OnlyKept(kind):  # type: ignore[misc]  # torch's class is private
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if str(func) in keep:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            return func(*args, **(kwargs or {}))
-
-    return OnlyKept
-
-
-def _drops_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns whether a call of an attention operator applies dropout."""
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.name == "dropout_p":
-            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(value)
-    return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from memprof.errors import PolicyError
 
@@ -74,19 +76,81 @@ def changes_in_place(name: str) -> str:
     )
 
 
+#: One entry of ``keep``: a kind or an operator, the latter with the numbers of its calls or for all of them.
+_ENTRY = re.compile(r"(?P<name>[^#]+)(?:#(?P<calls>[1-9][0-9]*(?:\+[1-9][0-9]*)*))?")
+
+
+@dataclass(frozen=True)
+class KeptOperators:
+    """The operators of a region whose outputs are kept.
+
+    Attributes:
+        always: Names of operators kept at every call.
+        calls: Names of operators kept at some calls only, with the numbers of these: 1 is an operator's first call in
+            the region.
+    """
+
+    always: frozenset[str]
+    calls: Mapping[str, frozenset[int]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of these operators."""
+        return self.always.union(self.calls)
+
+    def __bool__(self) -> bool:
+        """Returns whether any output is kept."""
+        return bool(self.names)
+
+    def has(self, name: str, call: int) -> bool:
+        """Returns whether an operator's output is kept.
+
+        Args:
+            name: The operator's name.
+            call: Number of the call in the region, from 1 on.
+        """
+        return name in self.always or call in self.calls.get(name, ())
+
+
 def check_kinds(kinds: Iterable[str]) -> None:
-    """Checks that each is a kind or looks like an operator's name.
+    """Checks that each is a kind or looks like an operator's name, the latter with or without numbers of calls.
 
     Raises:
         PolicyError: One is neither; the message lists valid kinds.
     """
     for kind in kinds:
-        if kind not in KINDS and "." not in kind:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
+        entry = _ENTRY.fullmatch(kind)
+        name = kind if entry is None else entry["name"]
+        if name not in KINDS and "." not in name:
+            near = difflib.get_close_matches(name, KINDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(KINDS)}"
             raise PolicyError(f"unknown kind of operators {kind!r}; {hint} or a name such as aten.mm.default.")
+        if entry is None or (name in KINDS and entry["calls"]):
+            raise PolicyError(
+                f"cannot read {kind!r}: write the numbers of an operator's calls in the module after its name, such as "
+                "aten.mm.default#1+3 for the first and the third."
+            )
 
 
-def operators_of(kinds: Iterable[str]) -> frozenset[str]:
-    """Returns the names of all operators of the kinds; operator names are returned as they are."""
-    return frozenset(name for kind in kinds for name in KINDS.get(kind, (kind,)))
+def kept_operators(kinds: Iterable[str]) -> KeptOperators:
+    """Returns the operators that entries of ``keep`` name.
+
+    Args:
+        kinds: Kinds, or names of operators, these with or without numbers of calls; as ``check_kinds`` accepts them.
+    """
+    always: set[str] = set()
+    calls: dict[str, set[int]] = {}
+    for kind in kinds:
+        name, _, numbers = kind.partition("#")
+        if numbers:
+            calls.setdefault(name, set()).update(map(int, numbers.split("+")))
+        else:
+            always.update(KINDS.get(name, (name,)))
+    some = {name: frozenset(numbers) for name, numbers in calls.items() if name not in always}
+    return KeptOperators(frozenset(always), some)
+
+
+def short_kind(kind: str) -> str:
+    """Shortens an entry of ``keep`` for a table: ``addmm#1+3`` for ``aten.addmm.default#1+3``."""
+    name, number, calls = kind.partition("#")
+    return name.removeprefix("aten.").removesuffix(".default") + number + calls if number else kind

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-from memprof.policies.checkpoint.kinds import check_kinds
+from memprof.policies.checkpoint.kinds import check_kinds, short_kind
 from memprof.policies.plan.patterns import condensed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Checkpoint(Policy):
         segments: Number of regions into which one nn.Sequential is divided: that of ``modules``, or the longest of the
             model; 0 to make every chosen module a region.
         keep: Kinds of operators (``matmul``, ``conv``, ``attention``) or names (``aten.mm.default``) whose outputs
-            are kept instead of recomputed.
+            are kept instead of recomputed; ``aten.mm.default#1+3`` for the first and third call in each region only.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -113,4 +113,4 @@ class Checkpoint(Policy):
         what = condensed(self.modules)
         if self.segments:
             what = f"{what} in {self.segments} segments" if what else f"{self.segments} segments"
-        return f"checkpoint {what}" + (f" (keep {', '.join(self.keep)})" if self.keep else "")
+        return f"checkpoint {what}" + (f" (keep {', '.join(map(short_kind, self.keep))})" if self.keep else "")

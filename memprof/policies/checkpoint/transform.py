@@ -6,7 +6,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.ends import StorageEnds, find_lives
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, operators_of
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, kept_operators
 from memprof.policies.checkpoint.nodes import find_nodes
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
@@ -86,8 +86,13 @@ def _kept(step: Step, regions: Regions, policy: Checkpoint) -> Bools:
     """Marks the operators whose outputs are kept."""
     if not policy.keep:
         return np.zeros(len(step.ops), dtype=np.bool_)
-    names = operators_of(policy.keep)
-    kept: Bools = np.isin(step.ops.name, list(names)) & (regions.innermost != NONE)
+    kept_names = kept_operators(policy.keep)
+    kept: Bools = np.isin(step.ops.name, list(kept_names.always)) & (regions.innermost != NONE)
+    for name, numbers in kept_names.calls.items():
+        rows = np.flatnonzero((step.ops.name == name) & (regions.innermost != NONE))
+        region = regions.innermost[rows]  # regions of operators that are kept do not contain others
+        calls = np.arange(len(rows)) - np.searchsorted(region, region) + 1
+        kept[rows[np.isin(calls, list(numbers))]] = True
     changes = kept & step.ops.mutates
     if changes.any():
         name = step.ops.name[np.flatnonzero(changes)[0]]
