@@ -112,12 +112,12 @@ class Policy(ABC):
         return found
 
     @classmethod
-    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+    def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Returns functions that make the policy for chosen modules, given their names; none if it chooses none.
 
         Args:
             step: The recorded step.
-            kinds: Kinds of operators that run in the modules.
+            call: The operators of one call of one of the modules; the others run the same ones.
         """
         return ()
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.checkpoint.kinds import KINDS
 from memprof.policies.runtime.model_names import module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -28,7 +27,7 @@ class Group:
         members: Their qualified names, lowest recompute cost per saved byte first.
         saved_bytes: Bytes made in all of them and saved only for their own backward.
         forward_us: Duration of their forwards, in microseconds.
-        kinds: Kinds of operators in them whose outputs could be kept, of policies.checkpoint.kinds.
+        calls: Operators of the first call of each member.
         is_whole: Whether the pattern matches all members and nothing else.
     """
 
@@ -36,7 +35,7 @@ class Group:
     members: tuple[str, ...]
     saved_bytes: int
     forward_us: float
-    kinds: tuple[str, ...]
+    calls: tuple[range, ...]
     is_whole: bool
 
     def chosen(self, count: int) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ def find_groups(step: Step) -> list[Group]:
         by_module.setdefault(int(calls.module_id[row]), []).append(row)
 
     spans: dict[int, tuple[int, float]] = {}
-    kinds: dict[int, set[str]] = {}
+    calls_of: dict[int, range] = {}
     seen: set[tuple[tuple[int, int], ...]] = set()
     for module, own in by_module.items():  # in order of first call, so that parents come before children
         span = tuple((int(calls.first_op_id[row]), int(calls.last_op_id[row]) + 1) for row in own)
@@ -78,14 +77,13 @@ def find_groups(step: Step) -> list[Group]:
             continue
         seen.add(span)
         spans[module] = (size, sum(float(cost[end] - cost[begin]) for begin, end in span))
-        ran = {str(name) for begin, end in span for name in step.ops.name[begin:end]}
-        kinds[module] = {kind for kind, operators in KINDS.items() if ran & set(operators)}
+        calls_of[module] = range(*span[0])
 
     shapes = _shapes(step, names)
     grouped: dict[str, list[int]] = {}
     for module in spans:
         grouped.setdefault(shapes[module], []).append(module)
-    groups = [_group(pattern, modules, names, spans, kinds) for pattern, modules in grouped.items()]
+    groups = [_group(pattern, modules, names, spans, calls_of) for pattern, modules in grouped.items()]
     least = LEAST_SHARE * float(kept_bytes.sum())
     groups = [group for group in groups if group.saved_bytes >= least]
     return sorted(groups, key=lambda group: -group.saved_bytes)[:MOST_GROUPS]
@@ -116,7 +114,7 @@ def _group(
     modules: list[int],
     names: Sequence[str],
     spans: dict[int, tuple[int, float]],
-    kinds: dict[int, set[str]],
+    calls_of: dict[int, range],
 ) -> Group:
     sizes = {spans[module][0] for module in modules}
     if len(sizes) > 1:
@@ -128,7 +126,7 @@ def _group(
         members=members,
         saved_bytes=sum(spans[module][0] for module in modules),
         forward_us=sum(spans[module][1] for module in modules),
-        kinds=tuple(sorted(set().union(*(kinds[module] for module in modules)))),
+        calls=tuple(calls_of[module] for module in modules),
         is_whole=set(members) == everything and len(members) > 1,
     )
 

@@ -64,8 +64,8 @@ class Workbench:
             return known
         try:
             require_composable(key)
-            steps = self._steps_under(key)
-            fullest = self._steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
+            steps = self.steps_under(key)
+            fullest = self.steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
         except PolicyError as error:
             self.refused[key] = str(error)
             return None
@@ -76,12 +76,17 @@ class Workbench:
         self.report(found)
         return found
 
-    def _steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
+    def steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
         """Returns the steps under a plan, the one it is chosen on first.
+
+        Args:
+            policies: The plan's, in their order.
+            at_most: Assume the maximum for what is not recorded.
 
         Raises:
             PolicyError: A policy does not apply to ``step``.
         """
+        policies = Plan(policies).policies
         if not policies:
             return (self.step, *self.others)
         if policies in self.dry_steps:
@@ -89,7 +94,7 @@ class Workbench:
         at_most = at_most and any(policy.guesses for policy in policies)
         known = self._steps.pop((policies, at_most), None)
         if known is None:
-            known = transform_all(policies[-1], self._steps_under(policies[:-1], at_most=at_most), at_most=at_most)
+            known = transform_all(policies[-1], self.steps_under(policies[:-1], at_most=at_most), at_most=at_most)
         self._steps[policies, at_most] = known  # most recently used last
         if len(self._steps) > _MOST_STEPS:
             self._steps.pop(next(iter(self._steps)))

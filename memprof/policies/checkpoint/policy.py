@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memprof.trace.step import Step
-
-
-#: Kinds whose outputs are worth keeping: high recompute time per byte.
-_EXPENSIVE = ("attention", "conv", "matmul")
 
 
 @dataclass(frozen=True)
@@ -101,12 +98,11 @@ class Checkpoint(Policy):
         return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
 
     @classmethod
-    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
-        """Returns checkpoints of whole modules, and those that keep the outputs of expensive operators."""
-        kept = tuple(kind for kind in _EXPENSIVE if kind in kinds)
-        if not kept or set(kept) == set(kinds):
-            return (cls,)
-        return cls, lambda modules: cls(modules, keep=kept)
+    def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+        """Returns checkpoints of whole modules, and those that keep more and more of the modules' operators."""
+        from memprof.policies.checkpoint.kept_sets import kept_sets
+
+        return cls, *(partial(cls, keep=keep) for keep in kept_sets(step, call))
 
     def describe(self) -> str:
         """Returns a short description: ``checkpoint layers.* (keep matmul)``."""

@@ -74,7 +74,7 @@ class Compress(Policy):
         return cls(modules=parts)
 
     @classmethod
-    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+    def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Compresses saved activations of modules."""
         return (cls,)
 

@@ -125,7 +125,7 @@ class Swap(Policy):
         return self.what == "activations"
 
     @classmethod
-    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+    def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Moves what modules save: to host memory from a device, to disk from host memory."""
         to = "host" if step.is_on_device() else "disk"
         return (lambda modules: cls(modules, to=to),)

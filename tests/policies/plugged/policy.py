@@ -45,7 +45,7 @@ class Plugged(Policy):
         return cls(tuple(text.split(",")))
 
     @classmethod
-    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+    def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Chooses modules as checkpoint does."""
         return (cls,)
 
