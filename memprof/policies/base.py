@@ -51,6 +51,7 @@ class Policy(ABC):
             were below and above them, as shares of the bytes the step allocates on top of those it starts with.
         time_errors_seen: The same for step times, as shares of the predicted one; None where they were not measured.
         tried_by_default: Whether a search uses the policy where the user names none.
+        takes_inputs: Whether a policy for some modules also changes what they save of the tensors that others made.
         has_candidates: Whether the policy's folder has a ``candidates.py``.
         errors_combined: Additional errors when combined with a policy that ``handles_saved``.
         tried_live: Whether a search for a job in the middle of training uses it where the user names none.
@@ -76,6 +77,7 @@ class Policy(ABC):
     time_errors_seen: ClassVar[tuple[float, float] | None] = None
 
     tried_by_default: ClassVar[bool] = False
+    takes_inputs: ClassVar[bool] = False
     has_candidates: ClassVar[bool] = False
     tried_live: ClassVar[bool] = False
     live_refusal: ClassVar[str] = ""
@@ -155,6 +157,11 @@ class Policy(ABC):
             steps: The recorded steps; the one the plan is chosen on comes first.
         """
         return self.errors_seen
+
+    @property
+    def variants(self) -> tuple[Policy, ...]:
+        """The same policy with other settings that a search tries once modules are chosen; none by default."""
+        return ()
 
     @property
     def handles_saved(self) -> bool:

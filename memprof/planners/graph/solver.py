@@ -1,4 +1,4 @@
-"""scipy's mixed-integer solver, with its output kept off standard output."""
+"""scipy's linear and mixed-integer solvers, with their output kept off standard output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scipy.optimize import milp
+from scipy.optimize import linprog, milp
 
 _STDOUT, _STDERR = 1, 2
 
@@ -21,6 +21,12 @@ def solve(*arguments: Any, **settings: Any) -> Any:
     """
     with _stdout_on_stderr():
         return milp(*arguments, **settings)
+
+
+def solve_linear(*arguments: Any, **settings: Any) -> Any:
+    """Calls ``scipy.optimize.linprog``, with its output redirected as in ``solve``."""
+    with _stdout_on_stderr():
+        return linprog(*arguments, **settings)
 
 
 @contextmanager

@@ -1,28 +1,23 @@
-"""What each choice for each module frees, operator by operator, and what it costs: measured by few replays."""
+"""What can be done with each module, what it frees at each moment and what it costs."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.search.groups import Group
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.groups import Group, find_groups
 from memprof.policies.base import Policy
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
-from memprof.policies.runtime.model_names import module_names
-from memprof.replay.live import live_bytes
-from memprof.trace.schema import NONE, Bools, Floats, Ints
+from memprof.trace.schema import Floats, Ints
 from memprof.trace.step import Step
 
 #: Builds the policy for some modules.
 Maker = Callable[[tuple[str, ...]], Policy]
 
-#: Moments at which bytes are compared, at most; of longer steps, the highest of each section.
-MOST_MOMENTS = 2048
+#: Layers that free bytes within this distance are in the order of their choices.
+_SAME_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +46,7 @@ class Effects:
         live: Live bytes without any of them at each moment, shape ``(moments,)``.
         freed: Bytes by which each column lowers them, negative where it raises them; ``(moments, columns)``.
         cost_us: Time each column adds to the step, shape ``(columns,)``.
+        copy_us: Time for which each column copies, beside the computation.
     """
 
     options: tuple[Option, ...]
@@ -59,198 +55,28 @@ class Effects:
     live: Ints
     freed: Floats
     cost_us: Floats
+    copy_us: Floats
 
 
-def find_options(step: Step, groups: Sequence[Group], kinds: Sequence[type[Policy]]) -> list[Option]:
-    """Lists the options of all groups; members of a group that run different operators have options of their own."""
+def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
+    """Lists what some policies can do with the groups of a step.
+
+    Members of a group that run different operators have options of their own.
+    """
+    groups = find_groups(step)
+    known = {group.pattern for group in groups}
+    savers = [group for group in find_groups(step, with_inputs=True) if group.pattern not in known]
     found = []
-    for group in groups:
+    for group in (*groups, *savers):
         alike: dict[tuple[str, ...], list[int]] = {}
         for place, call in enumerate(group.calls):
             alike.setdefault(tuple(step.ops.name[call.start : call.stop]), []).append(place)
-        for places in alike.values():
-            members = tuple(group.members[place] for place in places)
-            for kind in kinds:
-                makers = kind.module_choices(step, group.calls[places[0]])
-                found += [Option(make, group, members) for make in makers]
+        for kind in kinds:
+            if kind.takes_inputs or group.pattern in known:
+                for places in alike.values():
+                    makers = kind.module_choices(step, group.calls[places[0]])
+                    found += [Option(make, group, tuple(group.members[place] for place in places)) for make in makers]
     return found
-
-
-def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option]) -> Effects | None:
-    """Replays each option for all of its modules at once, and divides the effects among them.
-
-    A storage belongs to the module whose operators make it. What the operators that an option inserts hold at their own
-    moments, such as a recompute, belongs to the module they run for.
-
-    Args:
-        bench: Replays plans.
-        frame: Policies of the whole step, which stay the same.
-        options: The options; those that do not apply are left out.
-
-    Returns:
-        The effects; None if no option applies.
-    """
-    base = bench.steps_under(frame)[0]
-    measured = []
-    for option in options:
-        if (policies := (*frame, option.make(option.members)), bench.try_plan(*policies))[1] is not None:
-            measured.append((option, _Replayed.of(base, bench.steps_under(policies)[0])))
-        if bench.is_late():
-            break
-    if not measured:
-        return None
-    live = live_bytes(base).during
-    moments = _moments([live, *(one.highest for _, one in measured)])
-    names = {name: row for row, name in reversed(list(enumerate(module_names(base))))}
-    freed, cost_us = [], []
-    for option, one in measured:
-        owner = _owners(base, [names[member] for member in option.members])
-        freed.append(_freed(base, live, one, owner, len(option.members), moments))
-        cost_us.append(_shares(one.work(owner, len(option.members))) * (one.step.duration_us - base.duration_us))
-    sizes = [len(option.members) for option, _ in measured]
-    return Effects(
-        options=tuple(option for option, _ in measured),
-        option_of=np.repeat(np.arange(len(measured)), sizes),
-        modules=tuple(itertools.chain.from_iterable(option.members for option, _ in measured)),
-        live=live[moments],
-        freed=np.concatenate(freed, axis=1),
-        cost_us=np.concatenate(cost_us),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Replayed:
-    """A step under a policy that inserts operators, in terms of the step before.
-
-    Attributes:
-        step: The step under the policy.
-        is_inserted: Whether each of its operators is inserted.
-        place: The operator of the step before that each is, or that follows it; the last one at the end.
-        highest: Live bytes under the policy: the highest from the operators inserted before each operator of the step
-            before up to that one itself.
-    """
-
-    step: Step
-    is_inserted: Bools
-    place: Ints
-    highest: Ints
-
-    @classmethod
-    def of(cls, base: Step, step: Step) -> _Replayed:
-        is_inserted = _inserted(base, step)
-        place = np.cumsum(~is_inserted) - ~is_inserted
-        place = np.minimum(place, len(base.ops) - 1)
-        highest = np.zeros(len(base.ops), dtype=np.int64)
-        np.maximum.at(highest, place, live_bytes(step).during)
-        return cls(step, is_inserted, place, highest)
-
-    def work(self, owner: Ints, members: int) -> Floats:
-        """Returns the time of the inserted operators of each member, shape ``(members,)``."""
-        whose = _of_ops(owner, self.step)[self.is_inserted]
-        time_us = np.nan_to_num(self.step.ops.duration_us[self.is_inserted]) + 1.0
-        return np.bincount(whose[whose != NONE], weights=time_us[whose != NONE], minlength=members)
-
-
-def _inserted(base: Step, step: Step) -> Bools:
-    """Marks the operators of a step that are not in the step it was made from."""
-    added = len(step.ops) - len(base.ops)
-    is_new = step.ops.is_recompute | np.isin(step.ops.name, (SWAP_IN, SWAP_OUT))
-    if np.count_nonzero(is_new) == added:
-        return is_new
-    # The step recomputed or moved something before: align the two, operator by operator.
-    is_new = np.ones(len(step.ops), dtype=np.bool_)
-    row = 0
-    keys = [tuple(zip(one.ops.name, one.ops.module_id, one.ops.is_recompute, strict=True)) for one in (base, step)]
-    for place, key in enumerate(keys[1]):
-        if row < len(keys[0]) and key == keys[0][row]:
-            is_new[place] = False
-            row += 1
-    return is_new
-
-
-def _owners(step: Step, members: Sequence[int]) -> Ints:
-    """Returns the place in ``members`` of the module around each module of a step, NONE outside; ``(modules,)``."""
-    parents = step.modules.parent_id
-    owner = np.full(len(parents), NONE, dtype=np.int64)
-    owner[list(members)] = np.arange(len(members))
-    around = parents.copy()
-    while np.any(around != NONE):
-        inside = np.flatnonzero((owner == NONE) & (around != NONE))
-        owner[inside] = owner[around[inside]]
-        around = np.where(around != NONE, parents[around], NONE)
-    return owner
-
-
-def _of_ops(owner: Ints, step: Step) -> Ints:
-    """Returns the owner of each operator of a step, NONE outside."""
-    owners: Ints = np.append(owner, NONE)[step.ops.module_id]
-    return owners
-
-
-def _freed(base: Step, live: Ints, one: _Replayed, owner: Ints, members: int, moments: Ints) -> Floats:
-    """Returns the bytes that an option frees for each member at each moment, shape ``(moments, members)``."""
-    rows = np.arange(len(base.ops))
-    own = _owned(base, rows, np.zeros(len(base.ops), dtype=np.bool_), owner, members, moments)
-    own -= _owned(one.step, one.place, one.is_inserted, owner, members, moments)
-    rest = (live - one.highest)[moments] - own[:, :members].sum(axis=1)
-    # Where operators are inserted, the rest is theirs; elsewhere it is what no member owns.
-    whose = _of_ops(owner, one.step)
-    at = np.flatnonzero(one.is_inserted & (whose != NONE))
-    inserted = np.zeros((len(base.ops), members))
-    np.add.at(inserted, (one.place[at], whose[at]), 1.0)
-    inserted = inserted[moments]
-    total = inserted.sum(axis=1, keepdims=True)
-    share = np.where(total > 0, inserted / np.maximum(total, 1.0), 1.0 / members)
-    freed: Floats = own[:, :members] + rest[:, None] * share
-    return freed
-
-
-def _owned(step: Step, place: Ints, is_inserted: Bools, owner: Ints, members: int, moments: Ints) -> Floats:
-    """Returns the live bytes of the storages each member makes, ``(moments, members + 1)``; the last of no member.
-
-    Args:
-        step: The step.
-        place: Place of each of its operators in the step before.
-        is_inserted: Which operators are inserted before that place.
-        owner: Member around each module.
-        members: Number of members.
-        moments: Places in the step before.
-    """
-    storages = step.storages
-    is_made = np.flatnonzero(storages.created_op_id != NONE)
-    created, freed = storages.created_op_id[is_made], storages.freed_op_id[is_made]
-    whose = _of_ops(owner, step)[created]
-    whose = np.where(whose == NONE, members, whose)
-    begin = np.searchsorted(moments, place[created])
-    last = np.where(freed == NONE, len(step.ops), place[freed] - is_inserted[freed])
-    end = np.searchsorted(moments, last, side="right")
-    change = np.zeros((len(moments) + 1, members + 1))
-    alive = end > begin
-    sizes = storages.allocated_bytes[is_made][alive].astype(np.float64)
-    np.add.at(change, (begin[alive], whose[alive]), sizes)
-    np.add.at(change, (end[alive], whose[alive]), -sizes)
-    bytes_: Floats = np.cumsum(change, axis=0)[:-1]
-    return bytes_
-
-
-def _moments(curves: Sequence[Ints]) -> Ints:
-    """Returns the operators at which curves are compared: all, or of many the highest of each section in any curve."""
-    count = len(curves[0])
-    if count <= MOST_MOMENTS:
-        return np.arange(count)
-    edges = np.linspace(0, count, MOST_MOMENTS // 4 + 1).astype(np.int64)
-    chosen: set[int] = set()
-    for first, last in itertools.pairwise(edges.tolist()):
-        highest = [first + int(np.argmax(curve[first:last])) for curve in curves]
-        values, times = np.unique(highest, return_counts=True)
-        chosen.update({highest[0], *values[np.argsort(-times, kind="stable")[:3]].tolist()})
-    return np.array(sorted(chosen), dtype=np.int64)
-
-
-def _shares(work: Floats) -> Floats:
-    """Returns each member's share of some work; equal shares where there is none."""
-    total = float(work.sum())
-    return work / total if total else np.full(len(work), 1.0 / len(work))
 
 
 def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
@@ -263,3 +89,49 @@ def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
         modules = (*getattr(known, "modules", ()), *getattr(policy, "modules", ()))
         found[key] = policy if known is None else dataclasses.replace(policy, modules=modules)  # type: ignore[type-var]
     return tuple(found.values())
+
+
+def in_order(effects: Effects, chosen: Ints) -> Ints:
+    """Permutes the choices of repeated modules so that like ones are consecutive, those that free most first.
+
+    Args:
+        effects: The effects.
+        chosen: The chosen columns.
+
+    Returns:
+        As many columns; the same ones where the modules are not alike.
+    """
+    keys = list(zip(effects.option_of.tolist(), effects.modules, strict=True))
+    column_of = {key: column for column, key in enumerate(keys)}
+    found = set(chosen.tolist())
+    for before, layers in _layers(effects).items():
+        # What is chosen in each layer: options and the names inside it; and the most bytes that all of it frees.
+        choices: dict[int, list[tuple[int, str]]] = {}
+        freed: dict[int, float] = {}
+        for number, columns in layers.items():
+            own = [column for column in columns if column in found]
+            start = len(f"{before}{number}")
+            choices[number] = sorted((keys[column][0], keys[column][1][start:]) for column in own)
+            freed[number] = float(effects.freed[:, own].sum(axis=1).max(initial=0.0))
+        numbers = sorted(layers)
+        order = sorted(numbers, key=lambda number: (-round(freed[number] / _SAME_BYTES), choices[number]))
+        moved = [
+            (option, f"{before}{number}{inside}")
+            for number, other in zip(numbers, order, strict=True)
+            for option, inside in choices[other]
+        ]
+        if all(key in column_of for key in moved):
+            found -= {column for columns in layers.values() for column in columns}
+            found |= {column_of[key] for key in moved}
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def _layers(effects: Effects) -> dict[str, dict[int, list[int]]]:
+    """Returns the columns of each layer: by the text before the first number that a pattern leaves open, and by it."""
+    layers: dict[str, dict[int, list[int]]] = {}
+    for column, name in enumerate(effects.modules):
+        before, star, _ = effects.options[effects.option_of[column]].group.pattern.partition("*")
+        if star:
+            number = int(name[len(before) :].partition(".")[0])
+            layers.setdefault(before, {}).setdefault(number, []).append(column)
+    return layers

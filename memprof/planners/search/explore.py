@@ -184,8 +184,7 @@ def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:
 
 def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) -> list[tuple[Policy, ...]]:
     """Chooses modules for every combination of the other policies, and returns those combinations."""
-    groups = find_groups(bench.step)
-    selection = Selection(bench, groups, allowed, search_request.budget_bytes)
+    selection = Selection(bench, allowed, search_request.budget_bytes)
     frames = find_frames(bench, allowed, world_size=search_request.world_size)
     for frame in frames:
         base = bench.try_plan(*frame)

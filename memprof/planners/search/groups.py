@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,12 @@ class Group:
         """Returns what selects the first ``count`` members: the pattern where it is all of them."""
         return (self.pattern,) if self.is_whole and count == len(self.members) else self.members[:count]
 
+    def pattern_for(self, names: Collection[str]) -> tuple[str, ...]:
+        """Returns what selects some members: the pattern where it is all of them."""
+        if self.is_whole and len(names) == len(self.members):
+            return (self.pattern,)
+        return tuple(name for name in self.members if name in names)
+
     def is_apart_from(self, other: Group) -> bool:
         """Returns whether no module of one lies inside a module of the other."""
         return not any(
@@ -51,17 +57,21 @@ class Group:
         )
 
 
-def find_groups(step: Step) -> list[Group]:
+def find_groups(step: Step, *, with_inputs: bool = False) -> list[Group]:
     """Finds the groups of a step, most saved bytes first.
 
     Modules whose names differ only in numbers form a group, if numbered siblings are of one type. Modules that run the
     same operators as their parent, or free next to nothing, are left out.
+
+    Args:
+        step: The recorded step.
+        with_inputs: Count everything that a module saves, also what others made, instead of what it makes and saves.
     """
     names = module_names(step)
     calls = step.module_calls
     rows = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     rows = rows[step.modules.parent_id[calls.module_id[rows]] != NONE]
-    made, last_kept, kept_bytes = _kept_inside(step)
+    made, last_kept, kept_bytes = _saved_by(step) if with_inputs else _kept_inside(step)
     cost = np.concatenate(([0.0], np.cumsum(np.nan_to_num(step.ops.duration_us))))
     by_module: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -73,6 +83,7 @@ def find_groups(step: Step) -> list[Group]:
     for module, own in by_module.items():  # in order of first call, so that parents come before children
         span = tuple((int(calls.first_op_id[row]), int(calls.last_op_id[row]) + 1) for row in own)
         size = sum(_bytes_inside(made, last_kept, kept_bytes, begin, end) for begin, end in span)
+        # Of modules that run the same operators, the outermost counts.
         if span in seen or not size:
             continue
         seen.add(span)
@@ -149,3 +160,17 @@ def _kept_inside(step: Step) -> tuple[Ints, Ints, Ints]:
     is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
     rows = np.flatnonzero(is_own & (last_kept != NONE))
     return storages.created_op_id[rows], last_kept[rows], storages.allocated_bytes[rows]
+
+
+def _saved_by(step: Step) -> tuple[Ints, Ints, Ints]:
+    """Finds what each operator of forward saves for its own backward, in the form of ``_kept_inside``.
+
+    A storage that several operators save counts for the last of them.
+    """
+    storages, saved = step.storages, step.saved
+    is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
+    last = np.full(len(storages), NONE)
+    np.maximum.at(last, saved.storage_id, saved.forward_op_id)
+    rows = np.flatnonzero(is_own & (last != NONE))
+    rows = rows[np.argsort(last[rows], kind="stable")]
+    return last[rows], last[rows], storages.allocated_bytes[rows]

@@ -1,37 +1,30 @@
 """Chooses for each module whether its tensors are saved, kept in part, recomputed or moved: the cheapest mixture.
 
-A multiple-choice knapsack problem over modules and options, with one constraint for each moment of the step at which
-memory may peak (its integer program is that of MONeT's and Checkmate's papers in miniature, with modules in place of
-operators). Bytes and times of single choices are measured by replay and added up to find a mixture; the mixture is then
-replayed as a whole, and what the sum got wrong tightens or loosens the budget of the next one.
+Bytes and times of single choices are measured by replay and added up to find a mixture (``knapsack``). The mixture is
+then replayed as a whole, and what the sum got wrong tightens or loosens the budget of the next one.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
-from scipy.optimize import LinearConstraint
-from scipy.sparse import csr_array
 
-from memprof.planners.graph.solver import solve
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, merged
+from memprof.planners.search.effects import Effects, in_order, merged
+from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
-from memprof.trace.schema import Floats, Ints
+from memprof.trace.schema import Ints
 
 #: Mixtures replayed for one combination of other policies, before single choices are improved.
 _MOST_ROUNDS = 6
-#: Single choices replaced by cheaper ones at the end.
-_MOST_IMPROVED = 12
-#: Moments added to the constraints at a time, and how often.
-_MOMENTS_ADDED, _MOST_ADDED = 12, 12
-#: Distance from the optimum at which the solver may stop, as a share of the cost, and its time limit in seconds.
-_GAP, _SOLVER_S = 0.002, 1.0
-#: Mixtures whose peak is below the budget by less than this share of it are not loosened.
-_CLOSE = 0.002
+#: Share of the unused bytes that the next mixture may use.
+_LOOSENED = 0.9
+#: Single choices replaced by cheaper ones at the end, and the replacements tried for each.
+_MOST_IMPROVED, _MOST_TRIED = 8, 3
+#: Share of the step time that a plan may take longer whose choices are in order.
+_AS_FAST = 1e-4
 
 
 class Mixture:
@@ -50,8 +43,8 @@ class Mixture:
         self._frame = frame
         self._effects = effects
         self._budget = budget_bytes
-        self._apart = _one_of(effects.modules)
-        self._is_banned = np.zeros(len(effects.modules), dtype=np.bool_)
+        self._knapsack = Knapsack(effects.modules, effects.live, effects.freed)
+        self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
 
     def search(self) -> Candidate | None:
         """Returns the fastest mixture found that fits; None if there is none."""
@@ -59,7 +52,7 @@ class Mixture:
         best: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
         for _ in range(_MOST_ROUNDS):
-            chosen = self._choose(allowance)
+            chosen = self._knapsack.choose(self._cost_us, allowance)
             if chosen is None or self._bench.is_late() or tuple(chosen.tolist()) in seen:
                 break
             seen.add(tuple(chosen.tolist()))
@@ -68,43 +61,15 @@ class Mixture:
                 if not self._ban(chosen):
                     break
                 continue
+            self._charge_copies(chosen, found)
             spare = self._budget - self._bench.needed(found)
             if spare >= 0 and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
-            if 0 <= spare < _CLOSE * self._budget:
-                break
-            allowance = min(allowance + spare, allowance + 0.9 * spare) if spare > 0 else allowance + spare
-        return None if best is None else self._improved(*best)
-
-    def _choose(self, allowance: float) -> Ints | None:
-        """Solves the knapsack problem for a peak; returns the chosen columns, None where nothing fits."""
-        effects = self._effects
-        needed = effects.live - allowance
-        moments = _highest(needed, _MOMENTS_ADDED)
-        if not len(moments):
-            return np.empty(0, dtype=np.int64)
-        cost = np.maximum(effects.cost_us, 0.0) + 1e-3
-        cost[self._is_banned] = cost.sum() * 1e3
-        for _ in range(_MOST_ADDED):
-            constraints = [LinearConstraint(effects.freed[moments], lb=needed[moments])]
-            if self._apart.shape[0]:
-                constraints.append(LinearConstraint(self._apart, ub=np.ones(self._apart.shape[0])))
-            found = solve(
-                cost / cost.max(),
-                constraints=constraints,
-                integrality=np.ones(len(cost)),
-                bounds=(0.0, 1.0),
-                options={"mip_rel_gap": _GAP, "time_limit": _SOLVER_S},
-            )
-            if found.x is None:
-                return None
-            chosen = np.flatnonzero(found.x > 0.5)
-            missing = needed - effects.freed[:, chosen].sum(axis=1)
-            more = np.setdiff1d(_highest(missing, _MOMENTS_ADDED), moments)
-            if not len(more):
-                return chosen
-            moments = np.append(moments, more)
-        return chosen
+            allowance += spare if spare < 0 else _LOOSENED * spare
+        if best is None:
+            return None
+        found, chosen = self._improved(*best)
+        return self._with_variants(self._tidied(found, chosen))
 
     def _policies(self, chosen: Ints) -> tuple[Policy, ...]:
         """Returns the policies of some columns, one for each distinct setting."""
@@ -113,10 +78,7 @@ class Mixture:
         for option in np.unique(effects.option_of[chosen]).tolist():
             picked = effects.options[option]
             names = {effects.modules[column] for column in chosen[effects.option_of[chosen] == option].tolist()}
-            if picked.group.is_whole and len(names) == len(picked.group.members):
-                made.append(picked.make((picked.group.pattern,)))
-            else:
-                made.append(picked.make(tuple(name for name in picked.group.members if name in names)))
+            made.append(picked.make(picked.group.pattern_for(names)))
         return merged(made)
 
     def _try(self, chosen: Ints) -> Candidate | None:
@@ -127,27 +89,30 @@ class Mixture:
         options, counts = np.unique(self._effects.option_of[chosen], return_counts=True)
         if len(options) < 2:
             return False
-        self._is_banned |= self._effects.option_of == options[np.argmin(counts)]
+        self._cost_us[self._effects.option_of == options[np.argmin(counts)]] = np.inf
         return True
 
-    def _improved(self, best: Candidate, chosen: Ints) -> Candidate:
+    def _charge_copies(self, chosen: Ints, found: Candidate) -> None:
+        """Charges copies for the time they wait for each other, which each of them alone does not show."""
+        copy_us = self._effects.copy_us
+        total = float(copy_us[chosen].sum())
+        base = self._bench.archive[self._bench.key_of(self._frame)].step_time_us
+        excess = found.step_time_us - base - float(self._cost_us[chosen].sum())
+        if total and excess > 0:
+            self._cost_us += excess * copy_us / total
+
+    def _improved(self, best: Candidate, chosen: Ints) -> tuple[Candidate, Ints]:
         """Replaces single choices by cheaper ones for the same module, or by none, while the plan still fits."""
-        effects = self._effects
-        started = time.monotonic()
         for _ in range(_MOST_IMPROVED):
-            spare = self._budget - self._bench.needed(best)
-            swaps = self._cheaper(chosen, spare)
-            for column, other in swaps[:3]:
-                fewer = np.sort(np.append(chosen[chosen != column], other))
-                found = self._try(fewer[fewer >= 0])
+            for column, other in islice(self._cheaper(chosen, self._budget - self._bench.needed(best)), _MOST_TRIED):
+                changed = np.array(sorted({*chosen.tolist(), other} - {column, -1}), dtype=np.int64)
+                found = self._try(changed)
                 if found is not None and self._bench.needed(found) <= self._budget and rank(found) < rank(best):
-                    best, chosen = found, fewer[fewer >= 0]
+                    best, chosen = found, changed
                     break
             else:
-                return best
-            if time.monotonic() - started > _SOLVER_S * 3 or not len(effects.modules):
-                return best
-        return best
+                break
+        return best, chosen
 
     def _cheaper(self, chosen: Ints, spare: int) -> list[tuple[int, int]]:
         """Lists replacements that should still fit, as chosen column and other column, most time saved first.
@@ -156,33 +121,33 @@ class Mixture:
         """
         effects = self._effects
         at = np.argmax(effects.live - effects.freed[:, chosen].sum(axis=1))
+        freed = np.append(effects.freed[at], 0.0)  # the last stands for -1
+        cost_us = np.append(self._cost_us, 0.0)
+        modules = np.array(effects.modules, dtype=np.object_)
         found: list[tuple[float, int, int]] = []
         for column in chosen.tolist():
-            same = np.flatnonzero([name == effects.modules[column] for name in effects.modules])
-            for other in (-1, *same[~self._is_banned[same]].tolist()):
-                freed = effects.freed[at, column] - (effects.freed[at, other] if other >= 0 else 0.0)
-                saved = effects.cost_us[column] - (effects.cost_us[other] if other >= 0 else 0.0)
-                if other != column and saved > 0 and freed <= spare:
-                    found.append((-saved, column, other))
+            for other in (-1, *np.flatnonzero(modules == modules[column]).tolist()):
+                saved_us = float(cost_us[column] - cost_us[other])
+                if other != column and saved_us > 0 and freed[column] - freed[other] <= spare:
+                    found.append((-saved_us, column, other))
         return [(column, other) for _, column, other in sorted(found)]
 
+    def _tidied(self, best: Candidate, chosen: Ints) -> Candidate:
+        """Gives like choices to consecutive layers, those that free most to the first, if the plan then still fits."""
+        found = self._try(in_order(self._effects, chosen))
+        is_as_good = (
+            found is not None
+            and self._bench.needed(found) <= self._budget
+            and found.step_time_us <= best.step_time_us * (1 + _AS_FAST)
+        )
+        return found if is_as_good and found is not None else best
 
-def _one_of(modules: Sequence[str]) -> csr_array:
-    """Returns the constraints that no module is chosen twice, nor together with one around it: a row each."""
-    names = dict.fromkeys(modules)
-    around = {name: {name, *(other for other in names if name.startswith(f"{other}."))} for name in names}
-    covered = set().union(*(those - {name} for name, those in around.items())) if names else set()
-    leaves = [name for name in names if name not in covered]
-    rows, columns = [], []
-    for row, leaf in enumerate(leaves):
-        inside = [column for column, name in enumerate(modules) if name in around[leaf]]
-        rows += [row] * len(inside)
-        columns += inside
-    return csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(leaves), len(modules)))
-
-
-def _highest(needed: Floats, most: int) -> Ints:
-    """Returns the moments at which most is missing, at most one in each of ``most`` sections of the step."""
-    edges = np.linspace(0, len(needed), most + 1).astype(np.int64)
-    places = [int(first + np.argmax(needed[first:last])) for first, last in zip(edges, edges[1:]) if last > first]
-    return np.array([place for place in places if needed[place] > 0.5], dtype=np.int64)
+    def _with_variants(self, best: Candidate) -> Candidate:
+        """Tries other settings of the policies that have variants."""
+        for policy in best.policies:
+            for other in policy.variants:
+                changed = tuple(other if each is policy else each for each in best.policies)
+                found = self._bench.try_plan(*changed)
+                if found is not None and self._bench.needed(found) <= self._budget and rank(found) < rank(best):
+                    return self._with_variants(found)
+        return best

@@ -52,13 +52,18 @@ class Workbench:
             self.was_stopped = True
         return self.was_stopped
 
+    @staticmethod
+    def key_of(policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        """Returns a plan's key in ``archive`` and ``refused``: its policies in their order."""
+        return Plan(policies).policies
+
     def try_plan(self, *policies: Policy) -> Candidate | None:
         """Replays a plan on every step, once.
 
         Returns:
             The result; None where a policy does not apply, or the deadline has passed.
         """
-        key = Plan(policies).policies
+        key = self.key_of(policies)
         known = self.archive.get(key)
         if known is not None or key in self.refused or (key and self.is_late()):
             return known

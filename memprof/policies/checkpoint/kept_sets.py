@@ -43,7 +43,9 @@ def kept_sets(step: Step, call: range) -> list[tuple[str, ...]]:
 def _may_be_kept(step: Step, ops: Ints) -> Bools:
     """Marks the operators whose outputs may be kept, and that checkpoint would otherwise run again."""
     saved, uses, storages = step.saved, step.uses, step.storages
-    inside = saved.forward_op_id[(saved.forward_op_id >= ops[0]) & (saved.forward_op_id <= ops[-1])] if len(ops) else ops
+    inside = (
+        saved.forward_op_id[(saved.forward_op_id >= ops[0]) & (saved.forward_op_id <= ops[-1])] if len(ops) else ops
+    )
     # The recompute stops at the operator that saves last, before its kernel unless it saves an output.
     last = int(inside.max(initial=-1))
     runs_again = ops < last

@@ -32,6 +32,7 @@ class Compress(Policy):
     """
 
     name: ClassVar[str] = "compress"
+    takes_inputs: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "store activations of these modules in 8 bits with a scale for every 256 values (approximate)"
     )

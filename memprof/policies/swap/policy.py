@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from memprof.trace.step import Step
 
+#: Numbers of copies at a time that a search tries.
+_PREFETCHES = (1, 2, 4)
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
 #: Defaults without a measurement. disk: reading and writing 1 MiB to 16 MiB through the page cache took 0.07 to 0.1 ms
@@ -43,6 +45,7 @@ class Swap(Policy):
     flag_words: ClassVar[tuple[str, ...]] = ("optimizer", "parameters", "layers.*")
     tried_by_default: ClassVar[bool] = True
     tried_live: ClassVar[bool] = True
+    takes_inputs: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
@@ -127,8 +130,17 @@ class Swap(Policy):
     @classmethod
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Moves what modules save: to host memory from a device, to disk from host memory."""
-        to = "host" if step.is_on_device() else "disk"
-        return (lambda modules: cls(modules, to=to),)
+        if step.is_on_device():
+            # The copy of one node's tensors is seldom finished when the next one packs.
+            return (lambda modules: cls(modules, to="host", prefetch=2),)
+        return (lambda modules: cls(modules, to="disk"),)
+
+    @property
+    def variants(self) -> tuple[Policy, ...]:
+        """More or fewer copies at a time."""
+        if self.what != "activations":
+            return ()
+        return tuple(replace(self, prefetch=number) for number in _PREFETCHES if number != self.prefetch)
 
     def describe(self) -> str:
         """Describes what is moved, and where."""

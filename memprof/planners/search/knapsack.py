@@ -1,0 +1,182 @@
+"""The knapsack problem of a mixture: the cheapest choices that free enough at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import LinearConstraint
+from scipy.sparse import csr_array, vstack
+
+from memprof.planners.graph.solver import solve, solve_linear
+from memprof.trace.schema import Floats, Ints
+
+#: Moments added to the constraints at a time, and how often, for the relaxed problem and for the whole one.
+_MOMENTS_ADDED, _MOST_RELAXED, _MOST_WHOLE = 12, 6, 3
+#: Distance from the optimum at which the solver may stop, as a share of the cost.
+_GAP = 0.01
+#: Limits of one call of the solver: nodes, so that results do not depend on the machine, and seconds.
+_MOST_NODES, _SOLVER_S = 20, 3.0
+#: Columns beside those of the relaxed solution that whole solutions are made of.
+_MOST_NEAR = 40
+
+
+@dataclass(frozen=True, eq=False)
+class _Relaxed:
+    """Solution of the relaxed problem.
+
+    Attributes:
+        share: Share of each column.
+        reduced: Cost of each column beyond what the solution pays for the bytes that it frees.
+    """
+
+    share: Floats
+    reduced: Floats
+
+    def near(self) -> Ints:
+        """Returns the columns of which whole solutions are made: those used, and those that are nearly as cheap."""
+        order = np.lexsort((self.reduced, self.share <= 0))
+        used = int(np.count_nonzero(self.share > 0))
+        near = order[: used + _MOST_NEAR]
+        return np.sort(near[np.isfinite(self.reduced[near])])
+
+
+class Knapsack:
+    """Chooses columns, at most one for each module and those around it."""
+
+    def __init__(self, modules: Sequence[str], live: Ints, freed: Floats) -> None:
+        """Prepares the problem.
+
+        Args:
+            modules: Module of each column.
+            live: Bytes without any choice at each moment, shape ``(moments,)``.
+            freed: Bytes by which each column lowers them, ``(moments, columns)``.
+        """
+        self._live = live
+        self._freed = freed
+        self._apart = _one_of(modules)
+        self._moments = np.empty(0, dtype=np.int64)
+
+    def choose(self, cost: Floats, allowance: float) -> Ints | None:
+        """Returns the cheapest columns with which no moment has more bytes than allowed; None if there are none.
+
+        The constraints are added moment by moment, as solutions violate them; the relaxed problem, which is solved
+        faster, finds most of them.
+
+        Args:
+            cost: Cost of each column; infinite where it may not be chosen.
+            allowance: Most bytes at any moment.
+        """
+        needed: Floats = (self._live - allowance).astype(np.float64)
+        if needed.max() <= 0:
+            return np.empty(0, dtype=np.int64)
+        self._add_moments(needed, needed)
+        relaxed: _Relaxed | None = None
+        for _ in range(_MOST_RELAXED):
+            relaxed = self._relax(cost, needed)
+            if relaxed is None:
+                return None
+            if not self._add_moments(needed - self._freed @ relaxed.share, needed):
+                break
+        assert relaxed is not None
+        for _ in range(_MOST_WHOLE):
+            chosen = self._choose_whole(cost, needed, relaxed.near())
+            if chosen is None:  # none within the limits
+                return self._rounded(cost, relaxed.share, needed)
+            if not self._add_moments(needed - self._freed[:, chosen].sum(axis=1), needed):
+                break
+        return chosen
+
+    def _add_moments(self, missing: Floats, needed: Floats) -> bool:
+        """Adds constraints where bytes are missing, and returns whether there were new ones.
+
+        Earlier ones stay, so that the next budget begins with them.
+        """
+        more = np.setdiff1d(_highest(missing), self._moments)
+        self._moments = np.append(self._moments, more)
+        return bool(len(more))
+
+    def _relax(self, cost: Floats, needed: Floats) -> _Relaxed | None:
+        """Solves the problem for any share of each column; returns None where nothing frees enough."""
+        scale = max(float(needed.max()), 1.0)
+        allowed = np.flatnonzero(np.isfinite(cost))
+        moments = self._moments[needed[self._moments] > 0]
+        limits = vstack([csr_array(-self._freed[np.ix_(moments, allowed)] / scale), self._apart[:, allowed]])
+        bounds = np.concatenate([-needed[moments] / scale, np.ones(self._apart.shape[0])])
+        found = solve_linear(cost[allowed] / cost[allowed].max(), A_ub=limits, b_ub=bounds, bounds=(0.0, 1.0))
+        if found.x is None:
+            return None
+        share = np.zeros(len(cost))
+        share[allowed] = found.x
+        reduced = np.full(len(cost), np.inf)
+        reduced[allowed] = found.lower.marginals
+        return _Relaxed(share, reduced)
+
+    def _choose_whole(self, cost: Floats, needed: Floats, columns: Ints) -> Ints | None:
+        """Solves the problem for whole choices among some columns; returns None where the solver finds nothing."""
+        scale = max(float(needed.max()), 1.0)
+        moments = self._moments[needed[self._moments] > 0]
+        found = solve(
+            cost[columns] / cost[columns].max(),
+            constraints=[
+                LinearConstraint(self._freed[np.ix_(moments, columns)] / scale, lb=needed[moments] / scale),
+                LinearConstraint(self._apart[:, columns], ub=np.ones(self._apart.shape[0])),
+            ],
+            integrality=np.ones(len(columns)),
+            bounds=(0.0, 1.0),
+            options={"mip_rel_gap": _GAP, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
+        )
+        return None if found.x is None else columns[found.x > 0.5]
+
+    def _rounded(self, cost: Floats, share: Floats, needed: Floats) -> Ints | None:
+        """Returns whole columns near a relaxed solution: the largest shares first, until enough is freed.
+
+        Args:
+            cost: Cost of each column.
+            share: The relaxed solution.
+            needed: Bytes to free at each moment.
+        """
+        chosen: list[int] = []
+        taken = np.zeros(self._apart.shape[0])
+        missing = needed.astype(np.float64)
+        apart = self._apart.tocsc()
+        for column in np.lexsort((cost, -share)).tolist():
+            rows = apart.indices[apart.indptr[column] : apart.indptr[column + 1]]
+            if missing.max() <= 0.5:
+                break
+            at = int(np.argmax(missing))
+            if np.isfinite(cost[column]) and not taken[rows].any() and self._freed[at, column] > 0:
+                chosen.append(column)
+                taken[rows] = 1.0
+                missing -= self._freed[:, column]
+        return np.array(sorted(chosen), dtype=np.int64) if missing.max() <= 0.5 else None
+
+
+def _one_of(modules: Sequence[str]) -> csr_array:
+    """Returns the constraints that no module is chosen twice, nor together with one around it: a row each."""
+    names = dict.fromkeys(modules)
+    around = {
+        name: {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")} & names.keys()
+        for name in names
+    }
+    covered = {other for name, those in around.items() for other in those if other != name}
+    columns_of: dict[str, list[int]] = {}
+    for column, name in enumerate(modules):
+        columns_of.setdefault(name, []).append(column)
+    rows: list[int] = []
+    columns: list[int] = []
+    leaves = [name for name in names if name not in covered]
+    for row, leaf in enumerate(leaves):
+        for name in around[leaf]:
+            rows += [row] * len(columns_of[name])
+            columns += columns_of[name]
+    return csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(leaves), len(modules)))
+
+
+def _highest(needed: Floats) -> Ints:
+    """Returns the moments at which most bytes are missing, at most one in each section of the step."""
+    edges = np.linspace(0, len(needed), _MOMENTS_ADDED + 1).astype(np.int64)
+    places = [int(first + np.argmax(needed[first:last])) for first, last in pairwise(edges) if last > first]
+    return np.array([place for place in places if needed[place] > 0.5], dtype=np.int64)
