@@ -36,6 +36,22 @@ class Option:
 
 
 @dataclass(frozen=True, eq=False)
+class Windows:
+    """Times beside which copies run: the forward and the backward of each of the outermost modules.
+
+    What is copied in a window beyond its time delays the step, since only few copies may be unfinished at a time.
+
+    Attributes:
+        work_us: Time each column copies in each window, less what it computes there and waits for anyway, which runs
+            beside copies of others; shape ``(windows, columns)``.
+        room_us: Time of each window without options, shape ``(windows,)``.
+    """
+
+    work_us: Floats
+    room_us: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Effects:
     """The effects of options on single modules; one column for each pair of an option and a module.
 
@@ -43,19 +59,40 @@ class Effects:
         options: The options.
         option_of: Option of each column, shape ``(columns,)``.
         modules: Module of each column.
-        live: Live bytes without any of them at each moment, shape ``(moments,)``.
+        moments: Operators of the step without options at which bytes are compared, shape ``(moments,)``.
+        live: Live bytes without options at each moment.
         freed: Bytes by which each column lowers them, negative where it raises them; ``(moments, columns)``.
         cost_us: Time each column adds to the step, shape ``(columns,)``.
         copy_us: Time for which each column copies, beside the computation.
+        windows: Where these copies run.
     """
 
     options: tuple[Option, ...]
     option_of: Ints
     modules: tuple[str, ...]
+    moments: Ints
     live: Ints
     freed: Floats
     cost_us: Floats
     copy_us: Floats
+    windows: Windows
+
+    def columns_of(self, option: int) -> Ints:
+        """Returns the columns of an option."""
+        return np.flatnonzero(self.option_of == option)
+
+    def peak(self, chosen: Ints) -> float:
+        """Returns the highest live bytes with some columns chosen, added up."""
+        return float((self.live - self.freed[:, chosen].sum(axis=1)).max())
+
+    def policies(self, chosen: Ints) -> tuple[Policy, ...]:
+        """Returns the policies of some columns, one for each distinct setting."""
+        made = []
+        for option in np.unique(self.option_of[chosen]).tolist():
+            picked = self.options[option]
+            names = {self.modules[column] for column in chosen[self.option_of[chosen] == option].tolist()}
+            made.append(picked.make(picked.group.pattern_for(names)))
+        return merged(made)
 
 
 def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
@@ -77,6 +114,11 @@ def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
                     makers = kind.module_choices(step, group.calls[places[0]])
                     found += [Option(make, group, tuple(group.members[place] for place in places)) for make in makers]
     return found
+
+
+def around(name: str) -> set[str]:
+    """Returns a module's name and those of all modules around it, except the model itself."""
+    return {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")}
 
 
 def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import LinearConstraint
-from scipy.sparse import csr_array, vstack
+from scipy.optimize import Bounds, LinearConstraint
+from scipy.sparse import block_array, csr_array, eye_array
 
 from memprof.planners.graph.solver import solve, solve_linear
+from memprof.planners.search.effects import Effects, Windows, around
 from memprof.trace.schema import Floats, Ints
 
 #: Moments added to the constraints at a time, and how often, for the relaxed problem and for the whole one.
@@ -43,20 +44,36 @@ class _Relaxed:
         return np.sort(near[np.isfinite(self.reduced[near])])
 
 
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """A linear program: the least cost where limits times the variables are at most the bounds.
+
+    Attributes:
+        cost: Cost of each variable.
+        limits: A row for each constraint.
+        bounds: Upper bound of each constraint.
+        ranges: Least and most of each variable, shape ``(variables, 2)``.
+    """
+
+    cost: Floats
+    limits: csr_array
+    bounds: Floats
+    ranges: Floats
+
+
 class Knapsack:
     """Chooses columns, at most one for each module and those around it."""
 
-    def __init__(self, modules: Sequence[str], live: Ints, freed: Floats) -> None:
+    def __init__(self, effects: Effects) -> None:
         """Prepares the problem.
 
         Args:
-            modules: Module of each column.
-            live: Bytes without any choice at each moment, shape ``(moments,)``.
-            freed: Bytes by which each column lowers them, ``(moments, columns)``.
+            effects: The effects of each column.
         """
-        self._live = live
-        self._freed = freed
-        self._apart = _one_of(modules)
+        self._live = effects.live
+        self._freed = effects.freed
+        self._apart = _one_of(effects.modules)
+        self._windows = _busy(effects.windows)
         self._moments = np.empty(0, dtype=np.int64)
 
     def choose(self, cost: Floats, allowance: float) -> Ints | None:
@@ -100,35 +117,50 @@ class Knapsack:
 
     def _relax(self, cost: Floats, needed: Floats) -> _Relaxed | None:
         """Solves the problem for any share of each column; returns None where nothing frees enough."""
-        scale = max(float(needed.max()), 1.0)
         allowed = np.flatnonzero(np.isfinite(cost))
-        moments = self._moments[needed[self._moments] > 0]
-        limits = vstack([csr_array(-self._freed[np.ix_(moments, allowed)] / scale), self._apart[:, allowed]])
-        bounds = np.concatenate([-needed[moments] / scale, np.ones(self._apart.shape[0])])
-        found = solve_linear(cost[allowed] / cost[allowed].max(), A_ub=limits, b_ub=bounds, bounds=(0.0, 1.0))
+        problem = self._problem(cost, needed, allowed)
+        found = solve_linear(problem.cost, A_ub=problem.limits, b_ub=problem.bounds, bounds=problem.ranges)
         if found.x is None:
             return None
         share = np.zeros(len(cost))
-        share[allowed] = found.x
+        share[allowed] = found.x[: len(allowed)]
         reduced = np.full(len(cost), np.inf)
-        reduced[allowed] = found.lower.marginals
+        reduced[allowed] = found.lower.marginals[: len(allowed)]
         return _Relaxed(share, reduced)
 
     def _choose_whole(self, cost: Floats, needed: Floats, columns: Ints) -> Ints | None:
         """Solves the problem for whole choices among some columns; returns None where the solver finds nothing."""
-        scale = max(float(needed.max()), 1.0)
-        moments = self._moments[needed[self._moments] > 0]
+        problem = self._problem(cost, needed, columns)
+        is_choice = np.arange(len(problem.cost)) < len(columns)
         found = solve(
-            cost[columns] / cost[columns].max(),
-            constraints=[
-                LinearConstraint(self._freed[np.ix_(moments, columns)] / scale, lb=needed[moments] / scale),
-                LinearConstraint(self._apart[:, columns], ub=np.ones(self._apart.shape[0])),
-            ],
-            integrality=np.ones(len(columns)),
-            bounds=(0.0, 1.0),
+            problem.cost,
+            constraints=LinearConstraint(problem.limits, ub=problem.bounds),
+            integrality=is_choice.astype(np.int64),
+            bounds=Bounds(problem.ranges[:, 0], problem.ranges[:, 1]),
             options={"mip_rel_gap": _GAP, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
         )
-        return None if found.x is None else columns[found.x > 0.5]
+        return None if found.x is None else columns[found.x[: len(columns)] > 0.5]
+
+    def _problem(self, cost: Floats, needed: Floats, columns: Ints) -> _Problem:
+        """States the problem for some columns, with a variable more for the wait in each window."""
+        scale = max(float(needed.max()), 1.0)
+        most = max(float(cost[columns].max(initial=0.0)), 1e-6)
+        moments = self._moments[needed[self._moments] > 0]
+        work, room = self._windows.work_us[:, columns] / most, self._windows.room_us / most
+        waits = len(room)
+        limits = block_array(
+            [
+                [csr_array(-self._freed[np.ix_(moments, columns)] / scale), None],
+                [self._apart[:, columns], None],
+                [csr_array(work), -eye_array(waits)],
+            ],
+            format="csr",
+        )
+        bounds = np.concatenate([-needed[moments] / scale, np.ones(self._apart.shape[0]), room])
+        ranges = np.zeros((len(columns) + waits, 2))
+        ranges[: len(columns), 1] = 1.0
+        ranges[len(columns) :, 1] = np.inf
+        return _Problem(np.concatenate([cost[columns] / most, np.ones(waits)]), limits, bounds, ranges)
 
     def _rounded(self, cost: Floats, share: Floats, needed: Floats) -> Ints | None:
         """Returns whole columns near a relaxed solution: the largest shares first, until enough is freed.
@@ -157,11 +189,8 @@ class Knapsack:
 def _one_of(modules: Sequence[str]) -> csr_array:
     """Returns the constraints that no module is chosen twice, nor together with one around it: a row each."""
     names = dict.fromkeys(modules)
-    around = {
-        name: {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")} & names.keys()
-        for name in names
-    }
-    covered = {other for name, those in around.items() for other in those if other != name}
+    above = {name: around(name) & names.keys() for name in names}
+    covered = {other for name, those in above.items() for other in those if other != name}
     columns_of: dict[str, list[int]] = {}
     for column, name in enumerate(modules):
         columns_of.setdefault(name, []).append(column)
@@ -169,10 +198,16 @@ def _one_of(modules: Sequence[str]) -> csr_array:
     columns: list[int] = []
     leaves = [name for name in names if name not in covered]
     for row, leaf in enumerate(leaves):
-        for name in around[leaf]:
+        for name in above[leaf]:
             rows += [row] * len(columns_of[name])
             columns += columns_of[name]
     return csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(leaves), len(modules)))
+
+
+def _busy(windows: Windows) -> Windows:
+    """Returns the windows in which copies may take longer than there is time."""
+    is_busy = np.maximum(windows.work_us, 0.0).sum(axis=1) > windows.room_us
+    return Windows(windows.work_us[is_busy], windows.room_us[is_busy])
 
 
 def _highest(needed: Floats) -> Ints:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.search.effects import Effects, Option
+from memprof.planners.search.effects import Effects, Option, Windows, around
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
@@ -48,23 +48,54 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
     live = live_bytes(base).during
     moments = _moments([live, *(one.highest for _, one in measured)])
     names = {name: row for row, name in reversed(list(enumerate(module_names(base))))}
-    freed, cost_us, copy_us = [], [], []
+    freed, cost_us, out_us, in_us = [], [], [], []
     for option, one in measured:
         owner = _owners(base, [names[member] for member in option.members])
         freed.append(_freed(base, live, one, owner, len(option.members), moments))
-        work_us = one.work(owner, len(option.members))
-        cost_us.append(_shares(work_us) * (one.step.duration_us - base.duration_us))
-        copy_us.append(work_us * one.is_copy)
+        more_us = one.step.duration_us - base.duration_us
+        cost_us.append(_shares(one.work(owner, len(option.members))) * more_us)
+        out_us.append(one.work(owner, len(option.members), SWAP_OUT))
+        in_us.append(one.work(owner, len(option.members), SWAP_IN))
     sizes = [len(option.members) for option, _ in measured]
+    modules = tuple(itertools.chain.from_iterable(option.members for option, _ in measured))
+    cost, outs, ins = np.concatenate(cost_us), np.concatenate(out_us), np.concatenate(in_us)
     return Effects(
         options=tuple(option for option, _ in measured),
         option_of=np.repeat(np.arange(len(measured)), sizes),
-        modules=tuple(itertools.chain.from_iterable(option.members for option, _ in measured)),
+        modules=modules,
+        moments=moments,
         live=live[moments],
         freed=np.concatenate(freed, axis=1),
-        cost_us=np.concatenate(cost_us),
-        copy_us=np.concatenate(copy_us),
+        cost_us=cost,
+        copy_us=outs + ins,
+        windows=_windows(base, modules, names, cost, outs, ins),
     )
+
+
+def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
+    """Returns the live bytes of a step at operators of the one it was made from, up to the optimizer's update.
+
+    Args:
+        base: The step before.
+        step: The step under policies that insert operators, or replace those of the update.
+        moments: Operators of ``base``.
+
+    Returns:
+        For each, the highest live bytes from the operator before it on; 0 in the update. None if the step does not run
+        all operators before the update, in order.
+    """
+    update = base.ops.phase == "optimizer"
+    keys = list(zip(base.ops.name, base.ops.module_id, base.ops.phase, strict=True))
+    during = live_bytes(step).during.tolist()
+    highest = np.zeros(len(base.ops), dtype=np.int64)
+    row, most = 0, 0
+    wanted = np.flatnonzero(~update).tolist()
+    for key, live in zip(zip(step.ops.name, step.ops.module_id, step.ops.phase, strict=True), during, strict=True):
+        most = max(most, live)
+        if row < len(wanted) and key == keys[wanted[row]]:
+            highest[wanted[row]] = most
+            row, most = row + 1, 0
+    return highest[moments] if row == len(wanted) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,17 +124,12 @@ class _Replayed:
         np.maximum.at(highest, place, live_bytes(step).during)
         return cls(step, is_inserted, place, highest)
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether the inserted operators are copies."""
-        return bool(np.isin(self.step.ops.name[self.is_inserted], (SWAP_IN, SWAP_OUT)).any())
-
-    def work(self, owner: Ints, members: int) -> Floats:
-        """Returns the time of the inserted operators of each member, shape ``(members,)``."""
-        whose = _of_ops(owner, self.step)[self.is_inserted]
-        time_us = np.nan_to_num(self.step.ops.duration_us[self.is_inserted]) + 1.0
+    def work(self, owner: Ints, members: int, *names: str) -> Floats:
+        """Returns the time of the inserted operators of each member, all or those of some names; ``(members,)``."""
+        is_counted = self.is_inserted & np.isin(self.step.ops.name, names) if names else self.is_inserted
+        whose = _of_ops(owner, self.step)[is_counted]
         work = np.zeros(members)
-        np.add.at(work, whose[whose != NONE], time_us[whose != NONE])
+        np.add.at(work, whose[whose != NONE], np.nan_to_num(self.step.ops.duration_us[is_counted])[whose != NONE])
         return work
 
 
@@ -187,6 +213,39 @@ def _owned(step: Step, place: Ints, is_inserted: Bools, owner: Ints, members: in
     np.add.at(change, (end[alive], whose[alive]), -sizes)
     bytes_: Floats = np.cumsum(change, axis=0)[:-1]
     return bytes_
+
+
+def _windows(
+    base: Step, modules: Sequence[str], names: Mapping[str, int], cost_us: Floats, out_us: Floats, in_us: Floats
+) -> Windows:
+    """Returns the windows in which copies run.
+
+    Args:
+        base: The step without options.
+        modules: Module of each column.
+        names: Rows of modules by name.
+        cost_us: Time each column adds to the step.
+        out_us: Time each column copies out, in forward.
+        in_us: Time each column copies in, in backward.
+    """
+    known = set(modules)
+    outer = [min(around(name) & known, key=len) for name in modules]
+    distinct = list(dict.fromkeys(outer))
+    owner = _of_ops(_owners(base, [names[name] for name in distinct]), base)
+    time_us = np.nan_to_num(base.ops.duration_us)
+    scale = max(1.0, base.duration_us / max(float(time_us.sum()), 1.0))  # Python's time between operators
+    room = np.zeros((2, len(distinct)))
+    work = np.zeros((2, len(distinct), len(modules)))
+    row = np.array([distinct.index(name) for name in outer])
+    columns = np.arange(len(modules))
+    for place, (phase, copies_us) in enumerate((("forward", out_us), ("backward", in_us))):
+        of_phase = np.flatnonzero((base.ops.phase == phase) & (owner != NONE))
+        np.add.at(room[place], owner[of_phase], time_us[of_phase] * scale)
+        # Waits are measured over both directions, and are beside those of other columns in either.
+        share = np.divide(copies_us, out_us + in_us, out=np.zeros(len(modules)), where=out_us + in_us > 0)
+        recomputes = (out_us + in_us == 0) & (phase == "backward")
+        work[place, row, columns] = copies_us - np.where(recomputes, 1.0, share) * np.maximum(cost_us, 0.0)
+    return Windows(work.reshape(-1, len(modules)), room.reshape(-1))
 
 
 def _moments(curves: Sequence[Ints]) -> Ints:

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, in_order, merged
+from memprof.planners.search.effects import Effects, in_order
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
@@ -43,7 +43,7 @@ class Mixture:
         self._frame = frame
         self._effects = effects
         self._budget = budget_bytes
-        self._knapsack = Knapsack(effects.modules, effects.live, effects.freed)
+        self._knapsack = Knapsack(effects)
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
 
     def search(self) -> Candidate | None:
@@ -71,18 +71,8 @@ class Mixture:
         found, chosen = self._improved(*best)
         return self._with_variants(self._tidied(found, chosen))
 
-    def _policies(self, chosen: Ints) -> tuple[Policy, ...]:
-        """Returns the policies of some columns, one for each distinct setting."""
-        effects = self._effects
-        made = []
-        for option in np.unique(effects.option_of[chosen]).tolist():
-            picked = effects.options[option]
-            names = {effects.modules[column] for column in chosen[effects.option_of[chosen] == option].tolist()}
-            made.append(picked.make(picked.group.pattern_for(names)))
-        return merged(made)
-
     def _try(self, chosen: Ints) -> Candidate | None:
-        return self._bench.try_plan(*self._frame, *self._policies(chosen))
+        return self._bench.try_plan(*self._frame, *self._effects.policies(chosen))
 
     def _ban(self, chosen: Ints) -> bool:
         """Bans the option of a refused mixture with the fewest modules; returns whether others are left."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Maker, Option, find_options
-from memprof.planners.search.groups import Group
-from memprof.planners.search.measure import measure_effects
+from memprof.planners.search.effects import Effects, Option, around, find_options
+from memprof.planners.search.measure import live_at, measure_effects
 from memprof.planners.search.mixture import Mixture
-from memprof.planners.search.workbench import Workbench, rank
+from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.registry import policy_types
-
-#: Number of fitting choices for whole groups that are trimmed, fastest first.
-_MOST_TRIMMED = 2
+from memprof.trace.schema import Ints
 
 
 class Selection:
@@ -30,59 +29,79 @@ class Selection:
         """
         self._bench = bench
         self._budget = budget_bytes
-        self._options = find_options(bench.step, [kind for kind in policy_types() if kind.name in allowed])
+        kinds = [kind for kind in policy_types() if kind.name in allowed]
+        self._options = find_options(bench.step, kinds)
+        chooses = {type(option.make(option.members)) for option in self._options}
+        self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
+        self._measured: dict[tuple[Policy, ...], Effects | None] = {}
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
 
-        The fastest is a mixture; single policies for some members of one group are simpler to read.
+        The fastest is a mixture. A single policy for some members of one group is simpler to read, and what frees most
+        shows how far the step is from fitting.
         """
-        effects = measure_effects(self._bench, frame, self._options)
+        effects = self._effects(frame)
         if effects is None:
             return
         mixture = Mixture(self._bench, frame, effects, self._budget).search()
-        whole = [(self._try(frame, option), option) for option in self._options]
-        done = [(found, option) for found, option in whole if found is not None]
-        fitting = sorted((one for one in done if self._fits(one[0])), key=lambda one: rank(one[0]))
-        for _, option in fitting[:_MOST_TRIMMED]:
-            self._trim(frame, option)
-        if mixture is None and not fitting:
-            self._join(frame, done)
+        fitting = [row for row in range(len(effects.options)) if effects.peak(effects.columns_of(row)) <= self._budget]
+        if fitting:
+            cheapest = min(fitting, key=lambda row: float(effects.cost_us[effects.columns_of(row)].sum()))
+            self._trim(frame, effects.options[cheapest])
+        elif mixture is None:
+            self._bench.try_plan(*frame, *effects.policies(_lowest(effects)))
+
+    def _effects(self, frame: tuple[Policy, ...]) -> Effects | None:
+        """Returns the effects of the options on top of a combination.
+
+        They are measured on top of those of its policies that are applied before modules are chosen: a later one, such
+        as for the optimizer, changes the bytes that are live anyway, not what an option frees.
+        """
+        first = tuple(policy for policy in frame if isinstance(policy, self._before))
+        if first not in self._measured:
+            self._measured[first] = measure_effects(self._bench, first, self._options)
+        effects = self._measured[first]
+        if effects is None or first == frame:
+            return effects
+        live = live_at(self._bench.steps_under(first)[0], self._bench.steps_under(frame)[0], effects.moments)
+        if live is None:
+            return measure_effects(self._bench, frame, self._options)
+        return dataclasses.replace(effects, live=live)
 
     def _fits(self, one: Candidate | None) -> bool:
         return one is not None and self._bench.needed(one) <= self._budget
 
-    def _try(self, frame: tuple[Policy, ...], option: Option) -> Candidate | None:
-        return self._bench.try_plan(*frame, option.make(option.group.pattern_for(option.members)))
-
     def _trim(self, frame: tuple[Policy, ...], option: Option) -> None:
-        """Finds the fewest members that fit, from either end."""
-        for order in (option.members, option.members[::-1]):
-            low, high = 0, len(order)  # the first does not fit, or has not been tried; the second does
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self._fits(self._bench.try_plan(*frame, option.make(order[:middle]))):
-                    high = middle
-                else:
-                    low = middle
+        """Finds the fewest of an option's modules that fit, from the first on."""
+        low, high = 0, len(option.members)  # the first does not fit; the second does, as predicted
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(self._bench.try_plan(*frame, option.make(option.members[:middle]))):
+                high = middle
+            else:
+                low = middle
+        self._bench.try_plan(*frame, option.make(option.group.pattern_for(option.members[:high])))
 
-    def _join(self, frame: tuple[Policy, ...], done: list[tuple[Candidate, Option]]) -> None:
-        """Adds groups to the option that frees most, with the same settings, until the step fits."""
-        if not done:
-            return
-        best, first = min(done, key=lambda one: (one[0].peak_bytes, rank(one[0])))
-        groups = {option.group.pattern: option.group for _, option in done}
-        chosen = [first.group]
-        while not self._fits(best):
-            more = [group for group in groups.values() if all(group.is_apart_from(other) for other in chosen)]
-            joined = [(self._together(frame, first.make, [*chosen, group]), group) for group in more]
-            known = [(found, group) for found, group in joined if found is not None]
-            if not known:
-                return
-            best, group = min(known, key=lambda one: (one[0].peak_bytes, rank(one[0])))
-            chosen.append(group)
 
-    def _together(self, frame: tuple[Policy, ...], maker: Maker, groups: Sequence[Group]) -> Candidate | None:
-        """Tries several groups whole."""
-        names = [group.pattern_for(group.members) for group in groups]
-        return self._bench.try_plan(*frame, maker(tuple(name for part in names for name in part)))
+def _lowest(effects: Effects) -> Ints:
+    """Returns the columns of options, each for all of its modules, that together lead to the lowest peak found.
+
+    Options are added while they lower it, those first that lower it most.
+    """
+    chosen = np.empty(0, dtype=np.int64)
+    peak = effects.peak(chosen)
+    while True:
+        best = chosen
+        names = {effects.modules[column] for column in chosen.tolist()}
+        covered = set().union(*(around(name) for name in names))
+        for row in range(len(effects.options)):
+            columns = effects.columns_of(row)
+            modules = [effects.modules[column] for column in columns.tolist()]
+            if not any(name in covered or around(name) & names for name in modules):
+                together = np.append(chosen, columns)
+                if effects.peak(together) < peak:
+                    best, peak = together, effects.peak(together)
+        if len(best) == len(chosen):
+            return chosen
+        chosen = best

@@ -131,8 +131,8 @@ class Swap(Policy):
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Moves what modules save: to host memory from a device, to disk from host memory."""
         if step.is_on_device():
-            # The copy of one node's tensors is seldom finished when the next one packs.
-            return (lambda modules: cls(modules, to="host", prefetch=2),)
+            # Copies of large tensors take longer than the operators between two of them.
+            return (lambda modules: cls(modules, to="host", prefetch=4),)
         return (lambda modules: cls(modules, to="disk"),)
 
     @property
