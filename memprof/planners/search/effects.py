@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,11 @@ class Option:
     make: Maker
     group: Group
     members: tuple[str, ...]
+
+    @property
+    def policy(self) -> Policy:
+        """The policy for all of them."""
+        return self.make(self.group.pattern_for(self.members))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +81,16 @@ class Effects:
     cost_us: Floats
     copy_us: Floats
     windows: Windows
+
+    @property
+    def kinds(self) -> tuple[type[Policy], ...]:
+        """The kinds of policies among the options."""
+        return tuple(dict.fromkeys(type(option.policy) for option in self.options))
+
+    def of_kind(self, kind: type[Policy]) -> Effects:
+        """Returns the effects of the options of one kind of policy; the others' columns have no effect at any cost."""
+        is_other = np.array([type(option.policy) is not kind for option in self.options])[self.option_of]
+        return replace(self, cost_us=np.where(is_other, np.inf, self.cost_us))
 
     def columns_of(self, option: int) -> Ints:
         """Returns the columns of an option."""
@@ -129,7 +144,7 @@ def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
         key = (type(policy), *(getattr(policy, name) for name in fields if name != "modules"))
         known = found.get(key)
         modules = (*getattr(known, "modules", ()), *getattr(policy, "modules", ()))
-        found[key] = policy if known is None else dataclasses.replace(policy, modules=modules)  # type: ignore[type-var]
+        found[key] = policy if known is None else replace(policy, modules=modules)  # type: ignore[type-var]
     return tuple(found.values())
 
 

@@ -191,7 +191,9 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         if base is None:
             continue
         best = next(iter(bench.fitting(search_request.budget_bytes)), None)
-        if bench.needed(base) > search_request.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
+        # Without other policies the numbers stay the same, which may be worth a slower step.
+        is_promising = best is None or not frame or base.step_time_us < best.step_time_us
+        if bench.needed(base) > search_request.budget_bytes and is_promising:
             selection.choose(frame)
     return frames
 

@@ -38,7 +38,7 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
     base = bench.steps_under(frame)[0]
     measured = []
     for option in options:
-        policies = (*frame, option.make(option.group.pattern_for(option.members)))
+        policies = (*frame, option.policy)
         if bench.try_plan(*policies) is not None:
             measured.append((option, _Replayed.of(base, bench.steps_under(policies)[0])))
         if bench.is_late():

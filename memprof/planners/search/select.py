@@ -38,13 +38,17 @@ class Selection:
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
 
-        The fastest is a mixture. A single policy for some members of one group is simpler to read, and what frees most
-        shows how far the step is from fitting.
+        The fastest is a mixture. Mixtures of one policy are alternatives where the combination has nothing that changes
+        the update; a policy for some members of one group is simpler to read; and what frees most shows how far the
+        step is from fitting.
         """
         effects = self._effects(frame)
         if effects is None:
             return
         mixture = Mixture(self._bench, frame, effects, self._budget).search()
+        kinds = effects.kinds
+        for kind in kinds if len(kinds) > 1 and frame in self._measured else ():
+            Mixture(self._bench, frame, effects.of_kind(kind), self._budget).search()
         fitting = [row for row in range(len(effects.options)) if effects.peak(effects.columns_of(row)) <= self._budget]
         if fitting:
             cheapest = min(fitting, key=lambda row: float(effects.cost_us[effects.columns_of(row)].sum()))

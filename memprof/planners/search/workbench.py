@@ -111,9 +111,10 @@ class Workbench:
         return sorted(inside, key=rank)
 
 
-def rank(one: Candidate) -> tuple[float, int, int, str]:
-    """Sort key of plans: fastest first, then fewest policies, then smallest peak."""
-    return one.step_time_us, len(one.policies), one.peak_bytes, one.plan.describe()
+def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:
+    """Sort key of plans: fastest first, then fewest policies, then smallest peak, then shortest description."""
+    words = one.plan.describe()
+    return round(one.step_time_us, 3), len(one.policies), one.peak_bytes, (len(words), words)
 
 
 def allowed_names(allow: tuple[str, ...], forbid: tuple[str, ...], default: tuple[str, ...]) -> set[str]:
