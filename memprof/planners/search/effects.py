@@ -28,11 +28,13 @@ class Option:
         make: Makes the policy for those chosen.
         group: The group they belong to.
         members: Their names.
+        sizes: Number of those whose operators make storages of the same sizes, from 0 on; shape ``(members,)``.
     """
 
     make: Maker
     group: Group
     members: tuple[str, ...]
+    sizes: Ints
 
     @property
     def policy(self) -> Policy:
@@ -119,15 +121,20 @@ def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
     known = {group.pattern for group in groups}
     savers = [group for group in find_groups(step, with_inputs=True) if group.pattern not in known]
     found = []
+    born = step.born_bytes()
     for group in (*groups, *savers):
+        made = [tuple(born[call.start : call.stop].tolist()) for call in group.calls]
+        numbers = {sizes: number for number, sizes in enumerate(dict.fromkeys(made))}
+        sizes = np.array([numbers[one] for one in made])
         alike: dict[tuple[str, ...], list[int]] = {}
         for place, call in enumerate(group.calls):
             alike.setdefault(tuple(step.ops.name[call.start : call.stop]), []).append(place)
         for kind in kinds:
             if kind.takes_inputs or group.pattern in known:
                 for places in alike.values():
+                    members = tuple(group.members[place] for place in places)
                     makers = kind.module_choices(step, group.calls[places[0]])
-                    found += [Option(make, group, tuple(group.members[place] for place in places)) for make in makers]
+                    found += [Option(make, group, members, sizes[places]) for make in makers]
     return found
 
 

@@ -53,9 +53,9 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
         owner = _owners(base, [names[member] for member in option.members])
         freed.append(_freed(base, live, one, owner, len(option.members), moments))
         more_us = one.step.duration_us - base.duration_us
-        cost_us.append(_shares(one.work(owner, len(option.members))) * more_us)
-        out_us.append(one.work(owner, len(option.members), SWAP_OUT))
-        in_us.append(one.work(owner, len(option.members), SWAP_IN))
+        cost_us.append(_shares(one.work(owner, option.sizes)) * more_us)
+        out_us.append(one.work(owner, option.sizes, SWAP_OUT))
+        in_us.append(one.work(owner, option.sizes, SWAP_IN))
     sizes = [len(option.members) for option, _ in measured]
     modules = tuple(itertools.chain.from_iterable(option.members for option, _ in measured))
     cost, outs, ins = np.concatenate(cost_us), np.concatenate(out_us), np.concatenate(in_us)
@@ -124,13 +124,22 @@ class _Replayed:
         np.maximum.at(highest, place, live_bytes(step).during)
         return cls(step, is_inserted, place, highest)
 
-    def work(self, owner: Ints, members: int, *names: str) -> Floats:
-        """Returns the time of the inserted operators of each member, all or those of some names; ``(members,)``."""
+    def work(self, owner: Ints, sizes: Ints, *names: str) -> Floats:
+        """Returns the time of the inserted operators of each member, the mean over those of the same sizes.
+
+        Recorded times of the same operator differ from call to call, and the shortest is no reason to choose a module.
+
+        Args:
+            owner: Place of the member around each module.
+            sizes: Number of the members' sizes, shape ``(members,)``.
+            names: Names of the operators that count; all if there are none.
+        """
         is_counted = self.is_inserted & np.isin(self.step.ops.name, names) if names else self.is_inserted
         whose = _of_ops(owner, self.step)[is_counted]
-        work = np.zeros(members)
-        np.add.at(work, whose[whose != NONE], np.nan_to_num(self.step.ops.duration_us[is_counted])[whose != NONE])
-        return work
+        total = np.zeros(len(sizes))
+        np.add.at(total, whose[whose != NONE], np.nan_to_num(self.step.ops.duration_us[is_counted])[whose != NONE])
+        mean: Floats = np.bincount(sizes, weights=total) / np.bincount(sizes)
+        return mean[sizes]
 
 
 def _inserted(base: Step, step: Step) -> Bools:

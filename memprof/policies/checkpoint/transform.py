@@ -18,13 +18,17 @@ from memprof.policies.rewrite.new_ops import new_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 
-#: CPU time of torch's checkpoint, in microseconds: for each run of a region, for each tensor saved in one, and,
-#: where outputs are kept, for each operator in one. Measured as the CPU time by which forward and backward of 30
-#: nn.Sequential of 1, 4 and 8 nn.Tanh on 2 x 2 numbers grow when each is a region (131, 204, 281 a region, of which the
-#: second forward takes 3 an operator), and again with keep (67, 142, 270 more); torch 2.13, one thread, Linux.
+#: CPU time of torch's checkpoint, in microseconds: for each run of a region and for each tensor saved in one. Measured as
+#: the CPU time by which forward and backward of 30 nn.Sequential of 1, 4 and 8 nn.Tanh on 2 x 2 numbers grow when each is
+#: a region (131, 204, 281 a region, of which the second forward takes 3 an operator); torch 2.13, one thread, Linux.
 REGION_US = 110.0
 SAVED_TENSOR_US = 18.0
-SELECTIVE_OPERATOR_US = 15.0
+#: The same where outputs are kept: in addition for each region, for each operator in one and each that runs again, and
+#: for each kept one. Measured the same way where the operator is not among those kept (27, 52, 88 more) and where its
+#: first call is (55, 115, 149 more), on a processor on which the numbers above are 1.27 times smaller.
+SELECTIVE_REGION_US = 25.0
+SELECTIVE_OPERATOR_US = 5.5
+KEPT_OPERATOR_US = 17.0
 
 #: In the type of modules whose buffers are restored after a recompute: running statistics.
 _RESTORED = ("BatchNorm", "InstanceNorm")
@@ -54,7 +58,7 @@ def transform(step: Step, policy: Checkpoint) -> Step:
     draft.copy_storages(recompute.storage_source, recompute.storage_op, lives.copies_freed)
     draft.insert_storages(lives.states)
     draft.saved = _saved(step, regions, recompute, lives)
-    draft.duration_us += _more_time_us(step, regions, recompute, lives, has_kept=bool(policy.keep))
+    draft.duration_us += _more_time_us(step, regions, recompute, lives, is_kept=is_kept if policy.keep else None)
     return draft.build()
 
 
@@ -239,7 +243,9 @@ def _run_again(draft: Draft, step: Step, regions: Regions, recompute: Recompute)
     draft.uses = uses.replace(storage_id=recompute.storage_read(region[uses.op_id], uses.storage_id)[1])
 
 
-def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds, *, has_kept: bool) -> float:
+def _more_time_us(
+    step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds, *, is_kept: Bools | None
+) -> float:
     """Returns how much longer the step takes: the repeated operators, and the overhead of torch's checkpoint.
 
     Recorded durations are those of operators alone; the Python time between them is repeated with them. On a device
@@ -253,8 +259,10 @@ def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: Sto
     # Each run of a region takes one random state, and each recompute one more.
     runs = len(lives.states) - np.count_nonzero(recompute.starts != NEVER)
     python_us = runs * REGION_US + saved * SAVED_TENSOR_US
-    if has_kept:
-        python_us += (np.count_nonzero(regions.innermost != NONE) + len(recompute.op_source)) * SELECTIVE_OPERATOR_US
+    if is_kept is not None:
+        seen = np.count_nonzero(regions.innermost != NONE) + len(recompute.op_source)
+        python_us += len(regions) * SELECTIVE_REGION_US + seen * SELECTIVE_OPERATOR_US
+        python_us += np.count_nonzero(is_kept) * KEPT_OPERATOR_US
     return again_us * max(1.0, step.duration_us / max(total_us, 1.0)) + python_us
 
 
