@@ -138,7 +138,7 @@ class _Replayed:
         whose = _of_ops(owner, self.step)[is_counted]
         total = np.zeros(len(sizes))
         np.add.at(total, whose[whose != NONE], np.nan_to_num(self.step.ops.duration_us[is_counted])[whose != NONE])
-        mean: Floats = np.bincount(sizes, weights=total) / np.bincount(sizes)
+        mean: Floats = np.bincount(sizes, weights=total) / np.maximum(np.bincount(sizes), 1)
         return mean[sizes]
 
 

@@ -86,8 +86,8 @@ class Mixture:
         """Charges copies for the time they wait for each other, which each of them alone does not show."""
         copy_us = self._effects.copy_us
         total = float(copy_us[chosen].sum())
-        base = self._bench.archive[self._bench.key_of(self._frame)].step_time_us
-        excess = found.step_time_us - base - float(self._cost_us[chosen].sum())
+        base_us = self._bench.steps_under(self._frame)[0].duration_us
+        excess = found.step_time_us - base_us - float(self._cost_us[chosen].sum())
         if total and excess > 0:
             self._cost_us += excess * copy_us / total
 

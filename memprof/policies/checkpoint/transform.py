@@ -18,9 +18,9 @@ from memprof.policies.rewrite.new_ops import new_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 
-#: CPU time of torch's checkpoint, in microseconds: for each run of a region and for each tensor saved in one. Measured as
-#: the CPU time by which forward and backward of 30 nn.Sequential of 1, 4 and 8 nn.Tanh on 2 x 2 numbers grow when each is
-#: a region (131, 204, 281 a region, of which the second forward takes 3 an operator); torch 2.13, one thread, Linux.
+#: CPU time of torch's checkpoint, in microseconds: for each run of a region and for each tensor saved in one. Measured
+#: as the CPU time by which forward and backward of 30 nn.Sequential of 1, 4 and 8 nn.Tanh on 2 x 2 numbers grow when
+#: each is a region (131, 204, 281 a region, of which the second forward takes 3 an operator); torch 2.13, one thread.
 REGION_US = 110.0
 SAVED_TENSOR_US = 18.0
 #: The same where outputs are kept: in addition for each region, for each operator in one and each that runs again, and

@@ -1,0 +1,252 @@
+"""Mixtures of choices for modules: effects are exact, the knapsack problem is solved, and the mixture is best."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+
+from memprof.planners.search.candidate import Candidate
+from memprof.planners.search.effects import Effects, Option, Windows, around, find_options, in_order, merged
+from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.groups import Group, find_groups
+from memprof.planners.search.knapsack import Knapsack
+from memprof.planners.search.measure import measure_effects
+from memprof.planners.search.mixture import Mixture
+from memprof.planners.search.select import Selection
+from memprof.planners.search.workbench import Workbench
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.registry import policy_types
+from memprof.policies.swap.policy import Swap
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from tests.planners.promises import step_named
+
+SAMPLES = ("gpt", "resnet", "lstm")
+
+
+def bench_of(step: Step) -> Workbench:
+    bench = Workbench(step, deadline=time.monotonic() + 300)
+    bench.try_plan()
+    return bench
+
+
+@cache
+def effects_of(name: str) -> tuple[Workbench, Effects]:
+    step = step_named(name)
+    bench = bench_of(step)
+    effects = measure_effects(bench, (), find_options(step, [Checkpoint, Swap]))
+    assert effects is not None
+    return bench, effects
+
+
+@cache
+def found_for(name: str, percent: int, allow: tuple[str, ...]) -> SearchResult:
+    step = step_named(name)
+    return explore(step, SearchRequest(int(live_bytes(step).during.max()) * percent // 100, allow=allow))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_effects_on_all_modules_add_up_to_the_replayed_step(name: str) -> None:
+    """At every moment: dividing an option's effect among modules loses and invents nothing."""
+    bench, effects = effects_of(name)
+    for row, option in enumerate(effects.options):
+        columns = effects.columns_of(row)
+        under = bench.steps_under((option.policy,))[0]
+        assert effects.peak(columns) == pytest.approx(live_bytes(under).during.max(), abs=1)
+        assert effects.cost_us[columns].sum() == pytest.approx(under.duration_us - bench.step.duration_us)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_effects_on_one_module_are_those_of_a_replay(name: str) -> None:
+    """Most single choices, replayed alone, peak where the measured effects say, within 2 % of the step's peak."""
+    bench, effects = effects_of(name)
+    peak = live_bytes(bench.step).during.max()
+    errors = []
+    for column in range(0, len(effects.modules), 3):
+        chosen = np.array([column])
+        found = bench.try_plan(*effects.policies(chosen))
+        if found is not None:
+            errors.append(abs(found.peak_bytes - effects.peak(chosen)) / peak)
+    assert len(errors) > len(effects.modules) // 4
+    assert np.quantile(errors, 0.9) < 0.02
+
+
+def problem(random: np.random.Generator, columns: int, moments: int) -> Effects:
+    """Makes up a small problem: modules with parts, a few options for each."""
+    names = ["a", "a.x", "a.y", "b", "b.x", "c"]
+    modules = tuple(random.choice(names, columns).tolist())
+    group = Group("*", tuple(names), 0, 0.0, (), is_whole=False)
+    options = tuple(Option(Checkpoint, group, (name,), np.zeros(1, dtype=np.int64)) for name in modules)
+    return Effects(
+        options=options,
+        option_of=np.arange(columns),
+        modules=modules,
+        moments=np.arange(moments),
+        live=random.integers(500, 1000, moments),
+        freed=random.integers(-50, 300, (moments, columns)).astype(np.float64),
+        cost_us=random.uniform(1.0, 100.0, columns),
+        copy_us=np.zeros(columns),
+        windows=Windows(np.zeros((0, columns)), np.zeros(0)),
+    )
+
+
+def is_apart(effects: Effects, chosen: tuple[int, ...]) -> bool:
+    names = [effects.modules[column] for column in chosen]
+    return not any(one in around(two) or two in around(one) for one, two in itertools.combinations(names, 2))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cheapest_choices_are_those_of_trying_all(seed: int) -> None:
+    """On small problems: within the solver's tolerance, within the allowance, and one choice for each module."""
+    effects = problem(np.random.default_rng(seed), columns=9, moments=7)
+    allowance = float(np.quantile(effects.live, 0.4))
+    costs = [
+        float(effects.cost_us[list(chosen)].sum())
+        for count in range(7)
+        for chosen in itertools.combinations(range(9), count)
+        if is_apart(effects, chosen) and effects.peak(np.array(chosen, dtype=np.int64)) <= allowance
+    ]
+    found = Knapsack(effects).choose(effects.cost_us, allowance)
+    if found is None:
+        assert not costs
+        return
+    assert is_apart(effects, tuple(found.tolist()))
+    assert effects.peak(found) <= allowance + 1e-6
+    assert min(costs) <= effects.cost_us[found].sum() <= min(costs) * 1.011
+
+
+def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
+    """Moving both of two tensors in one window costs the time that is missing; one of them costs nothing."""
+    effects = problem(np.random.default_rng(0), columns=3, moments=1)
+    copying = Effects(
+        options=effects.options,
+        option_of=effects.option_of,
+        modules=("a.x", "a.y", "c"),
+        moments=effects.moments,
+        live=np.array([300]),
+        freed=np.array([[100.0, 100.0, 100.0]]),
+        cost_us=np.array([0.0, 0.0, 30.0]),
+        copy_us=np.array([50.0, 50.0, 0.0]),
+        windows=Windows(np.array([[50.0, 50.0, 0.0]]), np.array([60.0])),
+    )
+    one, two = (Knapsack(copying).choose(copying.cost_us, allowance) for allowance in (200.0, 100.0))
+    assert one is not None
+    assert two is not None
+    assert one.tolist() in ([0], [1])
+    assert two.tolist() in ([0, 2], [1, 2])  # 30 us of recompute, where the second copy would wait for 40
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+@pytest.mark.parametrize("percent", [85, 70, 60])
+def test_a_mixture_fits_and_no_single_choice_is_faster(name: str, percent: int) -> None:
+    """Whatever one policy for a group, or for its first members, achieves, the search achieves."""
+    step = step_named(name)
+    found = found_for(name, percent, ("checkpoint", "swap"))
+    assert found.best is not None
+    assert live_bytes(found.best.plan.transform(step)).during.max() == found.best.peak_bytes
+    bench = bench_of(step)
+    for option in find_options(step, [Checkpoint, Swap]):
+        for count in range(1, len(option.members) + 1):
+            one = bench.try_plan(option.make(option.members[:count]))
+            if one is not None and one.interval.most_bytes <= found.search_request.budget_bytes:
+                assert found.best.step_time_us <= one.step_time_us * 1.002
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("percent", [80, 60])
+def test_no_policy_that_predict_accepts_is_faster(name: str, percent: int) -> None:
+    """Each default policy with its own candidates: none fits and is faster than what is proposed."""
+    step = step_named(name)
+    budget = int(live_bytes(step).during.max()) * percent // 100
+    found = explore(step, SearchRequest(budget))
+    bench = bench_of(step)
+    for kind in policy_types():
+        for policy in kind.candidates(step).whole_step if kind.tried_by_default else ():
+            one = bench.try_plan(policy)
+            if one is not None and one.interval.most_bytes <= budget:
+                assert found.best is not None
+                assert found.best.step_time_us <= one.step_time_us
+
+
+def test_several_settings_are_mixed() -> None:
+    """At a budget between those of two settings for all layers, some layers get one and some the other."""
+    found = found_for("gpt", 60, ("checkpoint",))
+    assert found.best is not None
+    assert len(found.best.policies) > 1
+    assert all(isinstance(policy, Checkpoint) for policy in found.best.policies)
+    chosen = [name for policy in found.best.policies for name in getattr(policy, "modules", ())]
+    assert not any(one in around(two) for one, two in itertools.permutations(chosen, 2))
+
+
+def test_a_mixture_refused_as_a_whole_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the replay refuses what the sum proposed, the option with the fewest modules is left out."""
+    step = step_named("gpt")
+    effects = effects_of("gpt")[1].of_kind(Checkpoint)
+    budget = int(live_bytes(step).during.max()) * 6 // 10
+    refusing = bench_of(step)
+    attempt = refusing.try_plan
+    refused: list[tuple[Policy, ...]] = []
+
+    def try_plan(*policies: Policy) -> Candidate | None:
+        if len(policies) > 1 and not refused:
+            refused.append(policies)
+            return None
+        return attempt(*policies)
+
+    monkeypatch.setattr(refusing, "try_plan", try_plan)
+    found = Mixture(refusing, (), effects, budget).search()
+    assert refused
+    assert found is not None
+    assert found.policies != refused[0]
+    assert found.interval.most_bytes <= budget
+
+
+def test_effects_are_measured_once_for_combinations_that_differ_in_the_update() -> None:
+    """What is recomputed or moved frees the same under another form of the optimizer's update."""
+    step = step_named("gpt")
+    bench = bench_of(step)
+    selection = Selection(bench, {"checkpoint"}, int(live_bytes(step).during.max()) * 7 // 10)
+    selection.choose(())
+    before = len(bench.archive)
+    selection.choose((OptimizerPolicy(loop="loop"),))
+    under = [one for key, one in bench.archive.items() if OptimizerPolicy(loop="loop") in key and len(key) > 1]
+    assert min(one.interval.most_bytes for one in under) <= live_bytes(step).during.max() * 0.7
+    assert len(bench.archive) - before < len(find_options(step, [Checkpoint])) + 10
+
+
+def test_choices_of_layers_come_in_order() -> None:
+    """Like choices stand side by side, those that free most first, and each layer keeps all of one layer's choices."""
+    _, effects = effects_of("gpt")
+    keys = list(zip(effects.option_of.tolist(), effects.modules, strict=True))
+    attention = next(row for row, option in enumerate(effects.options) if option.group.pattern == "layers.*.attention")
+    whole = next(row for row, option in enumerate(effects.options) if option.group.pattern == "layers.*")
+    scattered = [(attention, "layers.0.attention"), (whole, "layers.1"), (attention, "layers.2.attention")]
+    ordered = in_order(effects, np.array(sorted(keys.index(key) for key in scattered)))
+    assert {keys[column] for column in ordered} == {
+        (whole, "layers.0"),
+        (attention, "layers.1.attention"),
+        (attention, "layers.2.attention"),
+    }
+
+
+def test_policies_with_the_same_settings_become_one() -> None:
+    one, two, three = Checkpoint(("a",)), Checkpoint(("b",), keep=("matmul",)), Checkpoint(("c",))
+    assert merged([one, two, three]) == (Checkpoint(("a", "c")), two)
+
+
+def test_modules_that_save_what_others_made_are_groups_too() -> None:
+    """A linear layer saves its input, which it does not make: moving is worth trying there, recompute is not."""
+    step = step_named("gpt")
+    made = {group.pattern for group in find_groups(step)}
+    saved = {group.pattern: group.saved_bytes for group in find_groups(step, with_inputs=True)}
+    assert "layers.*.mlp.2" in saved.keys() - made
+    own = Swap(("layers.*.mlp.2",), to="disk").transform(step)
+    assert live_bytes(own).during.max() < live_bytes(step).during.max()
+    only = {option.group.pattern for option in find_options(step, [Checkpoint])}
+    assert "layers.*.mlp.2" not in only
