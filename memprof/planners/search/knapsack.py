@@ -31,10 +31,12 @@ class _Relaxed:
     Attributes:
         share: Share of each column.
         reduced: Cost of each column beyond what the solution pays for the bytes that it frees.
+        total: Cost of the solution.
     """
 
     share: Floats
     reduced: Floats
+    total: float
 
     def near(self) -> Ints:
         """Returns the columns of which whole solutions are made: those used, and those that are nearly as cheap."""
@@ -53,12 +55,14 @@ class _Problem:
         limits: A row for each constraint.
         bounds: Upper bound of each constraint.
         ranges: Least and most of each variable, shape ``(variables, 2)``.
+        unit: What a cost of 1 stands for.
     """
 
     cost: Floats
     limits: csr_array
     bounds: Floats
     ranges: Floats
+    unit: float
 
 
 class Knapsack:
@@ -75,6 +79,12 @@ class Knapsack:
         self._apart = _one_of(effects.modules)
         self._windows = _busy(effects.windows)
         self._moments = np.empty(0, dtype=np.int64)
+
+    def relaxed_cost(self, cost: Floats, allowance: float) -> float:
+        """Returns the least cost where columns may be chosen in part, a lower bound; infinite if nothing is enough."""
+        needed: Floats = (self._live - allowance).astype(np.float64)
+        relaxed = self._relax(cost, needed)
+        return np.inf if relaxed is None else relaxed.total
 
     def choose(self, cost: Floats, allowance: float) -> Ints | None:
         """Returns the cheapest columns with which no moment has more bytes than allowed; None if there are none.
@@ -126,7 +136,7 @@ class Knapsack:
         share[allowed] = found.x[: len(allowed)]
         reduced = np.full(len(cost), np.inf)
         reduced[allowed] = found.lower.marginals[: len(allowed)]
-        return _Relaxed(share, reduced)
+        return _Relaxed(share, reduced, float(found.fun) * problem.unit)
 
     def _choose_whole(self, cost: Floats, needed: Floats, columns: Ints) -> Ints | None:
         """Solves the problem for whole choices among some columns; returns None where the solver finds nothing."""
@@ -160,7 +170,7 @@ class Knapsack:
         ranges = np.zeros((len(columns) + waits, 2))
         ranges[: len(columns), 1] = 1.0
         ranges[len(columns) :, 1] = np.inf
-        return _Problem(np.concatenate([cost[columns] / most, np.ones(waits)]), limits, bounds, ranges)
+        return _Problem(np.concatenate([cost[columns] / most, np.ones(waits)]), limits, bounds, ranges, most)
 
     def _rounded(self, cost: Floats, share: Floats, needed: Floats) -> Ints | None:
         """Returns whole columns near a relaxed solution: the largest shares first, until enough is freed.

@@ -23,8 +23,8 @@ _MOST_ROUNDS = 6
 _LOOSENED = 0.9
 #: Single choices replaced by cheaper ones at the end, and the replacements tried for each.
 _MOST_IMPROVED, _MOST_TRIED = 8, 3
-#: Share of the step time that a plan may take longer whose choices are in order.
-_AS_FAST = 1e-4
+#: Share of the step time that a plan may take longer if it consists of fewer options, or has its choices in order.
+_SIMPLER, _IN_ORDER = 1e-3, 1e-3
 
 
 class Mixture:
@@ -44,6 +44,7 @@ class Mixture:
         self._effects = effects
         self._budget = budget_bytes
         self._knapsack = Knapsack(effects)
+        self._step_us = bench.steps_under(frame)[0].duration_us
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
 
     def search(self) -> Candidate | None:
@@ -52,7 +53,7 @@ class Mixture:
         best: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
         for _ in range(_MOST_ROUNDS):
-            chosen = self._knapsack.choose(self._cost_us, allowance)
+            chosen = self._choose(allowance)
             if chosen is None or self._bench.is_late() or tuple(chosen.tolist()) in seen:
                 break
             seen.add(tuple(chosen.tolist()))
@@ -71,6 +72,22 @@ class Mixture:
         found, chosen = self._improved(*best)
         return self._with_variants(self._tidied(found, chosen))
 
+    def _choose(self, allowance: float) -> Ints | None:
+        """Returns the cheapest columns of few options; of all, where these are not enough."""
+        chosen = self._knapsack.choose(self._cost_us, allowance)
+        if chosen is None or not len(chosen):
+            return chosen
+        option_of = self._effects.option_of
+        options, counts = np.unique(option_of[chosen], return_counts=True)
+        cost_us = np.where(np.isin(option_of, options), self._cost_us, np.inf)
+        most_us = self._knapsack.relaxed_cost(cost_us, allowance) + _SIMPLER * self._step_us
+        for option in options[np.argsort(counts, kind="stable")].tolist():
+            fewer_us = np.where(option_of == option, np.inf, cost_us)
+            if self._knapsack.relaxed_cost(fewer_us, allowance) <= most_us:
+                cost_us = fewer_us
+        simpler = self._knapsack.choose(cost_us, allowance)
+        return chosen if simpler is None else simpler
+
     def _try(self, chosen: Ints) -> Candidate | None:
         return self._bench.try_plan(*self._frame, *self._effects.policies(chosen))
 
@@ -86,8 +103,7 @@ class Mixture:
         """Charges copies for the time they wait for each other, which each of them alone does not show."""
         copy_us = self._effects.copy_us
         total = float(copy_us[chosen].sum())
-        base_us = self._bench.steps_under(self._frame)[0].duration_us
-        excess = found.step_time_us - base_us - float(self._cost_us[chosen].sum())
+        excess = found.step_time_us - self._step_us - float(self._cost_us[chosen].sum())
         if total and excess > 0:
             self._cost_us += excess * copy_us / total
 
@@ -128,7 +144,7 @@ class Mixture:
         is_as_good = (
             found is not None
             and self._bench.needed(found) <= self._budget
-            and found.step_time_us <= best.step_time_us * (1 + _AS_FAST)
+            and found.step_time_us <= best.step_time_us * (1 + _IN_ORDER)
         )
         return found if is_as_good and found is not None else best
 

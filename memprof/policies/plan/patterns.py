@@ -12,8 +12,8 @@ from memprof.errors import PolicyError
 #: Names of the model itself: in patterns, and in named_modules().
 WHOLE = (".", "")
 
-#: A name with a number among its parts; the last one counts.
-_NUMBERED = re.compile(r"((?:.*\.)?)([0-9]+)((?:\.[^0-9][^.]*)*)")
+#: The parts of a name that are numbers.
+_NUMBERS = re.compile(r"(?:^|(?<=\.))([0-9]+)(?=\.|$)")
 
 
 def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -54,20 +54,47 @@ def outermost(names: Iterable[str]) -> list[str]:
 
 
 def condensed(patterns: Sequence[str]) -> str:
-    """Returns patterns in short form: consecutive names become ``layers.0-11, head``; the root is the whole model."""
-    runs: list[tuple[str, str, str]] = []  # what comes before the number, the last number, what comes after
+    """Returns patterns in short form: ``layers.0-11, head``, or ``layers.{0-2,5}.mlp``; the root is the whole model.
+
+    Names that follow each other and count up in one number become one.
+    """
     words: list[str] = []
-    for pattern in patterns:
-        found = _NUMBERED.fullmatch(pattern)
-        before, number, after = found.groups() if found else (pattern, "", "")
-        last = runs[-1] if runs else ("", "", "")
-        if number and last[1] and (before, after) == (last[0], last[2]) and int(number) == int(last[1]) + 1:
-            first = words[-1].removeprefix(before).removesuffix(after).split("-")[0]
-            words[-1] = f"{before}{first}-{number}{after}"
-        else:
-            words.append("the whole model" if pattern in ("", ".") else pattern)
-        runs.append((before, number, after))
+    run: list[list[str]] = []  # names split at their numbers, which all differ in the same one
+    place = -1
+    for parts in (*map(_NUMBERS.split, patterns), []):
+        differing = _differing(run[0], parts) if run else []
+        counts_up = len(differing) == 1 and int(parts[differing[0]]) > int(run[-1][differing[0]])
+        if counts_up and place in (-1, differing[0]):
+            run.append(parts)
+            place = differing[0]
+            continue
+        if run:
+            words.append(_joined(run, place))
+        run, place = [parts], -1
     return ", ".join(words)
+
+
+def _differing(one: Sequence[str], two: Sequence[str]) -> list[int]:
+    """Returns the numbers in which two names split at their numbers differ; all parts where they differ elsewhere."""
+    differing = [place for place, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]]
+    is_alike = len(one) == len(two) and all(place % 2 for place in differing)
+    return differing if is_alike else list(range(max(len(one), len(two), 2)))
+
+
+def _joined(run: Sequence[Sequence[str]], place: int) -> str:
+    """Returns names that differ in one number as one."""
+    if place == -1:
+        name = "".join(run[0])
+        return "the whole model" if name in ("", ".") else name
+    ranges: list[list[int]] = []
+    for number in (int(parts[place]) for parts in run):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    numbers = words[0] if len(words) == 1 else f"{{{','.join(words)}}}"
+    return "".join((*run[0][:place], numbers, *run[0][place + 1 :]))
 
 
 def as_expression(pattern: str) -> str:
