@@ -84,6 +84,7 @@ def problem(random: np.random.Generator, columns: int, moments: int) -> Effects:
     group = Group("*", tuple(names), 0, 0.0, (), is_whole=False)
     options = tuple(Option(Checkpoint, group, (name,), np.zeros(1, dtype=np.int64)) for name in modules)
     return Effects(
+        frame=(),
         options=options,
         option_of=np.arange(columns),
         modules=modules,
@@ -112,7 +113,7 @@ def test_the_cheapest_choices_are_those_of_trying_all(seed: int) -> None:
         for chosen in itertools.combinations(range(9), count)
         if is_apart(effects, chosen) and effects.peak(np.array(chosen, dtype=np.int64)) <= allowance
     ]
-    found = Knapsack(effects).choose(effects.cost_us, allowance)
+    found = Knapsack(effects).choose(effects.cost_us, effects.live.astype(np.float64) - allowance)
     if found is None:
         assert not costs
         return
@@ -125,6 +126,7 @@ def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
     """Moving both of two tensors in one window costs the time that is missing; one of them costs nothing."""
     effects = problem(np.random.default_rng(0), columns=3, moments=1)
     copying = Effects(
+        frame=(),
         options=effects.options,
         option_of=effects.option_of,
         modules=("a.x", "a.y", "c"),
@@ -135,7 +137,7 @@ def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
         copy_us=np.array([50.0, 50.0, 0.0]),
         windows=Windows(np.array([[50.0, 50.0, 0.0]]), np.array([60.0])),
     )
-    one, two = (Knapsack(copying).choose(copying.cost_us, allowance) for allowance in (200.0, 100.0))
+    one, two = (Knapsack(copying).choose(copying.cost_us, copying.live.astype(np.float64) - allowance) for allowance in (200.0, 100.0))
     assert one is not None
     assert two is not None
     assert one.tolist() in ([0], [1])

@@ -63,6 +63,7 @@ class Effects:
     """The effects of options on single modules; one column for each pair of an option and a module.
 
     Attributes:
+        frame: Policies of the whole step under which they were measured.
         options: The options.
         option_of: Option of each column, shape ``(columns,)``.
         modules: Module of each column.
@@ -74,6 +75,7 @@ class Effects:
         windows: Where these copies run.
     """
 
+    frame: tuple[Policy, ...]
     options: tuple[Option, ...]
     option_of: Ints
     modules: tuple[str, ...]

@@ -74,29 +74,26 @@ class Knapsack:
         Args:
             effects: The effects of each column.
         """
-        self._live = effects.live
         self._freed = effects.freed
         self._apart = _one_of(effects.modules)
         self._windows = _busy(effects.windows)
         self._moments = np.empty(0, dtype=np.int64)
 
-    def relaxed_cost(self, cost: Floats, allowance: float) -> float:
+    def relaxed_cost(self, cost: Floats, needed: Floats) -> float:
         """Returns the least cost where columns may be chosen in part, a lower bound; infinite if nothing is enough."""
-        needed: Floats = (self._live - allowance).astype(np.float64)
         relaxed = self._relax(cost, needed)
         return np.inf if relaxed is None else relaxed.total
 
-    def choose(self, cost: Floats, allowance: float) -> Ints | None:
-        """Returns the cheapest columns with which no moment has more bytes than allowed; None if there are none.
+    def choose(self, cost: Floats, needed: Floats) -> Ints | None:
+        """Returns the cheapest columns that free enough at every moment; None if there are none.
 
         The constraints are added moment by moment, as solutions violate them; the relaxed problem, which is solved
         faster, finds most of them.
 
         Args:
             cost: Cost of each column; infinite where it may not be chosen.
-            allowance: Most bytes at any moment.
+            needed: Bytes to free at each moment, negative where there is room; shape ``(moments,)``.
         """
-        needed: Floats = (self._live - allowance).astype(np.float64)
         if needed.max() <= 0:
             return np.empty(0, dtype=np.int64)
         self._add_moments(needed, needed)

@@ -60,6 +60,7 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
     modules = tuple(itertools.chain.from_iterable(option.members for option, _ in measured))
     cost, outs, ins = np.concatenate(cost_us), np.concatenate(out_us), np.concatenate(in_us)
     return Effects(
+        frame=frame,
         options=tuple(option for option, _ in measured),
         option_of=np.repeat(np.arange(len(measured)), sizes),
         modules=modules,
@@ -85,14 +86,17 @@ def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
         all operators before the update, in order.
     """
     update = base.ops.phase == "optimizer"
-    keys = list(zip(base.ops.name, base.ops.module_id, base.ops.phase, strict=True))
+    keys, others = (
+        zip(one.ops.name, one.ops.module_id, one.ops.phase, one.ops.is_recompute, strict=True) for one in (base, step)
+    )
+    known = list(keys)
     during = live_bytes(step).during.tolist()
     highest = np.zeros(len(base.ops), dtype=np.int64)
     row, most = 0, 0
     wanted = np.flatnonzero(~update).tolist()
-    for key, live in zip(zip(step.ops.name, step.ops.module_id, step.ops.phase, strict=True), during, strict=True):
+    for key, live in zip(others, during, strict=True):
         most = max(most, live)
-        if row < len(wanted) and key == keys[wanted[row]]:
+        if row < len(wanted) and key == known[wanted[row]]:
             highest[wanted[row]] = most
             row, most = row + 1, 0
     return highest[moments] if row == len(wanted) else None

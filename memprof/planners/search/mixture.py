@@ -1,7 +1,7 @@
 """Chooses for each module whether its tensors are saved, kept in part, recomputed or moved: the cheapest mixture.
 
 Bytes and times of single choices are measured by replay and added up to find a mixture (``knapsack``). The mixture is
-then replayed as a whole, and what the sum got wrong tightens or loosens the budget of the next one.
+then replayed as a whole, and what the sum got wrong at each moment is corrected for the next one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import numpy as np
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, in_order
 from memprof.planners.search.knapsack import Knapsack
+from memprof.planners.search.measure import live_at
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
-from memprof.trace.schema import Ints
+from memprof.trace.schema import Floats, Ints
 
 #: Mixtures replayed for one combination of other policies, before single choices are improved.
 _MOST_ROUNDS = 6
-#: Share of the unused bytes that the next mixture may use.
-_LOOSENED = 0.9
 #: Single choices replaced by cheaper ones at the end, and the replacements tried for each.
 _MOST_IMPROVED, _MOST_TRIED = 8, 3
 #: Share of the step time that a plan may take longer if it consists of fewer options, or has its choices in order.
@@ -44,16 +43,18 @@ class Mixture:
         self._effects = effects
         self._budget = budget_bytes
         self._knapsack = Knapsack(effects)
-        self._step_us = bench.steps_under(frame)[0].duration_us
+        self._step = bench.steps_under(frame)[0]
+        self._base = bench.steps_under(effects.frame)[0]
+        self._live: Floats = effects.live.astype(np.float64)
+        self._margin = 0.0
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
 
     def search(self) -> Candidate | None:
         """Returns the fastest mixture found that fits; None if there is none."""
-        allowance = float(self._budget)
         best: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
         for _ in range(_MOST_ROUNDS):
-            chosen = self._choose(allowance)
+            chosen = self._choose(self._live + self._margin - self._budget)
             if chosen is None or self._bench.is_late() or tuple(chosen.tolist()) in seen:
                 break
             seen.add(tuple(chosen.tolist()))
@@ -62,31 +63,32 @@ class Mixture:
                 if not self._ban(chosen):
                     break
                 continue
-            self._charge_copies(chosen, found)
-            spare = self._budget - self._bench.needed(found)
-            if spare >= 0 and (best is None or rank(found) < rank(best[0])):
+            self._learn(chosen, found)
+            if self._fits(found) and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
-            allowance += spare if spare < 0 else _LOOSENED * spare
         if best is None:
             return None
         found, chosen = self._improved(*best)
         return self._with_variants(self._tidied(found, chosen))
 
-    def _choose(self, allowance: float) -> Ints | None:
+    def _choose(self, needed: Floats) -> Ints | None:
         """Returns the cheapest columns of few options; of all, where these are not enough."""
-        chosen = self._knapsack.choose(self._cost_us, allowance)
+        chosen = self._knapsack.choose(self._cost_us, needed)
         if chosen is None or not len(chosen):
             return chosen
         option_of = self._effects.option_of
         options, counts = np.unique(option_of[chosen], return_counts=True)
         cost_us = np.where(np.isin(option_of, options), self._cost_us, np.inf)
-        most_us = self._knapsack.relaxed_cost(cost_us, allowance) + _SIMPLER * self._step_us
+        most_us = self._knapsack.relaxed_cost(cost_us, needed) + _SIMPLER * self._step.duration_us
         for option in options[np.argsort(counts, kind="stable")].tolist():
             fewer_us = np.where(option_of == option, np.inf, cost_us)
-            if self._knapsack.relaxed_cost(fewer_us, allowance) <= most_us:
+            if self._knapsack.relaxed_cost(fewer_us, needed) <= most_us:
                 cost_us = fewer_us
-        simpler = self._knapsack.choose(cost_us, allowance)
+        simpler = self._knapsack.choose(cost_us, needed)
         return chosen if simpler is None else simpler
+
+    def _fits(self, found: Candidate) -> bool:
+        return self._bench.needed(found) <= self._budget
 
     def _try(self, chosen: Ints) -> Candidate | None:
         return self._bench.try_plan(*self._frame, *self._effects.policies(chosen))
@@ -99,13 +101,20 @@ class Mixture:
         self._cost_us[self._effects.option_of == options[np.argmin(counts)]] = np.inf
         return True
 
-    def _charge_copies(self, chosen: Ints, found: Candidate) -> None:
-        """Charges copies for the time they wait for each other, which each of them alone does not show."""
+    def _learn(self, chosen: Ints, found: Candidate) -> None:
+        """Takes over what adding up got wrong: the bytes at each moment, and how long copies wait for each other."""
+        policies = (*self._frame, *self._effects.policies(chosen))
+        live = live_at(self._base, self._bench.steps_under(policies)[0], self._effects.moments)
+        if live is None:  # only how far the peak is off is known
+            self._margin += self._bench.needed(found) - self._budget
+        else:
+            self._live = live + self._effects.freed[:, chosen].sum(axis=1)
+            self._margin = float(self._bench.needed(found) - live.max())
         copy_us = self._effects.copy_us
-        total = float(copy_us[chosen].sum())
-        excess = found.step_time_us - self._step_us - float(self._cost_us[chosen].sum())
-        if total and excess > 0:
-            self._cost_us += excess * copy_us / total
+        total_us = float(copy_us[chosen].sum())
+        excess_us = found.step_time_us - self._step.duration_us - float(self._cost_us[chosen].sum())
+        if total_us and excess_us > 0:
+            self._cost_us += excess_us * copy_us / total_us
 
     def _improved(self, best: Candidate, chosen: Ints) -> tuple[Candidate, Ints]:
         """Replaces single choices by cheaper ones for the same module, or by none, while the plan still fits."""
@@ -113,7 +122,7 @@ class Mixture:
             for column, other in islice(self._cheaper(chosen, self._budget - self._bench.needed(best)), _MOST_TRIED):
                 changed = np.array(sorted({*chosen.tolist(), other} - {column, -1}), dtype=np.int64)
                 found = self._try(changed)
-                if found is not None and self._bench.needed(found) <= self._budget and rank(found) < rank(best):
+                if found is not None and self._fits(found) and rank(found) < rank(best):
                     best, chosen = found, changed
                     break
             else:
@@ -126,7 +135,7 @@ class Mixture:
         The other column is -1 for none.
         """
         effects = self._effects
-        at = np.argmax(effects.live - effects.freed[:, chosen].sum(axis=1))
+        at = np.argmax(self._live - effects.freed[:, chosen].sum(axis=1))
         freed = np.append(effects.freed[at], 0.0)  # the last stands for -1
         cost_us = np.append(self._cost_us, 0.0)
         modules = np.array(effects.modules, dtype=np.object_)
@@ -142,9 +151,7 @@ class Mixture:
         """Gives like choices to consecutive layers, those that free most to the first, if the plan then still fits."""
         found = self._try(in_order(self._effects, chosen))
         is_as_good = (
-            found is not None
-            and self._bench.needed(found) <= self._budget
-            and found.step_time_us <= best.step_time_us * (1 + _IN_ORDER)
+            found is not None and self._fits(found) and found.step_time_us <= best.step_time_us * (1 + _IN_ORDER)
         )
         return found if is_as_good and found is not None else best
 
@@ -154,6 +161,6 @@ class Mixture:
             for other in policy.variants:
                 changed = tuple(other if each is policy else each for each in best.policies)
                 found = self._bench.try_plan(*changed)
-                if found is not None and self._bench.needed(found) <= self._budget and rank(found) < rank(best):
+                if found is not None and self._fits(found) and rank(found) < rank(best):
                     return self._with_variants(found)
         return best
