@@ -125,6 +125,8 @@ class Knapsack:
     def _relax(self, cost: Floats, needed: Floats) -> _Relaxed | None:
         """Solves the problem for any share of each column; returns None where nothing frees enough."""
         allowed = np.flatnonzero(np.isfinite(cost))
+        if not len(allowed):
+            return None
         problem = self._problem(cost, needed, allowed)
         found = solve_linear(problem.cost, A_ub=problem.limits, b_ub=problem.bounds, bounds=problem.ranges)
         if found.x is None:
