@@ -7,10 +7,13 @@ import numpy as np
 from memprof.policies.base import Candidates
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.runtime.model_names import module_names
-from memprof.trace.schema import NONE
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
-_CHUNKS = 8
+#: Fewest and most chunks; as many that the logits of one are at most this share of the step's peak.
+_FEWEST, _MOST = 8, 64
+_SHARE = 0.02
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
@@ -20,6 +23,24 @@ def candidates(step: Step, world_size: int) -> Candidates:
     if not softmax.any():
         return Candidates()
     reads = step.uses.storage_id[softmax[step.uses.op_id] & (step.uses.role == "read")]
-    makers = np.unique(step.storages.module_id[reads])
+    logits = np.unique(np.append(reads, _cast_from(step, reads)))
+    makers = np.unique(step.storages.module_id[logits])
     heads = [names[module] for module in makers if module != NONE and names[module]]
-    return Candidates((*(ChunkedLoss(chunks=_CHUNKS, head=head) for head in heads), ChunkedLoss(chunks=_CHUNKS)))
+    chunks = _chunks(step, int(step.storages.allocated_bytes[reads].max(initial=0)))
+    return Candidates((*(ChunkedLoss(chunks=chunks, head=head) for head in heads), ChunkedLoss(chunks=chunks)))
+
+
+def _cast_from(step: Step, storages: Ints) -> Ints:
+    """Returns what was cast to make storages, as a model does that computes its loss in float32."""
+    makers = step.storages.created_op_id[storages]
+    casts = makers[(makers != NONE) & (step.ops.name[makers] == "aten._to_copy.default")]
+    sources: Ints = step.uses.storage_id[np.isin(step.uses.op_id, casts) & (step.uses.role == "read")]
+    return sources
+
+
+def _chunks(step: Step, logits_bytes: int) -> int:
+    """Returns the number of chunks in which logits of a size no longer matter for the peak."""
+    chunks = _FEWEST
+    while chunks < _MOST and logits_bytes > _SHARE * chunks * live_bytes(step).during.max():
+        chunks *= 2
+    return chunks

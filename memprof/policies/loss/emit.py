@@ -31,12 +31,14 @@ class ForwardEmitter:
     ) -> None:
         """Computes the sizes of a chunk."""
         self.made: dict[int, int] = {}
+        #: For gradients of 16 bits, the sums over chunks that they are made from.
+        self._sums: dict[int, int] = {}
         self._insertion = insertion
         self._step = step
         self._one = one
         self._head = head
         storages, ops = step.storages, step.ops
-        self.rows = _first_size(str(storages.shape[one.gradient]) or str(storages.shape[one.logits]))
+        self.rows = one.rows
         at_a_time = -(-self.rows // policy.chunks)
         self.parts = [min(at_a_time, self.rows - start) for start in range(0, self.rows, at_a_time)]
         self._target = int(one.targets[np.argmax(storages.allocated_bytes[one.targets])])
@@ -65,7 +67,7 @@ class ForwardEmitter:
             self.kept.append(one.logits)
         else:
             self._take_hidden()
-            self.kept += [self._hidden, *(int(storage) for storage in self._head.parameters)]
+            self.kept += [self._hidden, *(int(storage) for storage in (*self._head.parameters, *self._head.casts))]
         self.first_forward = insertion.next_op
         losses = []
         for rows in self.parts:
@@ -75,6 +77,9 @@ class ForwardEmitter:
             if self._was_cast():
                 cast = insertion.op("aten._to_copy.default", like=like, before=before, reads=[logits])
                 source = insertion.storage(int(self._wide_bytes * share), cast)
+                if one.is_cast_by_model:
+                    insertion.free(logits, cast)
+                    held = ()
                 held = (*held, source)
             op = insertion.op(
                 "aten._log_softmax.default",
@@ -111,9 +116,12 @@ class ForwardEmitter:
         return int(uses.storage_id[rows][uses.role[rows] == "read"][0])
 
     def _take_hidden(self) -> None:
-        """Makes the rows of the head's input contiguous."""
+        """Makes the rows of the head's input contiguous, and casts its parameters."""
         head, insertion = self._head, self._insertion
         assert head is not None
+        before = self._one.log_softmax
+        for cast in head.casts.tolist():
+            self.made[cast] = insertion.op("aten._to_copy.default", like=before, before=before, writes=[cast])
         self._hidden = head.hidden
         if head.copied != NONE:
             self._hidden = head.copied
@@ -199,8 +207,3 @@ class ForwardEmitter:
         self.made[self._one.loss] = op
         for storage in (*losses, stacked, total):
             insertion.free(storage, op)
-
-
-def _first_size(shape: str) -> int:
-    """Returns the first size of a shape such as ``768x512``."""
-    return int(shape.partition("x")[0])

@@ -20,7 +20,10 @@ class Emitter(ForwardEmitter):
             whole = [storage for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]
         for storage in whole:
             op = insertion.op("aten.empty_like.default", like=like, before=before, forward_op_id=forward)
-            self.made[int(storage)] = op
+            if self._sums_wide() and head is not None and storage != head.of_hidden:
+                self._sums[int(storage)] = insertion.storage(self._wide_bytes_of(int(storage)), op)
+            else:
+                self.made[int(storage)] = op
         scale_op = insertion.op(
             "aten.div.Tensor",
             like=like,
@@ -38,6 +41,27 @@ class Emitter(ForwardEmitter):
             share = rows / self.rows
             last = self._chunk_gradient(like, before, share, scale)
         insertion.free(scale, last)
+        for storage, wide in self._sums.items():
+            low = self._bytes_of(storage)
+            op = insertion.op("aten._to_copy.default", like=like, before=before, reads=[wide], forward_op_id=forward)
+            insertion.free(wide, op)
+            if low == self._wide_bytes_of(storage):  # autocast's cast, through which backward goes on
+                cast = insertion.storage(low // 2, op)
+                op = insertion.op("aten._to_copy.default", like=like, before=before, forward_op_id=forward)
+                insertion.free(cast, op)
+            self.made[storage] = op
+
+    def _sums_wide(self) -> bool:
+        """Whether the head's gradients are 16 bits wide: their sums over chunks take 32."""
+        return self._is_low and self._head is not None
+
+    def _bytes_of(self, storage: int) -> int:
+        return int(self._step.storages.allocated_bytes[storage])
+
+    def _wide_bytes_of(self, storage: int) -> int:
+        """Returns the bytes of a parameter's gradient in 32 bits: it has them already where autocast casts."""
+        assert self._head is not None
+        return self._bytes_of(storage) * (1 if len(self._head.casts) else 2)
 
     def _chunk_gradient(self, like: int, before: int, share: float, scale: int) -> int:
         """Emits the gradient of a chunk: its softmax, scaled in place, minus its targets' share."""
@@ -65,6 +89,8 @@ class Emitter(ForwardEmitter):
                     "aten._to_copy.default", like=like, before=before, reads=[logits], forward_op_id=forward
                 )
                 converted = insertion.storage(wide, op)
+                if one.is_cast_by_model:
+                    insertion.free(logits, op)
             op = insertion.op(
                 "aten._softmax.default",
                 like=like,
@@ -76,11 +102,19 @@ class Emitter(ForwardEmitter):
             )
             work = insertion.storage(wide, op)
             held.append(work)
-            for storage in (converted, logits if head is not None else NONE):
+            is_held = head is not None and not one.is_cast_by_model
+            for storage in (converted, logits if is_held else NONE):
                 if storage != NONE:
                     insertion.free(storage, op)
         last = self._subtract_targets(work, like, before, share, scale)
         if head is not None:
+            if self._sums_wide():
+                op = insertion.op(
+                    "aten._to_copy.default", like=like, before=before, reads=[work], forward_op_id=forward
+                )
+                insertion.free(work, op)
+                work = insertion.storage(int(self._logit_bytes * share), op)
+                held = [work]
             return self._products(work, held, like, before, share)
         if self._is_low:
             last = insertion.op(
@@ -151,6 +185,31 @@ class Emitter(ForwardEmitter):
         count = len(products) + (head.of_hidden != NONE)
         for output in outputs:
             is_product = output == head.of_hidden or output in products
+            if is_product and output in self._sums:
+                op = insertion.op(
+                    "aten.mm.default",
+                    like=like,
+                    before=before,
+                    reads=[work, self._hidden],
+                    writes=[insertion.next_storage],
+                    duration_us=head.backward_us * share / count,
+                    flops=int(head.flops * share),
+                    forward_op_id=self.first_forward,
+                )
+                part = insertion.storage(self._wide_bytes_of(output) // 2, op)
+                last = insertion.op(
+                    "aten.add_.Tensor",
+                    like=like,
+                    before=before,
+                    reads=[part],
+                    mutates=[self._sums[output]],
+                    # A processor converts the whole operand first.
+                    workspace_bytes=0 if self._step.is_on_device() else self._wide_bytes_of(output),
+                    duration_us=self._small_us,
+                    forward_op_id=self.first_forward,
+                )
+                insertion.free(part, last)
+                continue
             if is_product:
                 last = insertion.op(
                     "aten.mm.out" if output == head.of_hidden else "aten.addmm_.default",
@@ -172,13 +231,14 @@ class Emitter(ForwardEmitter):
                 duration_us=self._small_us,
                 forward_op_id=self.first_forward,
             )
-            row = insertion.storage(int(self._step.storages.allocated_bytes[output]), op)
+            row_bytes = self._wide_bytes_of(output) if output in self._sums else self._bytes_of(output)
+            row = insertion.storage(row_bytes, op)
             last = insertion.op(
                 "aten.add_.Tensor",
                 like=like,
                 before=before,
                 reads=[row],
-                mutates=[output],
+                mutates=[self._sums.get(output, output)],
                 duration_us=self._small_us,
                 forward_op_id=self.first_forward,
             )

@@ -22,6 +22,8 @@ class CrossEntropy:
         loss: Storage of the loss.
         upstream: Storage of the loss's gradient.
         removed: Every operator of it.
+        rows: Rows that the loss is of.
+        is_cast_by_model: Whether the model casts the logits to float32, which drops the others; autocast keeps both.
     """
 
     log_softmax: int
@@ -34,6 +36,8 @@ class CrossEntropy:
     loss: int
     upstream: int
     removed: Ints
+    rows: int
+    is_cast_by_model: bool
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Head:
         removed: Its operators, forward and backward, and the views of the logits and of their gradient.
         hidden: Storage of its input.
         copied: Storage of a copy of the input that makes its rows contiguous, else NONE.
+        casts: Storages of the parameters in autocast's type, made by its forward.
         parameters: Storages of its matrix and, maybe, its bias.
         of_hidden: Storage of its input's gradient, NONE where it needs none.
         of_parameters: Storages of the parameters' gradients as it makes them.
@@ -56,6 +61,7 @@ class Head:
     removed: Ints
     hidden: int
     copied: int
+    casts: Ints
     parameters: Ints
     of_hidden: int
     of_parameters: Ints

@@ -43,7 +43,7 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     large = [
         one
         for likelihood in np.flatnonzero(is_likelihood)
-        if (one := _cross_entropy(step, int(likelihood))) is not None
+        if (one := _cross_entropy(step, int(likelihood), has_head=bool(policy.head))) is not None
         and step.storages.allocated_bytes[one.logits] >= policy.minimum_bytes
     ]
     found = [one for one in large if _is_one_call(step, one)]
@@ -136,8 +136,14 @@ def _rewrite(draft: Draft, step: Step, policy: ChunkedLoss, one: CrossEntropy, h
     draft.remove_storages(one.whole if head is None else np.union1d(one.whole, head.whole))
 
 
-def _cross_entropy(step: Step, likelihood: int) -> CrossEntropy | None:
-    """Recognises a cross-entropy by its likelihood; None where it is another loss, or is not differentiated."""
+def _cross_entropy(step: Step, likelihood: int, *, has_head: bool) -> CrossEntropy | None:
+    """Recognises a cross-entropy by its likelihood; None where it is another loss, or is not differentiated.
+
+    Args:
+        step: The step.
+        likelihood: Operator of the negative log-likelihood.
+        has_head: Whether the logits are computed in chunks, and with them what casts them to float32.
+    """
     uses, storages, ops = step.uses, step.storages, step.ops
     read, written = _touched(step, likelihood)
     by_softmax = read[ops.name[storages.created_op_id[read]] == _LOG_SOFTMAX]
@@ -166,7 +172,10 @@ def _cross_entropy(step: Step, likelihood: int) -> CrossEntropy | None:
     losses = [s for s in loss if s not in saved_weight]
     whole = np.concatenate([[softmax], made[~np.isin(made, gradient)], saved_weight]).astype(np.int64)
     removed = np.concatenate([users, [log_softmax, likelihood], backward])
-    source = _cast_of(step, logits, log_softmax)
+    # Not those of the logits themselves, whose first dimension may be the batch.
+    rows = str(storages.shape[softmax]) or str(storages.shape[gradient[-1]]) or str(storages.shape[logits])
+    source = _cast_of(step, logits, removed, log_softmax, by_model=has_head)
+    is_cast_by_model = source is not None and int(storages.created_op_id[logits]) != log_softmax - 1
     if source is not None:
         cast = int(storages.created_op_id[logits])
         cast_backward = np.flatnonzero(ops.forward_op_id == cast)
@@ -187,14 +196,30 @@ def _cross_entropy(step: Step, likelihood: int) -> CrossEntropy | None:
         loss=int(losses[0]) if losses else int(written[0]),
         upstream=int(upstream[0]) if upstream else NONE,
         removed=np.unique(removed),
+        rows=int(rows.partition("x")[0]),
+        is_cast_by_model=is_cast_by_model,
     )
 
 
-def _cast_of(step: Step, logits: int, log_softmax: int) -> int | None:
-    """Returns what autocast cast to make the logits: it does so directly before the log-softmax, and for it alone."""
+def _cast_of(step: Step, logits: int, removed: Ints, log_softmax: int, *, by_model: bool) -> int | None:
+    """Returns what was cast to make the logits; None where nothing was, or others read the result.
+
+    Args:
+        step: The step.
+        logits: Storage that the log-softmax reads.
+        removed: Operators of the cross-entropy.
+        log_softmax: Its first.
+        by_model: Include a cast of the model's own, ``logits.float()``; else only autocast's, directly before.
+    """
+    uses, ops = step.uses, step.ops
     created = int(step.storages.created_op_id[logits])
-    if created != log_softmax - 1 or step.ops.name[created] != "aten._to_copy.default":
+    if created == NONE or ops.name[created] != "aten._to_copy.default":
         return None
+    if created != log_softmax - 1:
+        others = np.setdiff1d(uses.op_id[uses.storage_id == logits], np.append(removed, created))
+        others = others[~np.isin(ops.name[others], list(_VIEWS)) & (ops.forward_op_id[others] != created)]
+        if not by_model or len(others) or step.storages.dtype[logits] != "float32":
+            return None
     return int(_touched(step, created)[0][0])
 
 
@@ -236,6 +261,8 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
     of_hidden = lasting[~is_of_parameter]
     hidden = inputs[~is_parameter]
     copied = made[np.isin(ops.name[storages.created_op_id[made]], ("aten.clone.default",))]
+    casts = made[ops.name[storages.created_op_id[made]] == "aten._to_copy.default"]
+    casts = casts[[bool(np.isin(_touched(step, storages.created_op_id[cast])[0], parameters).any()) for cast in casts]]
     if len(hidden) != 1 or not len(parameters) or len(of_hidden) > 1:
         return None
     detached = np.flatnonzero((ops.forward_op_id == NONE) & (ops.phase == "backward"))
@@ -244,11 +271,12 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
         removed=np.setdiff1d(removed, detached),
         hidden=int(hidden[0]),
         copied=int(copied[0]) if len(copied) else NONE,
+        casts=casts,
         parameters=parameters,
         of_hidden=int(of_hidden[0]) if len(of_hidden) else NONE,
         of_parameters=of_parameters,
         whole=np.concatenate(
-            [np.setdiff1d(made, copied), np.setdiff1d(born, lasting), [one.gradient, one.logits]]
+            [np.setdiff1d(made, np.append(copied, casts)), np.setdiff1d(born, lasting), [one.gradient, one.logits]]
         ).astype(np.int64),
         flops=int(ops.flops[forward].sum()),
         forward_us=float(np.nansum(ops.duration_us[forward])),
