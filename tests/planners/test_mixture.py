@@ -137,7 +137,8 @@ def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
         copy_us=np.array([50.0, 50.0, 0.0]),
         windows=Windows(np.array([[50.0, 50.0, 0.0]]), np.array([60.0])),
     )
-    one, two = (Knapsack(copying).choose(copying.cost_us, copying.live.astype(np.float64) - allowance) for allowance in (200.0, 100.0))
+    knapsack, live = Knapsack(copying), copying.live.astype(np.float64)
+    one, two = (knapsack.choose(copying.cost_us, live - allowance) for allowance in (200.0, 100.0))
     assert one is not None
     assert two is not None
     assert one.tolist() in ([0], [1])

@@ -358,3 +358,55 @@ def test_logits_of_bf16_are_predicted(tmp_path):
     under = record(tmp_path, "--loss", "4", "job.py", name="under.memprof")
     assert peak(predicted) == under.peak
     assert predicted.ops.name.tolist().count("aten._softmax.default") == 4
+
+
+_CAUSAL_LM = """
+import contextlib, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class CausalLM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(2000, 32)
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.lm_head = nn.Linear(32, 2000, bias=False)
+        self.lm_head.weight.requires_grad = "frozen" not in sys.argv
+
+    def forward(self, ids):  # shifts, casts and returns its logits, as causal language models of transformers do
+        hidden = self.body(self.embed(ids))
+        logits = self.lm_head(hidden[:, slice(0, None), :])
+        labels = F.pad(ids, (0, 1), value=-100)[..., 1:].contiguous().view(-1)
+        loss = F.cross_entropy(logits.float().view(-1, 2000), labels, ignore_index=-100, reduction="sum") / 500
+        return {"loss": loss, "logits": logits}
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = CausalLM()
+if "bf16" in sys.argv:
+    model = model.bfloat16()
+optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+for step in range(6):
+    ids = torch.randint(2000, (4, 128))
+    casts = torch.autocast("cpu", torch.bfloat16) if "autocast" in sys.argv else contextlib.nullcontext()
+    with casts:
+        loss = model(ids)["loss"]
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("head", ["trained", "frozen"])
+@pytest.mark.parametrize("types", ["fp32", "bf16", "autocast"])
+def test_a_head_inside_a_model_that_casts_its_logits(tmp_path, types, head):
+    """Its logits are never whole where the model computes the loss itself; a search proposes the head by name."""
+    (tmp_path / "job.py").write_text(_CAUSAL_LM)
+    step = record(tmp_path, "job.py", types, head).step
+    assert "lm_head" in {policy.head for policy in ChunkedLoss.candidates(step).whole_step}
+    predicted = ChunkedLoss(8, "lm_head").transform(step)
+    under = record(tmp_path, "--loss", "8,lm_head", "job.py", types, head, name="under.memprof")
+    # A recording does not say whether the loss is a mean, whose divisor takes 8 bytes.
+    assert peak(predicted) == pytest.approx(under.peak, abs=8 if types != "autocast" else under.peak // 100)
+    assert under.peak < 0.6 * peak(step)
