@@ -1,11 +1,13 @@
-"""Progress of a search on stderr, if it is a terminal."""
+"""Progress of a search on stderr: a line that changes on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Self
 
+import click
 from rich.console import Console
 from rich.status import Status
 
@@ -14,12 +16,16 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.units import format_us
 
+#: Seconds until the first line where stderr is not a terminal, and between two of them.
+_FIRST_S, _NEXT_S = 5.0, 10.0
+
 
 class _Line:
-    """A status line on stderr; nothing if it is not a terminal."""
+    """A status line on stderr. Where that is not a terminal, the text is printed once in a while."""
 
     def __init__(self, text: str) -> None:
         """Prepares the line without showing it."""
+        self._due = time.monotonic() + _FIRST_S
         is_seen = sys.stderr is not None and sys.stderr.isatty()
         self._status: Status | None = Console(stderr=True).status(text) if is_seen else None
 
@@ -40,6 +46,9 @@ class _Line:
         """Replaces the text."""
         if self._status is not None:
             self._status.update(text)
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + _NEXT_S
+            click.echo(f"memprof: {text}", err=True)
 
 
 class SearchBar(_Line):
@@ -59,7 +68,8 @@ class SearchBar(_Line):
         if fits and (self._best is None or one.step_time_us < self._best.step_time_us):
             self._best = one
         best = f", the fastest that fits takes {format_us(self._best.step_time_us)}" if self._best else ""
-        self.show(f"{self._count} plans replayed{best} (Ctrl-C ends the search)")
+        plans = "1 plan" if self._count == 1 else f"{self._count} plans"
+        self.show(f"{plans} replayed{best} (Ctrl-C ends the search)")
 
 
 class CheckLine(_Line):
