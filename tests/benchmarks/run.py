@@ -54,6 +54,7 @@ NAMES = (
     "intervals",
     "rivals",
     "search_time",
+    "regret",
     "planted_changes",
     "diff_speed",
     "import_speed",
