@@ -146,7 +146,7 @@ class Knapsack:
             constraints=LinearConstraint(problem.limits, ub=problem.bounds),
             integrality=is_choice.astype(np.int64),
             bounds=Bounds(problem.ranges[:, 0], problem.ranges[:, 1]),
-            options={"mip_rel_gap": _GAP, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
+            options={"presolve": False, "mip_rel_gap": _GAP, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
         )
         return None if found.x is None else columns[found.x[: len(columns)] > 0.5]
 
