@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,16 @@ def set_enabled(is_enabled: bool) -> None:
     """Says whether the jobs that this process starts are handed to the server, where there is one."""
     if _client is not None:
         _client.set_enabled(is_enabled)
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Hands over what is started inside, in a test marked ``cold``: a process that is not what the test is about."""
+    set_enabled(True)
+    try:
+        yield
+    finally:
+        set_enabled(False)
 
 
 def variables(*paths: str, with_memprof: bool = True) -> dict[str, str]:
