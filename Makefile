@@ -37,6 +37,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPLETE := $(VENV)/.complete
+# pip compiles what it installs on one core, this on all, but for packages' own tests. A file that cannot be compiled
+# (a template, say) is not imported either.
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(PIP_ARGS)
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing/_internal)/' $(VENV)/lib || true
 PINNED_TORCH := $(shell grep '^torch==' constraints.txt)
 TORCH_VENV := .venv-torch-$(TORCH)
 
@@ -116,8 +120,9 @@ clean: ## Remove .venv, caches and everything built.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memprof needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
-	$(BIN)/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
+	$(PIP_INSTALL) $(PINNED_TORCH)
+	$(PIP_INSTALL) -c constraints.txt -e '.[all,dev]'
+	$(COMPILE)
 	@touch $@
 
 $(LIBRARIES)/.ready: pyproject.toml constraints.txt
@@ -141,5 +146,6 @@ $(LIBRARIES)/.ready: pyproject.toml constraints.txt
 
 # What the tests and the documentation need besides: the libraries that memprof goes with.
 $(COMPLETE): $(READY)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev,docs,integrations]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[all,dev,docs,integrations]'
+	$(COMPILE)
 	@touch $@

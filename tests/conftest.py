@@ -82,7 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    if not config.getoption("--cold"):
+    if config.getoption("--cold"):
+        return
+    if config.getoption("numprocesses", None):
+        client.share()  # the workers use the servers of this process, which starts them
+    else:
         client.install()
 
 

@@ -11,7 +11,7 @@ from memprof.errors import UsageError
 from memprof.replay.history import History
 from memprof.units import format_bytes, format_us, parse_bytes
 from memprof_dashboard import parts
-from memprof_dashboard.figures.timeline import draw
+from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.palette import RECOMPUTED, fill_of
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View

@@ -20,6 +20,7 @@ from docs.building.commands import ROOT, commands_of
 from docs.building.workshop import Workshop
 from memprof.cli.main import VERBS
 from memprof.trace import schema
+from tests.warm import client
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -94,8 +95,13 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def _bench(markdown: str) -> Path:
-    """Makes the folder in which a page's commands are run, with what they read."""
+    """Makes the folder in which a page's commands are run, with what they read.
+
+    They run as tests' processes do, in forks of servers that have imported torch (docs/testing.md).
+    """
     if not _workshops:
+        client.install()
+        client.set_enabled(True)
         _scratch.append(tempfile.TemporaryDirectory(prefix="memprof-docs-"))
         _workshops.append(Workshop(Path(_scratch[0].name)))
     lines = "\n".join(entry.command for entry in console.entries_of(markdown))

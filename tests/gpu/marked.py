@@ -31,7 +31,9 @@ def measure(place: Place, found: Found) -> None:
         raise RuntimeError("no test is marked gpu")
     log = place.folder("work") / "pytest.xml"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # Not the plugins of pyproject.toml: the machine may lack them.
+    options = "addopts=--disable-plugin-autoload -p timeout --import-mode=importlib --strict-markers -ra"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", options]
     done = subprocess.run(
         [*command, f"--junitxml={log}", *files],
         cwd=ROOT,

@@ -14,6 +14,7 @@ import pytest
 
 from memprof.cli.main import main
 from memprof.launch.dry.isolation import command_apart, why_not_apart
+from tests.warm import client
 
 pytestmark = pytest.mark.cold
 
@@ -110,7 +111,10 @@ def test_a_check_leaves_the_folder_as_it_was(folder: Path, capfd: pytest.Capture
     assert f"--check dry-runs {command} without a network; files it writes in this folder are thrown away." in said
     assert (folder / "log.txt").read_text() == before
     (folder / "pyproject.toml").write_text("[tool.memprof.dry_run]\nisolate = false\n")
-    assert main(["suggest", "run.memprof", "--budget", "90%", "--allow", "swap,checkpoint,optimizer", "--check"]) == 0
+    with client.enabled():
+        assert (
+            main(["suggest", "run.memprof", "--budget", "90%", "--allow", "swap,checkpoint,optimizer", "--check"]) == 0
+        )
     said = capfd.readouterr().err
     assert f"--check dry-runs {command} in this folder, where it may write, with its network" in said
     assert len((folder / "log.txt").read_text()) > len(before)
@@ -130,7 +134,8 @@ def test_a_job_that_needs_a_network_is_told_that_it_had_none(folder: Path, capfd
 
 def record(*words: str) -> None:
     command = [sys.executable, "-m", "memprof", "record", "-q", "-o", "run.memprof", "train.py", *words]
-    subprocess.run(command, check=True, timeout=240)
+    with client.enabled():
+        subprocess.run(command, check=True, timeout=240)
 
 
 def accept_all(server: socket.socket) -> None:

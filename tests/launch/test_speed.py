@@ -13,7 +13,7 @@ import pytest
 
 from memprof.launch.outcome.output import add_speed, write_exit
 from memprof.launch.parent import speed
-from memprof.launch.parent.speed import measure_speed
+from memprof.launch.parent.speed import machine_speed, measure_speed
 from memprof.trace.assemble.describe import read_speed
 from memprof.trace.manifest import Machine, Manifest, Speed
 from memprof.trace.store import Trace
@@ -42,6 +42,21 @@ def test_speeds_are_those_of_a_machine() -> None:
     assert 50 < measured.fp32_flops_per_us < 100_000_000
     assert 1 <= measured.threads <= (os.cpu_count() or 1)
     assert measured.how.startswith("measured with numpy on")
+
+
+def test_a_process_measures_once_unless_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings of one process hold the same speeds; with other threads, or where memory was short, it is measured."""
+    monkeypatch.setattr(speed, "_measured", {})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    free = psutil.virtual_memory()._replace(available=0)
+    with monkeypatch.context() as short:
+        short.setattr(speed.psutil, "virtual_memory", lambda: free)
+        assert machine_speed().memory_bytes_per_us == 0
+    found = machine_speed()
+    assert found.memory_bytes_per_us > 0
+    assert machine_speed() is found
+    monkeypatch.setattr(speed, "_threads", lambda: 2)
+    assert machine_speed().threads == 2
 
 
 def test_measuring_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +40,25 @@ class Client:
     def start_with(self, event: str, _: Any) -> None:
         """Starts the server where a first process is started; an audit hook."""
         if event == "subprocess.Popen" and self._is_enabled and not self._has_begun and os.getpid() == self._pid:
-            self._has_begun = True
-            # Its end of the pipe closes with this process, however that ends.
-            for kind in _KINDS:
-                self._servers[kind] = subprocess.Popen(
-                    [sys.executable, "-c", _START, str(_HERE / "server.py"), f"{self._address}-{kind}", kind],
-                    stdin=subprocess.PIPE,
-                    env={**_without(os.environ), "OMP_NUM_THREADS": "1"},
-                    start_new_session=True,
-                )
-            atexit.register(self._stop)
+            self._start()
+
+    def share(self) -> None:
+        """Starts the servers for this process and for those that it starts in turn, such as the workers of pytest."""
+        if not self._has_begun:
+            self._start()
+            os.environ[_NAME] = str(self._address)
+
+    def _start(self) -> None:
+        self._has_begun = True
+        # Its end of the pipe closes with this process, however that ends.
+        for kind in _KINDS:
+            self._servers[kind] = subprocess.Popen(
+                [sys.executable, "-c", _START, str(_HERE / "server.py"), f"{self._address}-{kind}", kind],
+                stdin=subprocess.PIPE,
+                env={**_without(os.environ), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        atexit.register(self._stop)
 
     def set_enabled(self, is_enabled: bool) -> None:
         """Says in the environment whether jobs are handed to the server."""
@@ -82,10 +93,27 @@ def install() -> None:
         sys.addaudithook(_client.start_with)
 
 
+def share() -> None:
+    """Starts the servers here, for this process and for the processes that it starts."""
+    install()
+    assert _client is not None
+    _client.share()
+
+
 def set_enabled(is_enabled: bool) -> None:
     """Says whether the jobs that this process starts are handed to the server, where there is one."""
     if _client is not None:
         _client.set_enabled(is_enabled)
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Hands over what is started inside, in a test marked ``cold``: a process that is not what the test is about."""
+    set_enabled(True)
+    try:
+        yield
+    finally:
+        set_enabled(False)
 
 
 def variables(*paths: str, with_memprof: bool = True) -> dict[str, str]:

@@ -277,6 +277,8 @@ def prepare(kind: str) -> None:
 
         of_launch = ("memprof.launch.parent", "memprof.launch.outcome", "memprof.launch.dry")
         _import_below("memprof.cli", "memprof.analysis", "memprof.planners", "memprof.trace", *of_launch)
+        # Every command that records would measure the same machine, for 0.2 s.
+        importlib.import_module("memprof.launch.parent.speed").machine_speed()
         # It runs as the main module, before which runpy must not find it.
         del sys.modules["memprof.cli.main"], sys.modules["memprof.cli"].main
     gc.collect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from plotly import graph_objects as go
@@ -12,63 +11,14 @@ from plotly import graph_objects as go
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
+from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of, phase_colours
 
-#: Maximum columns drawn; more than a screen's width would be invisible.
-COLUMNS = 1_000
 #: Columns of the overview strip.
 _STRIP = 600
 #: Maximum number of step boundaries marked.
 _MOST_STEPS = 40
-
-
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """The operators drawn for a range.
-
-    Attributes:
-        first: First operator of the range.
-        end: End of the range (exclusive).
-        left: Where each column begins, shape ``(columns,)``.
-        op_ids: The operator drawn in each column: its fullest one.
-        lows: Fewest bytes alive in each column.
-    """
-
-    first: int
-    end: int
-    left: Ints
-    op_ids: Ints
-    lows: Ints
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every operator has a column of its own."""
-        return len(self.op_ids) == self.end - self.first
-
-
-def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
-    """Downsamples a range: returns every operator, or the peak operator of each column.
-
-    All categories are evaluated at these operators, so the stack shows bytes live at the same time. Sampling each
-    category separately would draw totals that never occurred.
-
-    Args:
-        total: Bytes alive during each operator of the recording, shape ``(ops,)``.
-        first: First operator of the range.
-        end: End of the range (exclusive).
-        columns: Most columns.
-    """
-    count = end - first
-    if count <= columns:
-        op_ids = np.arange(first, end)
-        return Drawn(first, end, op_ids, op_ids, total[first:end])
-    left = first + (np.arange(columns) * count) // columns
-    lows = np.minimum.reduceat(total[first:end], left - first)
-    # The first operator that reaches each column's maximum. Loops over columns, not operators.
-    edges = [*left.tolist(), end]
-    op_ids = np.array([low + int(total[low:high].argmax()) for low, high in pairwise(edges)], dtype=np.int64)
-    return Drawn(first, end, left, op_ids, lows)
 
 
 @dataclass(frozen=True)

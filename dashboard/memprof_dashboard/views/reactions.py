@@ -71,7 +71,7 @@ def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
     history, now = rank.history, shown(view, rank)
     if not history.ops:
         return view
-    from memprof_dashboard.figures.timeline import draw
+    from memprof_dashboard.figures.drawn import draw
 
     drawn = draw(history.total, now.first, now.end)
     place = int(np.searchsorted(drawn.left, min(max(x, now.first), now.end - 1), side="right")) - 1

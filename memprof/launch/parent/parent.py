@@ -266,10 +266,10 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
             return _discard(spool, output, target, returncode)
         write_exit(spool, returncode)
         # Imported only now: the parent stays small while the job may need the memory.
-        from memprof.launch.parent.speed import measure_speed
+        from memprof.launch.parent.speed import machine_speed
         from memprof.trace.files.pack import pack_spool
 
-        add_speed(spool, measure_speed())
+        add_speed(spool, machine_speed())
         return describe_recording(pack_spool(spool, output), target.name)
     except BadInputError:
         return _discard(spool, output, target, returncode)

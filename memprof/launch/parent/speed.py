@@ -34,6 +34,24 @@ _LEAST_COPY_BYTES = 8 * 2**20
 #: Rows and columns of the matrices: large enough for the full rate, small enough for a slow core.
 _ROWS = 512
 
+#: What this process has measured, by number of threads.
+_measured: dict[int, Speed] = {}
+
+
+def machine_speed() -> Speed:
+    """Returns the speeds as measured once in this process: a search with dry runs writes many recordings.
+
+    Returns:
+        As `measure_speed`; speeds that could not be measured are measured again at the next call.
+    """
+    threads = _threads()
+    found = _measured.get(threads)
+    if found is None:
+        found = measure_speed()
+        if found.memory_bytes_per_us and found.fp32_flops_per_us:
+            _measured[threads] = found
+    return found
+
 
 def measure_speed() -> Speed:
     """Measures memory bandwidth and the rate of fp32 products, in about 0.2 seconds.

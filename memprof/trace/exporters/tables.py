@@ -14,8 +14,9 @@ import pyarrow.csv as pa_csv
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.exporters.texts import whole_text
-from memprof.trace.files.columns import Coded, encode_table
+from memprof.trace.files.columns import Coded
 from memprof.trace.files.container import columns_of
+from memprof.trace.files.encoding import encode_table
 from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Column, Table
 from memprof.trace.store import Trace
 from memprof.version import __version__

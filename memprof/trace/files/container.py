@@ -22,8 +22,8 @@ from memprof.trace.files.columns import (
     bytes_in_memory,
     decode_columns,
     decode_table,
-    encode_table,
 )
+from memprof.trace.files.encoding import encode_table
 from memprof.trace.files.reading import parse_json
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from werkzeug.serving import make_server
 from memprof_dashboard.app import create_app
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
-from tests.browsing import playwright
+from tests.browsing import find_browser, playwright
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 #: Without a network service of its own that talks to anybody.
@@ -211,10 +210,9 @@ class Shown:
 
 def _found_chromium() -> str:
     """Returns where a browser is; skips where there is none, unless the environment says that there must be."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
+    found = find_browser()
+    if found is not None:
+        return found
     reason = "no Chromium is installed (apt install chromium)"
     if os.environ.get("MEMPROF_BROWSER_TESTS") == "require":
         pytest.fail(reason)
