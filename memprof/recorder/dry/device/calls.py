@@ -22,6 +22,13 @@ _NESTED: tuple[tuple[Any, str], ...] = (
 )
 #: Functions that take a device and create no tensor.
 _OF_NAMES = {torch.device, torch.set_default_device, torch.get_default_device}
+#: Where these take a device by position; a bare number there is an index of the accelerator's devices.
+_PLACES = {
+    torch.device: 0,
+    torch.set_default_device: 0,
+    torch._C._nn._parse_to: 0,
+    _Tensor.to: 1,
+}
 #: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
@@ -91,7 +98,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles one call."""
-        kwargs = kwargs or {}
+        args, kwargs = _with_names(func, args, kwargs or {})
         replaced = self._replaced.get(func)
         if replaced is not None:
             answer = replaced(func, args, kwargs)
@@ -112,6 +119,16 @@ class DeviceCalls(TorchFunctionMode):
         if len(args) > 1 or kwargs or not is_on_device(args[0]):
             return NotImplemented
         return func(args[0]).replace(FACE.type, "cuda")
+
+
+def _with_names(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Returns a call's arguments with a device given by its number as ``cuda:N``; torch's CPU build refuses numbers."""
+    if type(kwargs.get("device")) is int:
+        kwargs = {**kwargs, "device": f"cuda:{kwargs['device']}"}
+    place = _PLACES.get(func)
+    if place is not None and len(args) > place and type(args[place]) is int:
+        args = (*args[:place], f"cuda:{args[place]}", *args[place + 1 :])
+    return args, kwargs
 
 
 def _to_device(_func: Any, args: Any, kwargs: Any) -> Any:
