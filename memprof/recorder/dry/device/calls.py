@@ -13,6 +13,7 @@ from memprof.machines.architectures import Architecture
 from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
+from memprof.recorder.dry.device.tensor_types import dtype_named
 
 _Tensor: Any = torch.Tensor
 #: Internal calls of torch functions, inside which the mode is off.
@@ -54,7 +55,6 @@ class DeviceCalls(TorchFunctionMode):
             _Tensor.new_tensor: _new_tensor,
             _Tensor.__getitem__: _get,
             _Tensor.__setitem__: _set,
-            _Tensor.record_stream: _nothing,
             torch.nn.functional.scaled_dot_product_attention: attend,
             torch._C._nn.scaled_dot_product_attention: attend,
             **dict.fromkeys(_FILLED, _filled),
@@ -81,6 +81,7 @@ class DeviceCalls(TorchFunctionMode):
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         # A data loader pins its batches in a thread of its own, where no mode is on.
         _Tensor.pin_memory, _Tensor.is_pinned = _as_it_is, _never
+        _Tensor.record_stream = _nothing  # torch's own refuses streams of a dry run before any mode sees the call
         for owner, name in _NESTED:
             original = getattr(owner, name, None)
             if original is not None:
@@ -115,7 +116,10 @@ class DeviceCalls(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the type name of a tensor on the device, as CUDA does."""
+        """Returns the type name of a tensor on the device, as CUDA does; or moves a tensor to a type there."""
+        wanted = dtype_named(args[1] if len(args) > 1 else kwargs.get("dtype"))
+        if wanted is not None:
+            return args[0].to(FACE, wanted)
         if len(args) > 1 or kwargs or not is_on_device(args[0]):
             return NotImplemented
         return func(args[0]).replace(FACE.type, "cuda")
@@ -152,8 +156,8 @@ def _never(tensor: Any, device: Any = None) -> bool:
     return False
 
 
-def _nothing(_func: Any, _args: Any, _kwargs: Any) -> Any:
-    return None
+def _nothing(tensor: Any, s: Any) -> None:
+    """Replaces `Tensor.record_stream`."""
 
 
 def _filled(func: Any, args: Any, kwargs: Any) -> Any:
