@@ -56,17 +56,17 @@ for step in range(6):
 @pytest.mark.parametrize(
     ("head", "found"),
     [
-        ("CastOutputToFloat(head.double())", set()),
+        ("CastOutputToFloat(head.bfloat16())", {"lm_head.0"}),
         ("CastOutputToFloat(head)", {"lm_head.0"}),
         ("Adapted(head)", set()),
         ("head", {"lm_head"}),
     ],
 )
 def test_heads_proposed_are_linears(head: str, found: set[str], tmp_path: Path) -> None:
-    """A wrapper is not proposed, whatever its class is called; where a cast lies between, no head is."""
+    """A wrapper is not proposed, whatever its class is called; the Linear inside is, also where a cast follows."""
     text = _JOB.replace("HEAD", head)
-    if "double" in head:
-        text = text.replace("self.body(x)", "self.body(x).double()")
+    if "bfloat16" in head:
+        text = text.replace("self.body(x)", "self.body(x).bfloat16()")
     (tmp_path / "job.py").write_text(text)
     plain = record(tmp_path, "job.py")
     proposed = [one for one in candidates(plain.step, 1).whole_step if isinstance(one, ChunkedLoss)]
