@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from memprof.errors import UsageError
 from memprof.policies.plan.plan import Plan
@@ -65,12 +66,14 @@ class Emitted:
         cannot: Unsupported parts of the plan, one sentence each.
         notes: What is included but differs from memprof, or is left to the reader; one sentence each.
         expressed: Number of policies included, wholly or in part.
+        arguments: The trainer's own settings in it, by name; {} for targets that are code.
     """
 
     text: str
     cannot: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     expressed: int = 0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Target(ABC):

@@ -84,6 +84,9 @@ class ThreadObservation(ABC):
         self._stated_holders = self._registry.holders
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()
+            resized = self._registry.resized()
+        if resized:
+            self._log.record("module_bytes", resized)
 
     def _state_new_models(self) -> None:
         """States the models again if one was created or changed within the step."""

@@ -70,6 +70,7 @@ def cells() -> list[Cell]:
         Cell("trainer", "transformers", "trainer"),
         *(Cell(kind, "peft", "peft_causal", (kind,)) for kind in ("lora", "dora")),
         Cell("qlora", "peft, bitsandbytes", "qlora"),
+        Cell("lora-8bit", "peft, bitsandbytes", "qlora", ("8bit",)),
         Cell("sft", "trl", "trl_sft"),
         Cell("dpo", "trl", "trl_dpo"),
         Cell("grpo", "trl", "trl_grpo"),

@@ -58,7 +58,7 @@ def test_a_cell_is_a_number_or_a_sentence() -> None:
 def test_counts_are_those_of_the_cells() -> None:
     """Six of the seven are numbers; the dry run is 10 % off, the prediction 12.5 %."""
     text = page.counts([page.row(NAMED["gat"], FOUND, page.Notes())])
-    assert text.startswith("1 of 90 trainings were run; 6 of their 7 cells are numbers.")
+    assert text.startswith(f"1 of {len(NAMED)} trainings were run; 6 of their 7 cells are numbers.")
     assert "within 1 % of the recorded one in 0 of 1" in text
     assert "measured peak in 0 of 1" in text
 

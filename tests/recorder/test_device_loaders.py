@@ -12,14 +12,15 @@ _JOB = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-data = TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
-model = torch.nn.Linear(32, 4).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for rows, labels in DataLoader(data, batch_size=8, num_workers=1, pin_memory=True, persistent_workers=True):
-    loss = torch.nn.functional.cross_entropy(model(rows.cuda(non_blocking=True)), labels.cuda(non_blocking=True))
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+if __name__ == "__main__":  # workers are not forked from Python 3.14 on
+    data = TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
+    model = torch.nn.Linear(32, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for rows, labels in DataLoader(data, batch_size=8, num_workers=1, pin_memory=True, persistent_workers=True):
+        loss = torch.nn.functional.cross_entropy(model(rows.cuda(non_blocking=True)), labels.cuda(non_blocking=True))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 

@@ -17,6 +17,7 @@ from memprof.analysis.plans.verify import Compared, Verification, describe_short
 from memprof.analysis.report.moments import Moment
 from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.emit.switches import switches_of
 from memprof.phases import in_order
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
 from memprof.trace.schema import CATEGORIES
@@ -257,6 +258,9 @@ def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | 
         commands.append((record, "train under it, and compare"))
     else:
         commands.append(("the same with --write plan.toml", "keep the plan, to train under it"))
+    switches = switches_of(made.basis.step, made.plan)
+    if plan_path is not None and switches is not None:
+        commands.append((f"memprof emit {shlex.quote(str(plan_path))} --to {switches.target}", switches.words))
     if output is not None:
         commands.append((f"memprof report {shlex.quote(str(output))}", "what remains"))
     return commands

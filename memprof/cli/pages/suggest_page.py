@@ -16,6 +16,7 @@ from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.check_page import check_table, describe_check, describe_none
 from memprof.cli.pages.plan_page import fill_basis
+from memprof.emit.switches import switches_of
 from memprof.planners.search.candidate import Candidate
 from memprof.trace.secrets.masking import is_masked
 from memprof.units import format_bytes, format_bytes_change, format_us, format_us_between
@@ -225,7 +226,9 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
     # Plans whose peak is not exact are checked first.
     first = [keep, *check] if is_known else [*check, keep]
-    return [*first, (f"{again} --explain 1", "what it does, policy by policy")]
+    switches = switches_of(found.basis.step, answer.best.plan)
+    own = [(f"{again} --emit {switches.target}", switches.words)] if switches is not None else []
+    return [*first, (f"{again} --explain 1", "what it does, policy by policy"), *own]
 
 
 def _may_be_checked(found: Suggestion) -> bool:

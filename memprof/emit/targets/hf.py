@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memprof.emit.code.pieces import Code, Function, module_text
 from memprof.emit.emission import Emitted, Request, Target
@@ -69,7 +69,13 @@ class HuggingFace(Target):
         functions += [prepare_of(code, signature="prepare(model)")] if code.calls else []
         own = Code(imports=("from transformers import TrainingArguments",))
         text = module_text(lines, (own, *code.codes), functions)
-        return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model))
+        recomputing: dict[str, Any] = {}
+        if uses_own:
+            recomputing["activation_checkpointing"] = True
+            if "offload" in found.switches:
+                recomputing["activation_checkpointing_kwargs"] = {"offload": True}
+        arguments = {**found.arguments, **recomputing}
+        return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model), arguments)
 
     def _set_batch(self, found: Sorted, request: Request) -> None:
         """Sets the micro-batch size, or leaves it to the reader."""
@@ -104,7 +110,7 @@ def _sort(found: Sorted, policy: Policy, *, recomputes: bool, moves: bool) -> No
             found.model.append(policy)
             found.notes.append(
                 "loss: on a GPU, use_liger_kernel=True (liger-kernel) never materializes the logits and needs no "
-                "memprof; TRL's SFTConfig has loss_type='chunked_nll' (memprof emit --to trl)."
+                "memprof; TRL's SFTTrainer never does from 1.16 on, before with loss_type='chunked_nll'."
             )
         case Precision(weights="fp32"):
             found.take({policy.dtype: True})

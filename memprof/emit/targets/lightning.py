@@ -66,7 +66,7 @@ class Lightning(Target):
             *listed("Cannot express:", tuple(found.cannot)),
         ]
         text = module_text(lines, (*own, *code.codes), functions)
-        return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model))
+        return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model), found.arguments)
 
     def _say_batch(self, found: Sorted, request: Request) -> None:
         """Notes the batch size required of the reader's DataLoader."""

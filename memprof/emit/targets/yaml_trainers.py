@@ -69,7 +69,8 @@ class YamlTrainer(Target):
         ]
         comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
         body = "\n".join(f"{key}: {json.dumps(value)}" for key, value in found.arguments.items())  # JSON is YAML
-        return Emitted(f"{comment}\n{body}\n", tuple(found.cannot), tuple(found.notes), found.expressed)
+        cannot, notes = tuple(found.cannot), tuple(found.notes)
+        return Emitted(f"{comment}\n{body}\n", cannot, notes, found.expressed, found.arguments)
 
     def _set_batch(self, found: Sorted, request: Request) -> None:
         if request.batch:

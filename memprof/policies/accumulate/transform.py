@@ -153,13 +153,14 @@ class _Repetition:
         carried, carrier = carried_over(step, is_repeated & ~is_gradient)
 
         new_created = np.where(is_older[row], NONE, self.new_op[micro, created[row]])
-        # Older than the step: freed in the first micro-batch. Made once, earlier: freed by its last use. A gradient
-        # holds the sum over all micro-batches until the update has used it.
+        # Older than the step: freed in the first micro-batch, unless an operator that runs once, such as an update,
+        # frees it. Made once, earlier: freed by its last use. A gradient holds the sum over all micro-batches until
+        # the update has used it.
         ends_with_its_part = is_repeated[row] & ~is_gradient[row]
         # What is made once and freed by an operator that runs once, as in an evaluation, is freed there.
         is_short = (freed[row] != NONE) & ~self.repeats[freed[row]]
         end_of_once = np.where(is_short, self.home[freed[row]], self.parts - 1)
-        end = np.where(ends_with_its_part, micro, np.where(is_older[row], 0, end_of_once))
+        end = np.where(ends_with_its_part, micro, np.where(is_older[row] & ~is_short, 0, end_of_once))
         new_freed = np.where(freed[row] == NONE, NONE, self.at_or_before[end, freed[row]])
         is_kept_on = (carried[row] != NONE) & (micro < self.parts - 1)
         dropped_at = self.at_or_before[np.minimum(micro + 1, self.parts - 1), freed[carried[row]]]

@@ -30,13 +30,14 @@ def python_death(step: Step, nodes: Nodes) -> Ints:
 
 
 def _last_held(step: Step) -> Ints:
-    """Returns the last operator at which a use outside backward proves a storage referenced, shape ``(storages,)``."""
+    """Returns the last operator at which a use proves that Python holds a storage, shape ``(storages,)``: no node's."""
     calls, uses = step.module_calls, step.uses
     call_of_op = np.full(len(step.ops), NONE, dtype=np.int64)
     for call in np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE)):
         call_of_op[calls.first_op_id[call] : calls.last_op_id[call] + 1] = call
 
-    is_plain = step.ops.forward_op_id[uses.op_id] == NONE
+    # What the job's own checkpoint reads again, it holds in a variable until then.
+    is_plain = (step.ops.forward_op_id[uses.op_id] == NONE) | step.ops.is_recompute[uses.op_id]
     op_ids, storage_ids = uses.op_id[is_plain], uses.storage_id[is_plain]
     created = step.storages.created_op_id[storage_ids]
     held = op_ids.copy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from memprof.errors import PolicyError
@@ -40,6 +42,7 @@ def transform(step: Step, policy: Checkpoint) -> Step:
     Raises:
         PolicyError: The regions cannot be found or cannot run again.
     """
+    step = _without_own_inputs(step)
     regions = find_regions(step, policy)
     inputs, casts = _inputs(step, regions)
     nodes = find_nodes(step)
@@ -60,6 +63,18 @@ def transform(step: Step, policy: Checkpoint) -> Step:
     draft.saved = _saved(step, regions, recompute, lives)
     draft.duration_us += _more_time_us(step, regions, recompute, lives, is_kept=is_kept if policy.keep else None)
     return draft.build()
+
+
+def _without_own_inputs(step: Step) -> Step:
+    """Returns a step without the rows of what the job's own checkpoint saves to run its modules again.
+
+    Torch saves these inputs in a node of no operator, so their rows name the operator before it, in another module.
+    What reads them again in backward shows how long they are held.
+    """
+    saved, is_recompute = step.saved, step.ops.is_recompute
+    released = saved.released_op_id
+    is_own = (released != NONE) & is_recompute[released] & ~is_recompute[saved.forward_op_id]
+    return dataclasses.replace(step, saved=saved.take(~is_own)) if is_own.any() else step
 
 
 def _inputs(step: Step, regions: Regions) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints, Ints]]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from memprof.policies.base import Candidates
 from memprof.policies.loss.policy import ChunkedLoss
+from memprof.policies.loss.recorded import linear_modules
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ints
@@ -17,15 +18,15 @@ _SHARE = 0.02
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
-    """Returns chunked losses: with each module that computes the input of a log-softmax, and without."""
-    names = module_names(step)
+    """Returns chunked losses: with each Linear that computes the input of a log-softmax, and without."""
+    names, is_linear = module_names(step), linear_modules(step)
     softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
     if not softmax.any():
         return Candidates()
     reads = step.uses.storage_id[softmax[step.uses.op_id] & (step.uses.role == "read")]
     logits = np.unique(np.append(reads, _cast_from(step, reads)))
     makers = np.unique(step.storages.module_id[logits])
-    heads = [names[module] for module in makers if module != NONE and names[module]]
+    heads = [names[module] for module in makers if module != NONE and names[module] and is_linear[module]]
     chunks = _chunks(step, int(step.storages.allocated_bytes[reads].max(initial=0)))
     return Candidates((*(ChunkedLoss(chunks=chunks, head=head) for head in heads), ChunkedLoss(chunks=chunks)))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.trace.schema import Ints
+import numpy as np
+
+from memprof.trace.schema import Bools, Ints
+from memprof.trace.step import Step
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,14 @@ class Head:
     forward_us: float
     backward_us: float
     module_id: int
+
+
+def linear_modules(step: Step) -> Bools:
+    """Marks the modules that are one torch Linear: a wrapper around one, such as an adapter's, has modules inside.
+
+    Returns:
+        One value for each row of ``step.modules``.
+    """
+    modules = step.modules
+    found: Bools = (modules.type == "Linear") & ~np.isin(modules.module_id, modules.parent_id)
+    return found

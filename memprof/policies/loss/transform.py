@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.loss.emit_backward import Emitter
-from memprof.policies.loss.recorded import CrossEntropy, Head
+from memprof.policies.loss.recorded import CrossEntropy, Head, linear_modules
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.func_transforms import is_in_transform
@@ -227,7 +227,8 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
     """Recognises the Linear that makes the logits; None where another module does, or others look at the logits."""
     uses, storages, ops, calls = step.uses, step.storages, step.ops, step.module_calls
     chosen = match_modules([policy.head], [str(name) for name in step.modules.name])
-    inside = np.isin(step.modules.name[calls.module_id], chosen) & (calls.first_op_id != NONE)
+    is_chosen = np.isin(step.modules.name, chosen) & linear_modules(step)
+    inside = is_chosen[calls.module_id] & (calls.first_op_id != NONE)
     maker = int(storages.created_op_id[one.logits])
     around = np.flatnonzero(inside & (calls.first_op_id <= maker) & (calls.last_op_id >= maker))
     if maker == NONE or not len(around):

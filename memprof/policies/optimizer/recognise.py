@@ -14,7 +14,8 @@ from memprof.trace.step import Step
 PARAMETER, GRADIENT = "", "gradient"
 
 ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
-_ADAM = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_AMSGRAD = {"max_exp_avg_sq"}
 _SGD = {"momentum_buffer"}
 _NAMES = (
     {f"add_.{kind}" for kind in ("Tensor", "Scalar")}
@@ -111,7 +112,7 @@ def recognise_updates(step: Step) -> Updates:
     algorithm = ""
     if is_known and keys <= _SGD:
         algorithm = "sgd"
-    elif is_known and keys <= _ADAM and "exp_avg_sq" in keys:
+    elif is_known and keys <= _ADAM | _AMSGRAD and all(update.storages.keys() >= _ADAM for update in updates):
         algorithm = "adam"
     return Updates(own, owner, updates, form, algorithm)
 

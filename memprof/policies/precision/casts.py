@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
@@ -141,8 +142,8 @@ def cast_reads(casts: Casts) -> None:
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
     rows = np.flatnonzero(to_short | to_float)
-    # A weight is cast once per region and kept to its end; anything else is cast at every reader.
-    is_weight = (storages.category == "parameter")[uses.storage_id[rows]]
+    # A trained weight is cast once per region and kept to its end; anything else is cast at every reader.
+    is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
     _insert_read_casts(casts, rows, is_weight, to_short[rows])
 
 

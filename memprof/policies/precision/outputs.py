@@ -10,6 +10,10 @@ from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
     from memprof.policies.precision.casts import Casts
+    from memprof.trace.step import Step
+
+#: In the stack of what a cache of transformers makes: an object that a plan does not look into for tensors to cast.
+_CACHES = "transformers/cache_utils.py:"
 
 
 def cast_outputs(casts: Casts) -> None:
@@ -55,12 +59,13 @@ def cast_outputs(casts: Casts) -> None:
 def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:
     """Finds unsaved results of the root module that are still held after its call: they were returned.
 
-    Examples are logits next to a loss that the module computes itself, and the keys and values of a cache.
+    An example is logits next to a loss that the module computes itself.
     """
     step, types = casts.step, casts.types
     uses, freed = step.uses, step.storages.freed_op_id
     is_held = is_out & ((freed == NONE) | (freed > types.region_end[np.maximum(made_in, 0)]))
     is_held[step.saved.storage_id] = False
+    is_held[_in_caches(step)] = False
     # What backward reads, or what is freed with the backward of an operator that read it, was kept by a node that does
     # not record saving it, as that of `gather`, which needs only the size.
     is_held[uses.storage_id[types.forward[uses.op_id] != NONE]] = False
@@ -68,3 +73,10 @@ def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:
     kept_by = np.where(end == NONE, NONE, types.forward[end])
     is_held[uses.storage_id[(kept_by != NONE) & (kept_by == uses.op_id)]] = False
     return np.flatnonzero(is_held)
+
+
+def _in_caches(step: Step) -> Ints:
+    """Returns the storages that were made for a cache of keys and values."""
+    is_of_cache = np.array([_CACHES in str(text).partition("\n")[0] for text in step.stacks.frames] + [False])
+    created = step.storages.created_op_id
+    return np.flatnonzero((created != NONE) & is_of_cache[step.ops.stack_id[created]])

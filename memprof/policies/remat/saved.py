@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from memprof.policies.remat.cells import Cell, view_of
+from memprof.policies.remat.function_calls import FunctionCalls
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.recomputation import Recomputation
@@ -15,7 +14,6 @@ from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 
 _tracing_state = torch._C._get_tracing_state
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]  # a class method in Python
 
 
 class Handle:
@@ -62,6 +60,7 @@ class SavedHooks:
         self._memory = memory
         self._recomputation = recomputation
         self._keys = keys
+        self._functions = FunctionCalls()
 
     def pack(self, tensor: torch.Tensor) -> Handle | Left:
         """Packs a tensor that autograd saves."""
@@ -69,7 +68,7 @@ class SavedHooks:
         if _tracing_state() is not None:  # torch.jit.trace's tensors are kept
             with untraced(), torch._C._DisableTorchDispatch():
                 return Left(tensor)
-        if is_plain(tensor) and sys._getframe(1).f_code is not _APPLY:
+        if not self._functions.saves() and is_plain(tensor):
             storage = tensor.untyped_storage()
             cell = self._memory.find(storage)
             if cell is not None and cell.recipe is not None and cell.recipe.can_repeat and cell.size_bytes:
@@ -96,6 +95,7 @@ class SavedHooks:
 
     def slide_in(self) -> None:
         """Inserts the hooks below all active ones."""
+        self._functions.begin()
         step_aside_where_forbidden()
         with as_if_allowed():
             above = take_all_hooks()
@@ -105,6 +105,7 @@ class SavedHooks:
 
     def slide_out(self) -> None:
         """Removes the hooks, leaving all others in order."""
+        self._functions.end()
         with as_if_allowed():
             for pair in take_all_hooks():
                 if pair[0] != self.pack:

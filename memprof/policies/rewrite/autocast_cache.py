@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -11,22 +12,28 @@ from memprof.trace.step import Step
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
     """Returns the operator up to which autocast's cache holds each storage, NONE where it does not hold it.
 
+    It holds no copies of frozen parameters: each operator that reads one casts it anew.
+
     Args:
         step: The step.
         is_hidden: Storages with a longer-lived reference elsewhere, so that their end does not show the cache's.
     """
-    casts = parameter_casts(step)
+    casts = _casts_of(step, (step.storages.category == "parameter") & ~frozen_parameters(step))
     return np.where(casts, _cache_end(step, casts & ~is_hidden), NONE)
 
 
 def parameter_casts(step: Step) -> Bools:
     """Marks the storages that hold a parameter in another type, made in forward, shape ``(storages,)``.
 
-    Under autocast they are in its cache, which lives as long as the outermost autocast context.
+    Under autocast those of trained parameters are in its cache, which lives as long as the outermost autocast context.
     """
+    return _casts_of(step, step.storages.category == "parameter")
+
+
+def _casts_of(step: Step, is_parameter: Bools) -> Bools:
     uses = step.uses
     reads_parameter = np.zeros(len(step.ops), dtype=np.bool_)
-    is_read = (uses.role == "read") & (step.storages.category[uses.storage_id] == "parameter")
+    is_read = (uses.role == "read") & is_parameter[uses.storage_id]
     reads_parameter[uses.op_id[is_read]] = True
     is_cast = (step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") & reads_parameter
     created = step.storages.created_op_id

@@ -16,7 +16,8 @@ from memprof.recorder.memory.live_objects import live_objects
 class ModuleRegistry:
     """Numbers modules and writes each to the `modules` stream when first seen.
 
-    A record is [root number, qualified name, type, parent number or -1, bytes of its own parameters].
+    A record is [root number, qualified name, type, parent number or -1, bytes of its own parameters]. A job may cast
+    or replace parameters later: `resized` returns what has changed.
 
     Attributes:
         holders: Number of modules seen that own parameters or buffers.
@@ -33,6 +34,7 @@ class ModuleRegistry:
         self.root_ids: dict[int, int] = {}
         self._root_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        self._own_bytes: dict[int, int] = {}
 
     def number(self, module: torch.nn.Module) -> int:
         """Returns a module's number, finding the model it belongs to if it is new."""
@@ -63,6 +65,17 @@ class ModuleRegistry:
             root = reference()
             if root is not None:
                 yield root
+
+    def resized(self) -> list[list[int]]:
+        """Returns the modules whose own parameters take other bytes than when last returned: numbers and bytes."""
+        found = []
+        for reference, number in list(self._numbers.values()):
+            module = reference()
+            own_bytes = self._own_bytes[number] if module is None else _own_bytes(module)
+            if own_bytes != self._own_bytes[number]:
+                self._own_bytes[number] = own_bytes
+                found.append([number, own_bytes])
+        return found
 
     def root_number(self, module: torch.nn.Module) -> int:
         """Returns the number of a model, -1 for anything that is neither a model nor part of one."""
@@ -114,13 +127,19 @@ class ModuleRegistry:
 
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
-        with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
-            own_bytes = sum(parameter.nbytes for _, parameter in own if not is_lazy(parameter))
+        own_bytes = _own_bytes(module)
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)
         self._met += 1
+        self._own_bytes[number] = own_bytes
         self.holders += bool(own or module._buffers)
         self._numbers[id(module)] = (weakref.ref(module), number)
         for key, parameter in own:
             qualified = f"{name}.{key}" if name else key
             self._parameters[id(parameter)] = (weakref.ref(parameter), qualified, number)
+
+
+def _own_bytes(module: torch.nn.Module) -> int:
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
+        return sum(parameter.nbytes for parameter in own if not is_lazy(parameter))

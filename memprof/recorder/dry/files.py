@@ -193,12 +193,37 @@ def _device_of(map_location: Any, saved_on: Any) -> torch.device:
         location = map_location.decode() if isinstance(map_location, bytes) else str(map_location)
     elif map_location is not None:
         with unset_fake_temporarily():
-            moved = map_location(_storage(), location)
+            moved = map_location(_Moved(), location)
         location = location if moved is None else str(moved.device)
     if location.startswith("cuda") and not torch.cuda.is_available():
         serialization: Any = torch.serialization
         serialization.default_restore_location(_storage(), location)  # raises with torch's advice
     return torch.device(location)
+
+
+class _Moved:
+    """A storage of a file, as a function of the job's is given it to say where it goes.
+
+    Attributes:
+        device: Where it is.
+    """
+
+    def __init__(self, device: Any = "cpu") -> None:
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
+            _storage().cuda()  # raises torch's error
+        self.device = torch.device(device)
+
+    def cuda(self, device: Any = None, **_: Any) -> _Moved:
+        return _Moved(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def cpu(self) -> _Moved:
+        return _Moved()
+
+    def to(self, device: Any, **_: Any) -> _Moved:
+        return _Moved(device)
+
+    def nbytes(self) -> int:
+        return 0
 
 
 def _storage() -> torch.UntypedStorage:

@@ -65,6 +65,8 @@ def module_table(spool: Spool) -> Modules:
     the like next to a model, names start with the root's type, numbered when two roots have the same type.
     """
     records = listed(spool, "modules")
+    for number, own_bytes in listed(spool, "module_bytes"):
+        records[number] = [*records[number][:4], own_bytes]
     parameter_bytes: dict[int, int] = {}
     types: dict[int, str] = {}
     for root, name, kind, _, own_bytes in records:

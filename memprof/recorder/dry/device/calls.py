@@ -13,6 +13,7 @@ from memprof.machines.architectures import Architecture
 from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
+from memprof.recorder.dry.device.tensor_types import dtype_named
 
 _Tensor: Any = torch.Tensor
 #: Internal calls of torch functions, inside which the mode is off.
@@ -22,6 +23,13 @@ _NESTED: tuple[tuple[Any, str], ...] = (
 )
 #: Functions that take a device and create no tensor.
 _OF_NAMES = {torch.device, torch.set_default_device, torch.get_default_device}
+#: Where these take a device by position; a bare number there is an index of the accelerator's devices.
+_PLACES = {
+    torch.device: 0,
+    torch.set_default_device: 0,
+    torch._C._nn._parse_to: 0,
+    _Tensor.to: 1,
+}
 #: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
@@ -47,7 +55,6 @@ class DeviceCalls(TorchFunctionMode):
             _Tensor.new_tensor: _new_tensor,
             _Tensor.__getitem__: _get,
             _Tensor.__setitem__: _set,
-            _Tensor.record_stream: _nothing,
             torch.nn.functional.scaled_dot_product_attention: attend,
             torch._C._nn.scaled_dot_product_attention: attend,
             **dict.fromkeys(_FILLED, _filled),
@@ -74,6 +81,7 @@ class DeviceCalls(TorchFunctionMode):
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         # A data loader pins its batches in a thread of its own, where no mode is on.
         _Tensor.pin_memory, _Tensor.is_pinned = _as_it_is, _never
+        _Tensor.record_stream = _nothing  # torch's own refuses streams of a dry run before any mode sees the call
         for owner, name in _NESTED:
             original = getattr(owner, name, None)
             if original is not None:
@@ -91,7 +99,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles one call."""
-        kwargs = kwargs or {}
+        args, kwargs = _with_names(func, args, kwargs or {})
         replaced = self._replaced.get(func)
         if replaced is not None:
             answer = replaced(func, args, kwargs)
@@ -108,10 +116,23 @@ class DeviceCalls(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the type name of a tensor on the device, as CUDA does."""
+        """Returns the type name of a tensor on the device, as CUDA does; or moves a tensor to a type there."""
+        wanted = dtype_named(args[1] if len(args) > 1 else kwargs.get("dtype"))
+        if wanted is not None:
+            return args[0].to(FACE, wanted)
         if len(args) > 1 or kwargs or not is_on_device(args[0]):
             return NotImplemented
         return func(args[0]).replace(FACE.type, "cuda")
+
+
+def _with_names(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Returns a call's arguments with a device given by its number as ``cuda:N``; torch's CPU build refuses numbers."""
+    if type(kwargs.get("device")) is int:
+        kwargs = {**kwargs, "device": f"cuda:{kwargs['device']}"}
+    place = _PLACES.get(func)
+    if place is not None and len(args) > place and type(args[place]) is int:
+        args = (*args[:place], f"cuda:{args[place]}", *args[place + 1 :])
+    return args, kwargs
 
 
 def _to_device(_func: Any, args: Any, kwargs: Any) -> Any:
@@ -135,8 +156,8 @@ def _never(tensor: Any, device: Any = None) -> bool:
     return False
 
 
-def _nothing(_func: Any, _args: Any, _kwargs: Any) -> Any:
-    return None
+def _nothing(tensor: Any, s: Any) -> None:
+    """Replaces `Tensor.record_stream`."""
 
 
 def _filled(func: Any, args: Any, kwargs: Any) -> Any:

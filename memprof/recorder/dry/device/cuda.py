@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memprof.machines.card import Card
-from memprof.recorder.dry.device import native
+from memprof.recorder.dry.device import native, one_device, tensor_types
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream, Stream, renamed
@@ -34,6 +34,8 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     """
     importlib.import_module("torch.utils.flop_counter")  # warns about components that a CUDA build would include
     native.install(card, memory)
+    one_device.install()
+    tensor_types.install()
     _put(torch._C, {"_has_cuda": True})
     _put(torch.version, {"cuda": torch.version.cuda or native.CUDA_VERSION})
     _install_state(card)

@@ -19,6 +19,7 @@ from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.kernels.fused import FusedKernels
 from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
 from memprof.recorder.dry.device.kernels.grouped import GROUPED
+from memprof.recorder.dry.device.kernels.int8 import int8_shape
 from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.memory import VirtualMemory
@@ -101,7 +102,7 @@ class VirtualDevice:
 
     def shape_of(self, func: Any) -> Callable[..., Any] | None:
         """Returns the shape function of an operator, if torch has none."""
-        return RECURRENT_SHAPES.get(func) or LOSSES.get(func) or GROUPED.get(func)
+        return RECURRENT_SHAPES.get(func) or LOSSES.get(func) or GROUPED.get(func) or int8_shape(func)
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """Assigns blocks to an operator's results, and temporary memory to its kernel."""

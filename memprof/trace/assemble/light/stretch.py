@@ -15,6 +15,7 @@ from memprof.trace.schema import NONE, Ints
 #: Record streams of the whole run, passed on with the stretch unchanged.
 _KEPT = (
     "modules",
+    "module_bytes",
     "names",
     "phases",
     "tensors",

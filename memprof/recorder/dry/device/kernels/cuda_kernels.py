@@ -12,6 +12,7 @@ import torch
 
 from memprof.machines.architectures import Architecture
 from memprof.machines.convolutions import MOST_BYTES, SOURCE
+from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
 from memprof.recorder.dry.device.memory import VirtualMemory
@@ -66,7 +67,7 @@ class DeviceKernels:
             threads = self._architecture.threads
             self._memory.pass_through(reduction_sizes(packet, args, result, self._multiprocessors, threads))
             return
-        sizes = _TEMPORARIES.get(packet)
+        sizes = _TEMPORARIES.get(packet) or int8_sizes(func)
         if sizes is not None:
             self._memory.pass_through(sizes(args, result))
             if packet in _ESTIMATED:

@@ -1,0 +1,91 @@
+"""Weights that are not trained, as under LoRA: autocast caches no copy of them, and predictions follow that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.precision.policy import Precision
+from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.policies.rewrite.frozen import frozen_parameters
+from memprof.policies.swap.policy import Swap
+from memprof.replay.live import live_bytes
+from tests.recorder.recorded import Ended, record
+
+_JOB = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Adapted(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(width, out), nn.Linear(width, 4), nn.Linear(4, out)
+        self.base.requires_grad_(False)
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Adapted(64, 256), Adapted(256, 64)
+    def forward(self, x):
+        return x + self.second(F.relu(self.first(x)))
+
+torch.manual_seed(0)
+model = nn.Sequential(*(Block() for _ in range(4)))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+rows = torch.randn(32, 64)
+for step in range(6):
+    with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
+        loss = model(rows).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, loss.item())
+"""
+
+
+def trained(folder: Path, *, autocast: bool) -> Ended:
+    (folder / "job.py").write_text(_JOB.replace("AUTOCAST", str(autocast)))
+    return record(folder, "job.py")
+
+
+@pytest.mark.parametrize(
+    ("autocast", "policies"),
+    [
+        (True, (Swap(modules=("0", "1", "2"), to="disk"),)),
+        (True, (Checkpoint(modules=("0", "1", "2")),)),
+        (False, (Precision(),)),
+        (False, (Precision(), Swap(modules=("1", "2"), to="disk"))),
+    ],
+)
+def test_copies_of_frozen_weights_are_predicted(autocast: bool, policies: tuple[Policy, ...], tmp_path: Path) -> None:
+    """The predicted peak is the measured one; with frozen weights in the cache, most would be too high."""
+    plain = trained(tmp_path, autocast=autocast)
+    plan = Plan(policies)
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    predicted = int(live_bytes(plan.transform(plain.step)).during.max())
+    assert abs(predicted - under.peak) <= 16, (predicted, under.peak)
+
+
+def test_frozen_weights_are_found(tmp_path: Path) -> None:
+    """They are those without a gradient in any step, and no copy of them is cached."""
+    step = trained(tmp_path, autocast=True).step
+    storages = step.storages
+    frozen = {str(name) for name in storages.name[frozen_parameters(step)]}
+    assert frozen == {
+        f"{block}.{layer}.base.{kind}"
+        for block in range(4)
+        for layer in ("first", "second")
+        for kind in ("weight", "bias")
+    }
+    cached = np.flatnonzero(cached_until(step, np.zeros(len(storages), dtype=np.bool_)) != -1)
+    assert len(cached) == 4 * 2 * 4  # two adapted layers in each of four blocks, each with four trained parameters
