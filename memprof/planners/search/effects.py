@@ -28,7 +28,7 @@ class Option:
         make: Makes the policy for those chosen.
         group: The group they belong to.
         members: Their names.
-        sizes: Number of those whose operators make storages of the same sizes, from 0 on; shape ``(members,)``.
+        sizes: A number for each; those whose operators make storages of the same sizes share one. Shape ``(members,)``.
     """
 
     make: Maker
@@ -92,7 +92,7 @@ class Effects:
         return tuple(dict.fromkeys(type(option.policy) for option in self.options))
 
     def of_kind(self, kind: type[Policy]) -> Effects:
-        """Returns the effects of the options of one kind of policy; the others' columns have no effect at any cost."""
+        """Returns the effects for choosing among the options of one kind of policy: the others cost infinitely much."""
         is_other = np.array([type(option.policy) is not kind for option in self.options])[self.option_of]
         return replace(self, cost_us=np.where(is_other, np.inf, self.cost_us))
 

@@ -132,9 +132,9 @@ def explore(
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
-    Every plan is replayed as a whole on the recorded steps; savings are never summed. Combinations of the policies that
-    change sizes are processed in order of step time; with each, modules are chosen until it fits. A combination that
-    alone is slower than the best plan so far is skipped: recompute only adds to it.
+    Every plan is replayed as a whole on the recorded steps; sums of savings only propose plans. Combinations of the
+    policies that change sizes are processed in order of step time; with each that does not fit, modules are chosen. A
+    combination that alone is slower than the best plan so far is skipped: recompute only adds to it.
 
     An interruption (Ctrl-C) ends the search with the best so far.
 
