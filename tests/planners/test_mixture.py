@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from tests.planners.promises import step_named
+from tests.recorder.recorded import record
 
 SAMPLES = ("gpt", "resnet", "lstm")
 
@@ -175,6 +177,26 @@ def test_no_policy_that_predict_accepts_is_faster(name: str, percent: int) -> No
             if one is not None and one.interval.most_bytes <= budget:
                 assert found.best is not None
                 assert found.best.step_time_us <= one.step_time_us
+
+
+def listed(found: SearchResult) -> str:
+    """Returns everything that a search tried or refused, in words."""
+    plans = [one.plan.describe() for one in (*found.fitting, *found.others)]
+    return "\n".join((*plans, *(what for what, _ in found.refused)))
+
+
+@pytest.mark.parametrize("name", [*SAMPLES, "card"])
+def test_every_policy_is_tried_or_refused_with_a_reason(name: str, tmp_path: Path) -> None:
+    """Nothing is left out in silence: also on a card, and where the step has no use for a policy."""
+    if name == "card":
+        script = str(Path(__file__).parents[2] / "sample_traces" / "gpt" / "train.py")
+        small = ("--steps", "4", "--layers", "2", "--length", "64", "--dropout", "0")
+        step = record(tmp_path, "--dry-run", "--device", "rtx4090", script, *small).trace.fullest_step()
+    else:
+        step = step_named(name)
+    said = listed(explore(step, SearchRequest(int(live_bytes(step).during.max() * 0.7))))
+    for policy in ("precision", "accumulate", "loss", "optimizer", "checkpoint", "swap activations", "compile"):
+        assert policy in said
 
 
 def test_several_settings_are_mixed() -> None:

@@ -22,7 +22,8 @@ def candidates(step: Step, world_size: int) -> Candidates:
     names, is_linear = module_names(step), linear_modules(step)
     softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
     if not softmax.any():
-        return Candidates()
+        chunked = ChunkedLoss(chunks=_FEWEST)
+        return Candidates(unsuitable={chunked: "The step computes no cross-entropy: there are no logits to divide."})
     reads = step.uses.storage_id[softmax[step.uses.op_id] & (step.uses.role == "read")]
     logits = np.unique(np.append(reads, _cast_from(step, reads)))
     makers = np.unique(step.storages.module_id[logits])

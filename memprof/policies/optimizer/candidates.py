@@ -12,5 +12,5 @@ from memprof.trace.step import Step
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns updates within backward, and updates of one parameter at a time, where the step has an optimizer."""
     if not np.any(step.ops.phase == "optimizer"):
-        return Candidates()
+        return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
     return Candidates((OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop")))

@@ -15,6 +15,10 @@ def candidates(step: Step, world_size: int) -> Candidates:
     is_matrix = (step.ops.flops > 0) & (step.ops.phase == "forward")
     wrote = step.uses.take(is_matrix[step.uses.op_id] & (step.uses.role == "write"))
     types = set(step.storages.dtype[wrote.storage_id])
-    reduced = {name for name in types if name.startswith(("float8", "float16", "bfloat16", "complex32"))}
-    is_full = bool(types & {"float32", "float64"}) and not reduced
-    return Candidates((Precision("bf16"),) if is_full else ())
+    reduced = sorted(name for name in types if name.startswith(("float8", "float16", "bfloat16", "complex32")))
+    bf16 = Precision("bf16")
+    if reduced:
+        return Candidates(unsuitable={bf16: f"The job's matrix products are in {' and '.join(reduced)} already."})
+    if not types & {"float32", "float64"}:
+        return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
+    return Candidates((bf16,))
