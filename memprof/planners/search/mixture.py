@@ -141,7 +141,8 @@ class Mixture:
         modules = np.array(effects.modules, dtype=np.object_)
         found: list[tuple[float, int, int]] = []
         for column in chosen.tolist():
-            for other in (-1, *np.flatnonzero(modules == modules[column]).tolist()):
+            same = np.flatnonzero((modules == modules[column]) & np.isfinite(self._cost_us))
+            for other in (-1, *same.tolist()):
                 saved_us = float(cost_us[column] - cost_us[other])
                 if other != column and saved_us > 0 and freed[column] - freed[other] <= spare:
                     found.append((-saved_us, column, other))
