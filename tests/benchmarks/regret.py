@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, around, find_options
+from memprof.planners.search.effects import Effects, find_options
 from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.groups import are_apart, around
 from memprof.planners.search.measure import measure_effects
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
@@ -163,11 +164,7 @@ def _changed(effects: Effects, chosen: Ints, draw: random.Random) -> Ints:
     if what != 1:
         column = draw.randrange(len(effects.modules))
         name = effects.modules[column]
-        kept = {
-            other
-            for other in kept
-            if name not in around(effects.modules[other]) and effects.modules[other] not in around(name)
-        } | {column}
+        kept = {other for other in kept if are_apart([effects.modules[other]], [name])} | {column}
     return np.array(sorted(kept), dtype=np.int64)
 
 

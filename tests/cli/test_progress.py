@@ -13,7 +13,7 @@ from tests.planners.promises import step_named
 def test_a_long_search_in_a_pipe_says_what_is_best_so_far(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where stderr is no terminal: the number of plans, the fastest that fits, and how to end the search."""
+    """If stderr is not a terminal, it prints the number of plans, the fastest that fits and how to end the search."""
     monkeypatch.setattr(progress, "_FIRST_S", 0.0)
     monkeypatch.setattr(progress, "_NEXT_S", 0.0)
     step = step_named("gpt")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memprof.policies.plan.plan_file import read_plan
 from memprof.trace.store import Trace
+from tests.integrations.two_ranks import run_on_two_ranks
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -41,19 +40,7 @@ if trainer.args.process_index == 0:
 
 
 def _train(folder: Path, **settings: object) -> subprocess.CompletedProcess[str]:
-    (folder / "job.py").write_text(_JOB)
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d"]
-    done = subprocess.run(
-        [sys.executable, *words, "--rdzv_endpoint", "localhost:0", "job.py", json.dumps(settings)],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    return run_on_two_ranks(folder, _JOB, json.dumps(settings))
 
 
 @pytest.mark.slow

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
+from tests.integrations.two_ranks import run_on_two_ranks
 
 _WHOLE = """
 import json, os, sys
@@ -140,18 +138,7 @@ _JOBS = {
 
 def _train(folder: Path, job: str, *words: str) -> list[list[float]]:
     """Trains on two processes, and returns the losses of each rank."""
-    (folder / "job.py").write_text(_WHOLE.format(job=job))
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    done = subprocess.run(
-        [sys.executable, *launch, "--rdzv_endpoint", "localhost:0", "job.py", *words],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(folder, _WHOLE.format(job=job), *words)
     return [json.loads((folder / f"losses.{rank}.json").read_text()) for rank in (0, 1)]
 
 

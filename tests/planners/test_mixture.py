@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, Option, Windows, around, find_options, in_order, merged
+from memprof.planners.search.effects import Effects, Option, Windows, find_options, in_order, merged
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
-from memprof.planners.search.groups import Group, find_groups
+from memprof.planners.search.groups import Group, around, find_groups
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import measure_effects
 from memprof.planners.search.mixture import Mixture

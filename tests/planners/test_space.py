@@ -9,7 +9,7 @@ import pytest
 
 from memprof.errors import InvariantError
 from memprof.planners.search.explore import SearchRequest, explore
-from memprof.planners.search.groups import find_groups
+from memprof.planners.search.groups import are_apart, find_groups
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
@@ -131,10 +131,11 @@ def test_groups_of_the_sample() -> None:
     groups = {group.pattern: group for group in find_groups(step_named("gpt"))}
     assert groups["layers.*"].members == ("layers.0", "layers.1", "layers.2", "layers.3")
     assert groups["layers.*"].is_whole
-    assert groups["layers.*"].chosen(4) == ("layers.*",)
-    assert groups["layers.*"].chosen(2) == ("layers.0", "layers.1")
-    assert not groups["layers.*"].is_apart_from(groups["layers.*.mlp"])
-    assert groups["layers.*.attention"].is_apart_from(groups["layers.*.mlp"])
+    layers = groups["layers.*"].members
+    assert groups["layers.*"].pattern_for(layers) == ("layers.*",)
+    assert groups["layers.*"].pattern_for(layers[:2]) == ("layers.0", "layers.1")
+    assert not are_apart(layers, groups["layers.*.mlp"].members)
+    assert are_apart(groups["layers.*.attention"].members, groups["layers.*.mlp"].members)
     saved = sum(groups[pattern].saved_bytes for pattern in ("layers.*.mlp", "layers.*.attention"))
     assert saved <= groups["layers.*"].saved_bytes
 

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.planners.base import ScheduleResult
 from memprof.planners.graph.graph import Graph
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.groups import Group
+from memprof.planners.search.groups import Group, are_apart
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -39,10 +39,7 @@ class _Choice:
 
     def is_apart_from(self, others: Sequence[_Choice]) -> bool:
         """Returns whether it is none of some modules, and neither inside nor around one."""
-        return not any(
-            self.name == other.name or self.name.startswith(other.name + ".") or other.name.startswith(self.name + ".")
-            for other in others
-        )
+        return are_apart([self.name], [other.name for other in others])
 
 
 def project(

@@ -140,11 +140,6 @@ def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
     return found
 
 
-def around(name: str) -> set[str]:
-    """Returns a module's name and those of all modules around it, except the model itself."""
-    return {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")}
-
-
 def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """Joins policies that differ in their modules alone."""
     found: dict[tuple[object, ...], Policy] = {}

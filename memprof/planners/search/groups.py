@@ -38,23 +38,22 @@ class Group:
     calls: tuple[range, ...]
     is_whole: bool
 
-    def chosen(self, count: int) -> tuple[str, ...]:
-        """Returns what selects the first ``count`` members: the pattern where it is all of them."""
-        return (self.pattern,) if self.is_whole and count == len(self.members) else self.members[:count]
-
     def pattern_for(self, names: Collection[str]) -> tuple[str, ...]:
         """Returns what selects some members: the pattern where it is all of them."""
         if self.is_whole and len(names) == len(self.members):
             return (self.pattern,)
         return tuple(name for name in self.members if name in names)
 
-    def is_apart_from(self, other: Group) -> bool:
-        """Returns whether no module of one lies inside a module of the other."""
-        return not any(
-            one == two or one.startswith(two + ".") or two.startswith(one + ".")
-            for one in self.members
-            for two in other.members
-        )
+
+def around(name: str) -> set[str]:
+    """Returns a module's name and those of all modules around it, except the model itself."""
+    return {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")}
+
+
+def are_apart(names: Collection[str], others: Collection[str]) -> bool:
+    """Returns whether no module of one collection is one of the other, nor inside or around one."""
+    covered = set().union(*map(around, others))
+    return not any(name in covered or not around(name).isdisjoint(others) for name in names)
 
 
 def find_groups(step: Step, *, with_inputs: bool = False) -> list[Group]:

@@ -11,7 +11,8 @@ from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import block_array, csr_array, eye_array
 
 from memprof.planners.graph.solver import solve, solve_linear
-from memprof.planners.search.effects import Effects, Windows, around
+from memprof.planners.search.effects import Effects, Windows
+from memprof.planners.search.groups import around
 from memprof.trace.schema import Floats, Ints
 
 #: Moments added to the constraints at a time, and how often, for the relaxed problem and for the whole one.

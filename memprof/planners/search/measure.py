@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.search.effects import Effects, Option, Windows, around
+from memprof.planners.search.effects import Effects, Option, Windows
+from memprof.planners.search.groups import around
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
@@ -85,21 +86,31 @@ def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
         For each, the highest live bytes from the operator before it on; 0 in the update. None if the step does not run
         all operators before the update, in order.
     """
-    update = base.ops.phase == "optimizer"
-    keys, others = (
-        zip(one.ops.name, one.ops.module_id, one.ops.phase, one.ops.is_recompute, strict=True) for one in (base, step)
-    )
-    known = list(keys)
-    during = live_bytes(step).during.tolist()
+    wanted = np.flatnonzero(base.ops.phase != "optimizer")
+    found = np.flatnonzero(_matching(base, wanted, step))
+    if len(found) < len(wanted):
+        return None
     highest = np.zeros(len(base.ops), dtype=np.int64)
-    row, most = 0, 0
-    wanted = np.flatnonzero(~update).tolist()
-    for key, live in zip(others, during, strict=True):
-        most = max(most, live)
-        if row < len(wanted) and key == known[wanted[row]]:
-            highest[wanted[row]] = most
-            row, most = row + 1, 0
-    return highest[moments] if row == len(wanted) else None
+    if len(found):
+        during = live_bytes(step).during[: found[-1] + 1]
+        highest[wanted] = np.maximum.reduceat(during, np.append(0, found[:-1] + 1))
+    return highest[moments]
+
+
+def _matching(base: Step, wanted: Ints, step: Step) -> Bools:
+    """Marks the operators of a step that are some of those of the step it was made from: the first ones in order."""
+    keys, others = (
+        list(zip(one.ops.name, one.ops.module_id, one.ops.phase, one.ops.is_recompute, strict=True))
+        for one in (base, step)
+    )
+    is_match = np.zeros(len(step.ops), dtype=np.bool_)
+    rows = wanted.tolist()
+    count = 0
+    for place, key in enumerate(others):
+        if count < len(rows) and key == keys[rows[count]]:
+            is_match[place] = True
+            count += 1
+    return is_match
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +163,8 @@ def _inserted(base: Step, step: Step) -> Bools:
     is_new = step.ops.is_recompute | np.isin(step.ops.name, (SWAP_IN, SWAP_OUT))
     if np.count_nonzero(is_new) == added:
         return is_new
-    # The step recomputed or moved something before: align the two, operator by operator.
-    is_new = np.ones(len(step.ops), dtype=np.bool_)
-    row = 0
-    keys = [tuple(zip(one.ops.name, one.ops.module_id, one.ops.is_recompute, strict=True)) for one in (base, step)]
-    for place, key in enumerate(keys[1]):
-        if row < len(keys[0]) and key == keys[0][row]:
-            is_new[place] = False
-            row += 1
-    return is_new
+    # The step recomputed or moved something before.
+    return ~_matching(base, np.arange(len(base.ops)), step)
 
 
 def _owners(step: Step, members: Sequence[int]) -> Ints:

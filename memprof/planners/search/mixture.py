@@ -151,10 +151,9 @@ class Mixture:
     def _tidied(self, best: Candidate, chosen: Ints) -> Candidate:
         """Gives like choices to consecutive layers, those that free most to the first, if the plan then still fits."""
         found = self._try(in_order(self._effects, chosen))
-        is_as_good = (
-            found is not None and self._fits(found) and found.step_time_us <= best.step_time_us * (1 + _IN_ORDER)
-        )
-        return found if is_as_good and found is not None else best
+        if found is None or not self._fits(found):
+            return best
+        return found if found.step_time_us <= best.step_time_us * (1 + _IN_ORDER) else best
 
     def _with_variants(self, best: Candidate) -> Candidate:
         """Tries other settings of the policies that have variants."""

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, Option, around, find_options
+from memprof.planners.search.effects import Effects, Option, find_options
+from memprof.planners.search.groups import are_apart
 from memprof.planners.search.measure import live_at, measure_effects
 from memprof.planners.search.mixture import Mixture
 from memprof.planners.search.workbench import Workbench
@@ -31,7 +32,7 @@ class Selection:
         self._budget = budget_bytes
         kinds = [kind for kind in policy_types() if kind.name in allowed]
         self._options = find_options(bench.step, kinds)
-        chooses = {type(option.make(option.members)) for option in self._options}
+        chooses = {type(option.policy) for option in self._options}
         self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
 
@@ -97,12 +98,10 @@ def _lowest(effects: Effects) -> Ints:
     peak = effects.peak(chosen)
     while True:
         best = chosen
-        names = {effects.modules[column] for column in chosen.tolist()}
-        covered = set().union(*(around(name) for name in names))
+        taken = {effects.modules[column] for column in chosen.tolist()}
         for row in range(len(effects.options)):
             columns = effects.columns_of(row)
-            modules = [effects.modules[column] for column in columns.tolist()]
-            if not any(name in covered or around(name) & names for name in modules):
+            if are_apart(effects.options[row].members, taken):
                 together = np.append(chosen, columns)
                 if effects.peak(together) < peak:
                     best, peak = together, effects.peak(together)

@@ -42,7 +42,7 @@ def _cast_from(step: Step, storages: Ints) -> Ints:
 
 def _chunks(step: Step, logits_bytes: int) -> int:
     """Returns the number of chunks in which logits of a size no longer matter for the peak."""
-    chunks = _FEWEST
-    while chunks < _MOST and logits_bytes > _SHARE * chunks * live_bytes(step).during.max():
+    chunks, small = _FEWEST, _SHARE * live_bytes(step).during.max()
+    while chunks < _MOST and logits_bytes > small * chunks:
         chunks *= 2
     return chunks
