@@ -44,14 +44,12 @@ def _may(search_request: SearchRequest) -> bool:
 def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int) -> Candidate:
     if any(isinstance(policy, Allocator) for policy in one.policies):
         return one
-    predicted = basis.predict(one.plan)[1]
-    reserved = reserved_under(predicted, manifest, one.plan)
+    reserved = reserved_under(basis.fullest_under(one.plan), manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:
         return one
-    policies = (*one.policies, Allocator(expandable_segments=True))
+    roomier = replace(one, policies=(*one.policies, Allocator(expandable_segments=True)))
     try:
-        grown = basis.predict(replace(one, policies=policies).plan)[1]
+        reserved = reserved_under(basis.fullest_under(roomier.plan), manifest, roomier.plan)
     except PolicyError:
         return one
-    reserved = reserved_under(grown, manifest, replace(one, policies=policies).plan)
-    return replace(one, policies=policies) if reserved is not None and reserved <= budget_bytes else one
+    return roomier if reserved is not None and reserved <= budget_bytes else one

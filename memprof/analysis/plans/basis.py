@@ -10,14 +10,15 @@ from memprof.analysis.plans.length_mix import LengthMix
 from memprof.analysis.report.light_run import refuse_light
 from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
-from memprof.policies.base import SOURCES
+from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps
+from memprof.policies.plan.several_steps import DrySteps, steps_under
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
+from memprof.policies.plan.together import require_composable
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
-from memprof.replay.within import distinct_steps
+from memprof.replay.within import distinct_steps, fullest_of
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Steps
@@ -56,11 +57,28 @@ class Basis:
     peaks: dict[int, int] = field(default_factory=dict)
     has_measured_times: bool = False
     dry_steps: DrySteps = field(default_factory=dict)
+    _fullest: dict[tuple[Policy, ...], Step] = field(default_factory=dict, init=False)
 
     @cached_property
     def peak_bytes(self) -> int:
         """Peak allocated bytes over all the steps, as recorded."""
         return max(int(live_bytes(step).during.max(initial=0)) for step in (self.step, *self.others))
+
+    def fullest_under(self, plan: Plan) -> Step:
+        """Returns the step with the highest peak under a plan.
+
+        Args:
+            plan: The plan.
+
+        Raises:
+            PolicyError: A policy does not apply to the fullest step.
+        """
+        known = self._fullest.get(plan.policies)
+        if known is None:
+            require_composable(plan.policies)
+            known = fullest_of(steps_under(plan.policies, (self.step, *self.others), self.dry_steps))
+            self._fullest[plan.policies] = known
+        return known
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
         """Returns a plan with its prediction over all steps, and the fullest predicted step.

@@ -73,7 +73,7 @@ class Suggestion:
         """Modelled reserved bytes under each of ``plans``; None on the CPU."""
         if not self.basis.step.is_on_device():
             return (None,) * len(self.plans)
-        return tuple(reserved_under(self.predict(one)[1], self.manifest, one.plan) for one in self.plans)
+        return tuple(reserved_under(self.basis.fullest_under(one.plan), self.manifest, one.plan) for one in self.plans)
 
     def source_of(self, one: Candidate) -> str:
         """Returns how a plan's numbers were obtained, including the times of the step it starts from."""

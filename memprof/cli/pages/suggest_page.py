@@ -109,7 +109,7 @@ def _reserves_more(found: Suggestion) -> str:
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
         return ""
-    step = found.predict(found.plans[0])[1]
+    step = found.basis.fullest_under(found.plans[0].plan)
     expandable = reserved_expandable(step, found.manifest)
     others = [number for number, size in enumerate(found.reserved, start=1) if size is not None and size <= budget]
     ways = []

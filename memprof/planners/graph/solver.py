@@ -1,4 +1,4 @@
-"""scipy's linear and mixed-integer solvers, with their output kept off standard output."""
+"""scipy's linear and mixed-integer solvers, with their output discarded."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 from scipy.optimize import linprog, milp
 
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
 
 
 def solve(*arguments: Any, **settings: Any) -> Any:
     """Calls ``scipy.optimize.milp``.
 
     HiGHS occasionally prints numerics messages to the process's standard output, bypassing Python and ``disp=False``;
-    they are redirected to standard error, so that a command's output stays machine-readable.
+    they mean nothing to a reader and are discarded, so that a command's output stays machine-readable.
     """
-    with _stdout_on_stderr():
+    with _discarded_stdout():
         return milp(*arguments, **settings)
 
 
 def solve_linear(*arguments: Any, **settings: Any) -> Any:
-    """Calls ``scipy.optimize.linprog``, with its output redirected as in ``solve``."""
-    with _stdout_on_stderr():
+    """Calls ``scipy.optimize.linprog``, with its output discarded as in ``solve``."""
+    with _discarded_stdout():
         return linprog(*arguments, **settings)
 
 
 @contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
+def _discarded_stdout() -> Iterator[None]:
     try:
-        os.fstat(_STDERR)
         kept = os.dup(_STDOUT)
-    except OSError:  # a process without standard streams has nothing to redirect
+    except OSError:  # a process without standard output has nothing to redirect
         yield
         return
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-        os.dup2(_STDERR, _STDOUT)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), _STDOUT)
         yield
     finally:
         os.dup2(kept, _STDOUT)

@@ -8,6 +8,9 @@ from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.registry import policy_types
 
+#: Share of the step time within which combinations count as equally fast.
+_ALIKE = 5e-3
+
 
 def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> list[tuple[Policy, ...]]:
     """Combines the policies that apply to the step, each first tried alone.
@@ -18,7 +21,8 @@ def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> 
         world_size: Number of ranks; shards are tried from two on.
 
     Returns:
-        The combinations, the empty one among them; shortest steps first, by the sum of the policies' own times.
+        The combinations, the empty one among them; shortest steps first, by the sum of the policies' own times, and of
+        about equal ones those of fewer policies.
     """
     alternatives = []
     for kind in policy_types():
@@ -30,7 +34,11 @@ def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> 
     single = [policy for options in alternatives for parts in options for policy in parts]
     extra = {policy: bench.archive[(policy,)].step_time_us - base for policy in single}
     frames = [tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*alternatives)]
-    return sorted(frames, key=lambda frame: (sum(extra[policy] for policy in frame), len(frame)))
+    alike = max(_ALIKE * base, 1e-9)
+    return sorted(
+        frames,
+        key=lambda frame: (round((total := sum(extra[policy] for policy in frame)) / alike), len(frame), total),
+    )
 
 
 def _fitting(bench: Workbench, options: tuple[Policy, ...]) -> list[Policy]:

@@ -82,7 +82,9 @@ class Knapsack:
 
     def relaxed_cost(self, cost: Floats, needed: Floats) -> float:
         """Returns the least cost where columns may be chosen in part, a lower bound; infinite if nothing is enough."""
-        relaxed = self._relax(cost, needed)
+        if needed.max() <= 0:
+            return 0.0
+        relaxed = self._relax_everywhere(cost, needed)
         return np.inf if relaxed is None else relaxed.total
 
     def choose(self, cost: Floats, needed: Floats) -> Ints | None:
@@ -97,15 +99,9 @@ class Knapsack:
         """
         if needed.max() <= 0:
             return np.empty(0, dtype=np.int64)
-        self._add_moments(needed, needed)
-        relaxed: _Relaxed | None = None
-        for _ in range(_MOST_RELAXED):
-            relaxed = self._relax(cost, needed)
-            if relaxed is None:
-                return None
-            if not self._add_moments(needed - self._freed @ relaxed.share, needed):
-                break
-        assert relaxed is not None
+        relaxed = self._relax_everywhere(cost, needed)
+        if relaxed is None:
+            return None
         for _ in range(_MOST_WHOLE):
             chosen = self._choose_whole(cost, needed, relaxed.near())
             if chosen is None:  # none within the limits
@@ -122,6 +118,16 @@ class Knapsack:
         more = np.setdiff1d(_highest(missing), self._moments)
         self._moments = np.append(self._moments, more)
         return bool(len(more))
+
+    def _relax_everywhere(self, cost: Floats, needed: Floats) -> _Relaxed | None:
+        """Solves the relaxed problem, adding the moments at which its solution frees too little."""
+        self._add_moments(needed, needed)
+        relaxed = self._relax(cost, needed)
+        for _ in range(_MOST_RELAXED):
+            if relaxed is None or not self._add_moments(needed - self._freed @ relaxed.share, needed):
+                break
+            relaxed = self._relax(cost, needed)
+        return relaxed
 
     def _relax(self, cost: Floats, needed: Floats) -> _Relaxed | None:
         """Solves the problem for any share of each column; returns None where nothing frees enough."""

@@ -49,6 +49,10 @@ class Mixture:
         self._margin = 0.0
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
 
+    def least_us(self) -> float:
+        """Returns the step time if choices could be made in part, a lower bound as added up; infinite if none fits."""
+        return self._step.duration_us + self._knapsack.relaxed_cost(self._cost_us, self._live - self._budget)
+
     def search(self) -> Candidate | None:
         """Returns the fastest mixture found that fits; None if there is none."""
         best: tuple[Candidate, Ints] | None = None

@@ -16,6 +16,9 @@ from memprof.policies.base import Policy
 from memprof.policies.registry import policy_types
 from memprof.trace.schema import Ints
 
+#: Share of the step time by which another combination of policies has to be faster to be searched.
+_WORTH_TRYING = 2e-3
+
 
 class Selection:
     """Chooses modules on top of a combination of other policies, so that the step fits."""
@@ -39,16 +42,22 @@ class Selection:
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
 
-        The fastest is a mixture. Mixtures of one policy are alternatives where the combination has nothing that changes
-        the update; a policy for some members of one group is simpler to read; and what frees most shows how far the
-        step is from fitting.
+        The fastest is a mixture. Mixtures of one policy are alternatives to the best plan so far and to that without
+        other policies, where the combination has nothing that changes the update; a policy for some members of one group is simpler to read; and what frees most shows how far the
+        step is from fitting. A combination is left out if not even choices in part would make it faster than the best
+        plan so far; without other policies the numbers stay the same, so that these choices are always tried.
         """
         effects = self._effects(frame)
         if effects is None:
             return
-        mixture = Mixture(self._bench, frame, effects, self._budget).search()
+        search = Mixture(self._bench, frame, effects, self._budget)
+        best = next(iter(self._bench.fitting(self._budget)), None)
+        if frame and best is not None and search.least_us() > best.step_time_us * (1 - _WORTH_TRYING):
+            return
+        mixture = search.search()
         kinds = effects.kinds
-        for kind in kinds if len(kinds) > 1 and frame in self._measured else ():
+        is_best = mixture is not None and (best is None or mixture.step_time_us < best.step_time_us)
+        for kind in kinds if len(kinds) > 1 and frame in self._measured and (is_best or not frame) else ():
             Mixture(self._bench, frame, effects.of_kind(kind), self._budget).search()
         fitting = [row for row in range(len(effects.options)) if effects.peak(effects.columns_of(row)) <= self._budget]
         if fitting:
