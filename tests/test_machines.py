@@ -6,7 +6,7 @@ import pytest
 
 from memprof.errors import UsageError
 from memprof.machines.architectures import architecture_of
-from memprof.machines.budget import parse_budget
+from memprof.machines.budget import parse_budget, split_budget
 from memprof.machines.card import find_card
 from memprof.machines.catalogue import (
     CONTEXT_BYTES,
@@ -199,3 +199,25 @@ def test_a_card_can_be_found_by_the_name_it_gives_itself() -> None:
     assert card.capability == (8, 9)
     with pytest.raises(UsageError, match="dry runs on MI300X are unsupported"):
         find_card("mi300x")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (None, (None, None)),
+        ("60%", ("60%", None)),
+        ("24GiB,host=32GiB,pinned=2GiB", ("24GiB", 2 * GIB)),
+        ("pinned=2GiB", (None, 2 * GIB)),
+        ("host=1GiB,60%", ("60%", GIB)),
+    ],
+)
+def test_a_budget_may_have_a_part_for_the_host(text: str | None, parts: tuple[str | None, int | None]) -> None:
+    """Of the host's parts the smaller counts: copies are pinned."""
+    assert split_budget(text) == parts
+
+
+@pytest.mark.parametrize("text", ["8GiB,disk=1GiB", "8GiB,9GiB", "8GiB,host=1GiB,host=2GiB", "8GiB,host=", "host=2x"])
+def test_refuses_parts_of_a_budget_that_say_nothing(text: str) -> None:
+    """A wrong name, a second size, a repeated part or no size."""
+    with pytest.raises(UsageError):
+        split_budget(text)

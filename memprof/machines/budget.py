@@ -1,4 +1,4 @@
-"""Parses a memory budget: a size, a share of the recorded peak, or a device's capacity."""
+"""Parses memory budgets: a size, a share of the recorded peak, or a device's capacity; and host memory beside it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from memprof.errors import UsageError
 from memprof.machines.catalogue import Accelerator
 from memprof.units import format_bytes, parse_bytes
 
+#: Budgets of host memory beside that of the device. Copies that plans make on the host are pinned, so both bound them.
+_ON_HOST = ("host", "pinned")
 _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
 
 
@@ -39,6 +41,36 @@ def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerato
             f"{format_bytes(machine.memory_bytes)}, of which {format_bytes(machine.budget_bytes)} for tensors"
         )
     return budget
+
+
+def split_budget(text: str | None) -> tuple[str | None, int | None]:
+    """Splits ``24GiB,host=32GiB,pinned=2GiB`` into the device's budget and the bytes that copies on the host may take.
+
+    Args:
+        text: The budget as given; None without one.
+
+    Returns:
+        The device's part, None where there is none, and the smaller of the others; None without them.
+
+    Raises:
+        UsageError: A part is neither, is given twice, or is no size.
+    """
+    if text is None:
+        return None, None
+    device: list[str] = []
+    host: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        name = name.strip()
+        if not equals:
+            device.append(part)
+        elif name not in _ON_HOST or name in host:
+            raise UsageError(f"invalid part {part.strip()!r} of the budget: write 24GiB,host=32GiB,pinned=2GiB")
+        else:
+            host[name] = parse_bytes(size)
+    if len(device) > 1:
+        raise UsageError(f"invalid budget {text.strip()!r}: write one size for the device, as in 24GiB,host=32GiB")
+    return device[0] if device else None, min(host.values(), default=None)
 
 
 def _bytes(text: str, recorded_peak_bytes: int) -> int:

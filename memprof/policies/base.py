@@ -150,6 +150,27 @@ class Policy(ABC):
         rewritten: Step = self._module("transform").transform(step, self, at_most=True)
         return rewritten
 
+    @property
+    def takes_host(self) -> bool:
+        """Whether it keeps tensors of a device in host memory."""
+        return False
+
+    def host_bytes(self, step: Step) -> int:
+        """Returns the bytes of pinned host memory that a policy which ``takes_host`` takes, at their peak.
+
+        Calls ``host_bytes(step, policy)`` of the policy's own ``host_bytes.py``.
+
+        Args:
+            step: The step, recorded or transformed by earlier policies.
+
+        Raises:
+            PolicyError: The policy does not fit the step.
+        """
+        if not self.takes_host:
+            return 0
+        found: int = self._module("host_bytes").host_bytes(step, self)
+        return found
+
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns ``errors_seen`` for a job, given its operators, its devices and how its steps differ.
 

@@ -95,6 +95,7 @@ def problem(random: np.random.Generator, columns: int, moments: int) -> Effects:
         freed=random.integers(-50, 300, (moments, columns)).astype(np.float64),
         cost_us=random.uniform(1.0, 100.0, columns),
         copy_us=np.zeros(columns),
+        host_bytes=np.zeros(columns),
         windows=Windows(np.zeros((0, columns)), np.zeros(0)),
     )
 
@@ -137,6 +138,7 @@ def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
         freed=np.array([[100.0, 100.0, 100.0]]),
         cost_us=np.array([0.0, 0.0, 30.0]),
         copy_us=np.array([50.0, 50.0, 0.0]),
+        host_bytes=np.array([64.0, 64.0, 0.0]),
         windows=Windows(np.array([[50.0, 50.0, 0.0]]), np.array([60.0])),
     )
     knapsack, live = Knapsack(copying), copying.live.astype(np.float64)
@@ -145,6 +147,10 @@ def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:
     assert two is not None
     assert one.tolist() in ([0], [1])
     assert two.tolist() in ([0, 2], [1, 2])  # 30 us of recompute, where the second copy would wait for 40
+    knapsack.host_room = 63.0
+    cramped = knapsack.choose(copying.cost_us, live - 200.0)
+    assert cramped is not None
+    assert cramped.tolist() == [2]  # neither copy has room on the host
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])

@@ -12,7 +12,7 @@ from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, steps_under
+from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, steps_under
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
 from memprof.policies.plan.together import require_composable
 from memprof.policies.swap.policy import DEFAULT_GBPS
@@ -79,6 +79,18 @@ class Basis:
             known = fullest_of(steps_under(plan.policies, (self.step, *self.others), self.dry_steps))
             self._fullest[plan.policies] = known
         return known
+
+    def host_bytes_under(self, plan: Plan) -> int:
+        """Returns the bytes of pinned host memory that a plan's copies take.
+
+        Args:
+            plan: The plan.
+
+        Raises:
+            PolicyError: A policy does not apply to the fullest step.
+        """
+        steps = (self.step, *self.others)
+        return host_bytes_under(plan.policies, lambda first: steps_under(first, steps, self.dry_steps))
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
         """Returns a plan with its prediction over all steps, and the fullest predicted step.

@@ -75,6 +75,11 @@ class Suggestion:
             return (None,) * len(self.plans)
         return tuple(reserved_under(self.basis.fullest_under(one.plan), self.manifest, one.plan) for one in self.plans)
 
+    @cached_property
+    def host_bytes(self) -> tuple[int, ...]:
+        """Pinned host memory that the copies of each of ``plans`` take."""
+        return tuple(self.basis.host_bytes_under(one.plan) for one in self.plans)
+
     def source_of(self, one: Candidate) -> str:
         """Returns how a plan's numbers were obtained, including the times of the step it starts from."""
         return max(one.source, self.basis.source, key=SOURCES.index)

@@ -28,6 +28,7 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
         "machine": found.basis.machine or None,
         "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
         "budget_bytes": answer.search_request.budget_bytes,
+        "host_budget_bytes": answer.search_request.most_host_bytes,
         "recorded": {
             "peak_allocated_bytes": answer.recorded.peak_bytes,
             "peak_phase": answer.recorded.peak_phase,
@@ -36,10 +37,13 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
         "minimum_feasible_bytes": answer.search_request.needed(answer.least),
         "plans": [
             *(
-                {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}
-                for one, reserved in zip(found.plans, found.reserved, strict=True)
+                {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved, "host_bytes": host}
+                for one, reserved, host in zip(found.plans, found.reserved, found.host_bytes, strict=True)
             ),
-            *({**_plan(one, found, fits=False), "peak_reserved_bytes": None} for one in found.others),
+            *(
+                {**_plan(one, found, fits=False), "peak_reserved_bytes": None, "host_bytes": None}
+                for one in found.others
+            ),
         ],
         "checked": None if checked is None else [_checked(one) for one in checked],
         "refused": [{"plan": plan, "reason": reason} for plan, reason in answer.refused],

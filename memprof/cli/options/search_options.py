@@ -25,7 +25,8 @@ def budget_options(command: F) -> F:
         "--budget",
         group="Budget and device",
         metavar="SIZE",
-        help="Maximum peak memory: 24GiB, or 60% of the recorded peak.",
+        help="Maximum peak memory: 24GiB, or 60% of the recorded peak; for plans also of copies in host memory: "
+        "24GiB,pinned=8GiB.",
     )
     machine = option(
         "--machine",
@@ -106,6 +107,7 @@ def read_search_request(
         UsageError: An option is invalid.
         PolicyError: Unknown policy.
     """
+    from memprof.machines.budget import split_budget
     from memprof.planners.search.explore import SearchRequest
     from memprof.planners.search.workbench import allowed_names
     from memprof.policies.registry import default_policies
@@ -120,11 +122,13 @@ def read_search_request(
             forbid=names[1],
             most_slowdown=slowdown,
             time_limit_s=time_limit,
+            most_host_bytes=host_bytes,
             **more,
         )
 
     allowed_names(*names, default_policies())
-    budget_of = read_budget(budget, machine)
+    device_budget, host_bytes = split_budget(budget)
+    budget_of = read_budget(device_budget, machine)
     return search_request
 
 

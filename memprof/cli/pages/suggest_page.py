@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from itertools import islice
 from pathlib import Path
 
 from rich.table import Table
@@ -147,17 +148,18 @@ def _change(one: Candidate, recorded: Candidate) -> str:
 
 def _plan_table(found: Suggestion) -> Table:
     on_device = found.basis.step.is_on_device()
-    extra = [">reserved"] if on_device else []
+    takes_host = any(found.host_bytes)
+    extra = [*([">reserved"] if on_device else []), *([">on the host"] if takes_host else [])]
     table = make_table("", "plan", ">peak", *extra, ">saved", ">step time", ">change", "peak in", "source, numerics")
     recorded = found.answer.recorded
-    for number, (one, reserved) in enumerate(
-        zip(found.plans[:_MOST_ROWS], found.reserved[:_MOST_ROWS], strict=True), start=1
-    ):
+    rows = zip(found.plans, found.reserved, found.host_bytes, strict=True)
+    for number, (one, reserved, host) in enumerate(islice(rows, _MOST_ROWS), start=1):
         table.add_row(
             str(number),
             Text(printable(one.plan.describe())),  # the action is not truncated
             describe_peak(one),
             *([] if reserved is None else [format_bytes(reserved)]),
+            *([format_bytes(host) if host else "-"] if takes_host else []),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
             format_us(one.step_time_us),
             _change(one, recorded),
@@ -171,17 +173,25 @@ def _other_table(found: Suggestion) -> Table:
     table = make_table("plan", ">peak", ">over by", ">change", "peak in", "largest category")
     budget, recorded = found.answer.search_request.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
-        over = found.answer.search_request.needed(one) - budget
+        over, most_host = found.answer.search_request.needed(one) - budget, found.answer.search_request.most_host_bytes
+        host_over = 0 if most_host is None else one.host_bytes - most_host
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
         table.add_row(
             Text(printable(one.plan.describe())),
             describe_peak(one),
-            format_bytes_change(over) if over > 0 else "too slow",
+            _over_by(over, host_over),
             _change(one, recorded),
             cell(place_of(one)),
             cell(f"{name} {format_bytes(size)}"),
         )
     return table
+
+
+def _over_by(over: int, host_over: int) -> str:
+    """Returns the bytes by which a plan exceeds the device's budget, or the host's."""
+    if over > 0:
+        return format_bytes_change(over)
+    return f"{format_bytes_change(host_over)} on the host" if host_over > 0 else "too slow"
 
 
 def _refused_table(found: Suggestion) -> Table:
@@ -205,9 +215,10 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     if found.basis.length is not None:
         suggest += f" --at-length {found.basis.length}"
     answer = found.answer
-    again = f"{suggest} --budget {answer.search_request.budget_bytes}"
+    host = "" if (most := answer.search_request.most_host_bytes) is None else f",pinned={most}"
+    again = f"{suggest} --budget {answer.search_request.budget_bytes}{host}"
     if answer.best is None:
-        return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}", "what fits")]
+        return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}{host}", "what fits")]
     check = [(f"{again} --check", "dry-run the job under it (seconds)")] if _may_be_checked(found) else []
     is_known = answer.best.interval.is_exact
     if written is not None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from scipy.optimize import linprog, milp
@@ -39,7 +40,7 @@ def _discarded_stdout() -> Iterator[None]:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-        with open(os.devnull, "wb") as nowhere:
+        with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), _STDOUT)
         yield
     finally:

@@ -31,6 +31,7 @@ class Candidate:
         categories: Bytes at the peak, by category.
         peak_step: Number of the step with the peak.
         interval: Bounds of the peak, from the errors of its policies on other jobs.
+        host_bytes: Pinned host memory that its copies take; 0 unless the search limits it.
     """
 
     policies: tuple[Policy, ...]
@@ -42,6 +43,7 @@ class Candidate:
     categories: dict[str, int] = field(default_factory=dict, compare=False)
     peak_step: int = -1
     interval: Interval = field(default=Interval(0, 0), compare=False)
+    host_bytes: int = field(default=0, compare=False)
 
     @property
     def plan(self) -> Plan:

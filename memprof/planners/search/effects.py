@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.planners.search.groups import Group, find_groups
 from memprof.policies.base import Policy
+from memprof.policies.plan.patterns import by_number
 from memprof.trace.schema import Floats, Ints
 from memprof.trace.step import Step
 
@@ -72,6 +73,7 @@ class Effects:
         freed: Bytes by which each column lowers them, negative where it raises them; ``(moments, columns)``.
         cost_us: Time each column adds to the step, shape ``(columns,)``.
         copy_us: Time for which each column copies, beside the computation.
+        host_bytes: Pinned host memory that its copies take.
         windows: Where these copies run.
     """
 
@@ -84,6 +86,7 @@ class Effects:
     freed: Floats
     cost_us: Floats
     copy_us: Floats
+    host_bytes: Floats
     windows: Windows
 
     @property
@@ -147,7 +150,7 @@ def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
         fields = [field.name for field in dataclasses.fields(policy)]  # type: ignore[arg-type]  # policies are dataclasses
         key = (type(policy), *(getattr(policy, name) for name in fields if name != "modules"))
         known = found.get(key)
-        modules = (*getattr(known, "modules", ()), *getattr(policy, "modules", ()))
+        modules = tuple(sorted((*getattr(known, "modules", ()), *getattr(policy, "modules", ())), key=by_number))
         found[key] = policy if known is None else replace(policy, modules=modules)  # type: ignore[type-var]
     return tuple(found.values())
 

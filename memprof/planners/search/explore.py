@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from memprof.errors import UsageError
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.project import project
@@ -44,6 +45,7 @@ class SearchRequest:
         time_limit_s: Time after which the search stops with its best result.
         planner: Planner whose schedule determines the modules that run again; ``auto`` uses its own search.
         link_bytes_per_us: Bandwidth to the swap target, for planners that offload.
+        most_host_bytes: Most bytes of pinned host memory that copies may take; None for any.
         measured: Plans that were run already, such as compiled ones, whose effect can only be measured.
         is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak must fit the
             budget, not the upper end of its interval.
@@ -58,6 +60,7 @@ class SearchRequest:
     time_limit_s: float = 60.0
     planner: str = "auto"
     link_bytes_per_us: float = 0.0
+    most_host_bytes: int | None = None
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
     learned: SeenErrors = field(default_factory=SeenErrors)
@@ -147,12 +150,26 @@ def explore(
 
     Raises:
         PolicyError: Unknown policy.
+        UsageError: A budget for copies in host memory, of a job that ran there.
     """
+    if search_request.most_host_bytes is not None and not step.is_on_device():
+        raise UsageError(
+            "host= and pinned= bound the copies that plans for a GPU make in host memory; this job ran there itself: "
+            "give one size."
+        )
     started = time.monotonic()
     allowed = allowed_names(search_request.allow, search_request.forbid, default_policies())
     deadline = started + search_request.time_limit_s
     needed = search_request.needed
-    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=needed, dry_steps=dry_steps)
+    bench = Workbench(
+        step,
+        deadline=deadline,
+        report=report,
+        others=others,
+        needed=needed,
+        dry_steps=dry_steps,
+        most_host_bytes=search_request.most_host_bytes,
+    )
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False
@@ -188,12 +205,12 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     frames = find_frames(bench, allowed, world_size=search_request.world_size)
     for frame in frames:
         base = bench.try_plan(*frame)
-        if base is None:
+        if base is None or bench.host_excess(base):
             continue
         best = next(iter(bench.fitting(search_request.budget_bytes)), None)
         # Without other policies the numbers stay the same, which may be worth a slower step.
         is_promising = best is None or not frame or base.step_time_us < best.step_time_us
-        if bench.needed(base) > search_request.budget_bytes and is_promising:
+        if not bench.fits(base, search_request.budget_bytes) and is_promising:
             selection.choose(frame)
     return frames
 
@@ -258,7 +275,10 @@ def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate
     inside = set(map(id, fits))
     others = sorted(
         (one for one in bench.archive.values() if id(one) not in inside and one.policies),
-        key=lambda one: (max(0, bench.needed(one) - search_request.budget_bytes), *rank(one)),
+        key=lambda one: (
+            max(0, bench.needed(one) - search_request.budget_bytes) + bench.host_excess(one),
+            *rank(one),
+        ),
     )
     return SearchResult(
         search_request=search_request,
@@ -269,7 +289,7 @@ def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate
             (", ".join(policy.describe() for policy in policies), sentence)
             for policies, sentence in bench.refused.items()
         ),
-        least=min(bench.archive.values(), key=lambda one: (bench.needed(one), *rank(one))),
+        least=min(bench.archive.values(), key=lambda one: (bench.host_excess(one) > 0, bench.needed(one), *rank(one))),
         was_stopped=bench.was_stopped,
         tried=len(bench.archive),
         took_s=took_s,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint
-from scipy.sparse import block_array, csr_array, eye_array
+from scipy.sparse import block_array, csr_array, eye_array, sparray
 
 from memprof.planners.graph.solver import solve, solve_linear
 from memprof.planners.search.effects import Effects, Windows
@@ -67,7 +67,11 @@ class _Problem:
 
 
 class Knapsack:
-    """Chooses columns, at most one for each module and those around it."""
+    """Chooses columns, at most one for each module and those around it.
+
+    Attributes:
+        host_room: Bytes of pinned host memory that their copies may take; None for any.
+    """
 
     def __init__(self, effects: Effects) -> None:
         """Prepares the problem.
@@ -78,6 +82,8 @@ class Knapsack:
         self._freed = effects.freed
         self._apart = _one_of(effects.modules)
         self._windows = _busy(effects.windows)
+        self._host_bytes = effects.host_bytes
+        self.host_room: float | None = None
         self._moments = np.empty(0, dtype=np.int64)
 
     def relaxed_cost(self, cost: Floats, needed: Floats) -> float:
@@ -164,19 +170,21 @@ class Knapsack:
         moments = self._moments[needed[self._moments] > 0]
         work, room = self._windows.work_us[:, columns] / most, self._windows.room_us / most
         waits = len(room)
-        limits = block_array(
-            [
-                [csr_array(-self._freed[np.ix_(moments, columns)] / scale), None],
-                [self._apart[:, columns], None],
-                [csr_array(work), -eye_array(waits)],
-            ],
-            format="csr",
-        )
-        bounds = np.concatenate([-needed[moments] / scale, np.ones(self._apart.shape[0]), room])
+        rows: list[list[sparray | None]] = [
+            [csr_array(-self._freed[np.ix_(moments, columns)] / scale), None],
+            [self._apart[:, columns], None],
+            [csr_array(work), -eye_array(waits)],
+        ]
+        bounds = [-needed[moments] / scale, np.ones(self._apart.shape[0]), room]
+        if self.host_room is not None:
+            rows.append([csr_array(self._host_bytes[None, columns] / scale), None])
+            bounds.append(np.array([max(self.host_room, 0.0) / scale]))
+        limits = block_array(rows, format="csr")
         ranges = np.zeros((len(columns) + waits, 2))
         ranges[: len(columns), 1] = 1.0
         ranges[len(columns) :, 1] = np.inf
-        return _Problem(np.concatenate([cost[columns] / most, np.ones(waits)]), limits, bounds, ranges, most)
+        cost = np.concatenate([cost[columns] / most, np.ones(waits)])
+        return _Problem(cost, limits, np.concatenate(bounds), ranges, most)
 
     def _rounded(self, cost: Floats, share: Floats, needed: Floats) -> Ints | None:
         """Returns whole columns near a relaxed solution: the largest shares first, until enough is freed.

@@ -15,6 +15,7 @@ from memprof.policies.base import Policy
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
+from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
 
@@ -49,14 +50,16 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
     live = live_bytes(base).during
     moments = _moments([live, *(one.highest for _, one in measured)])
     names = {name: row for row, name in reversed(list(enumerate(module_names(base))))}
-    freed, cost_us, out_us, in_us = [], [], [], []
+    freed, cost_us, out_us, in_us, host = [], [], [], [], []
     for option, one in measured:
         owner = _owners(base, [names[member] for member in option.members])
         freed.append(_freed(base, live, one, owner, len(option.members), moments))
         more_us = one.step.duration_us - base.duration_us
-        cost_us.append(_shares(one.work(owner, option.sizes)) * more_us)
-        out_us.append(one.work(owner, option.sizes, SWAP_OUT))
-        in_us.append(one.work(owner, option.sizes, SWAP_IN))
+        time_us = np.nan_to_num(one.step.ops.duration_us)
+        cost_us.append(_shares(one.added(time_us, owner, option.sizes)) * more_us)
+        out_us.append(one.added(time_us, owner, option.sizes, SWAP_OUT))
+        in_us.append(one.added(time_us, owner, option.sizes, SWAP_IN))
+        host.append(one.added(rounded_when_pinned(one.step.ops.read_bytes), owner, option.sizes, SWAP_OUT))
     sizes = [len(option.members) for option, _ in measured]
     modules = tuple(itertools.chain.from_iterable(option.members for option, _ in measured))
     cost, outs, ins = np.concatenate(cost_us), np.concatenate(out_us), np.concatenate(in_us)
@@ -70,6 +73,7 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
         freed=np.concatenate(freed, axis=1),
         cost_us=cost,
         copy_us=outs + ins,
+        host_bytes=np.concatenate(host),
         windows=_windows(base, modules, names, cost, outs, ins),
     )
 
@@ -139,12 +143,13 @@ class _Replayed:
         np.maximum.at(highest, place, live_bytes(step).during)
         return cls(step, is_inserted, place, highest)
 
-    def work(self, owner: Ints, sizes: Ints, *names: str) -> Floats:
-        """Returns the time of the inserted operators of each member, the mean over those of the same sizes.
+    def added(self, values: Floats | Ints, owner: Ints, sizes: Ints, *names: str) -> Floats:
+        """Adds up values of the inserted operators of each member, and returns the mean over those of the same sizes.
 
         Recorded times of the same operator differ from call to call, and the shortest is no reason to choose a module.
 
         Args:
+            values: Of each operator of the step under the policy, such as its time.
             owner: Place of the member around each module.
             sizes: Number of the members' sizes, shape ``(members,)``.
             names: Names of the operators that count; all if there are none.
@@ -152,7 +157,7 @@ class _Replayed:
         is_counted = self.is_inserted & np.isin(self.step.ops.name, names) if names else self.is_inserted
         whose = _of_ops(owner, self.step)[is_counted]
         total = np.zeros(len(sizes))
-        np.add.at(total, whose[whose != NONE], np.nan_to_num(self.step.ops.duration_us[is_counted])[whose != NONE])
+        np.add.at(total, whose[whose != NONE], values[is_counted][whose != NONE])
         mean: Floats = np.bincount(sizes, weights=total) / np.maximum(np.bincount(sizes), 1)
         return mean[sizes]
 

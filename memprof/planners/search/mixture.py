@@ -43,6 +43,9 @@ class Mixture:
         self._effects = effects
         self._budget = budget_bytes
         self._knapsack = Knapsack(effects)
+        if bench.most_host_bytes is not None:
+            taken = bench.try_plan(*frame)
+            self._knapsack.host_room = bench.most_host_bytes - (0 if taken is None else taken.host_bytes)
         self._step = bench.steps_under(frame)[0]
         self._base = bench.steps_under(effects.frame)[0]
         self._live: Floats = effects.live.astype(np.float64)
@@ -92,7 +95,7 @@ class Mixture:
         return chosen if simpler is None else simpler
 
     def _fits(self, found: Candidate) -> bool:
-        return self._bench.needed(found) <= self._budget
+        return self._bench.fits(found, self._budget)
 
     def _try(self, chosen: Ints) -> Candidate | None:
         return self._bench.try_plan(*self._frame, *self._effects.policies(chosen))
@@ -114,6 +117,8 @@ class Mixture:
         else:
             self._live = live + self._effects.freed[:, chosen].sum(axis=1)
             self._margin = float(self._bench.needed(found) - live.max())
+        if self._knapsack.host_room is not None:
+            self._knapsack.host_room -= self._bench.host_excess(found)
         copy_us = self._effects.copy_us
         total_us = float(copy_us[chosen].sum())
         excess_us = found.step_time_us - self._step.duration_us - float(self._cost_us[chosen].sum())

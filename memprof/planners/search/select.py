@@ -43,9 +43,10 @@ class Selection:
         """Tries choices on top of a combination; the results are in the bench's archive.
 
         The fastest is a mixture. Mixtures of one policy are alternatives to the best plan so far and to that without
-        other policies, where the combination has nothing that changes the update; a policy for some members of one group is simpler to read; and what frees most shows how far the
-        step is from fitting. A combination is left out if not even choices in part would make it faster than the best
-        plan so far; without other policies the numbers stay the same, so that these choices are always tried.
+        other policies, where the combination has nothing that changes the update; a policy for some members of one
+        group is simpler to read; and what frees most shows how far the step is from fitting. A combination is left out
+        if not even choices in part would make it faster than the best plan so far; without other policies the numbers
+        stay the same, so that these choices are always tried.
         """
         effects = self._effects(frame)
         if effects is None:
@@ -84,7 +85,7 @@ class Selection:
         return dataclasses.replace(effects, live=live)
 
     def _fits(self, one: Candidate | None) -> bool:
-        return one is not None and self._bench.needed(one) <= self._budget
+        return one is not None and self._bench.fits(one, self._budget)
 
     def _trim(self, frame: tuple[Policy, ...], option: Option) -> None:
         """Finds the fewest of an option's modules that fit, from the first on."""

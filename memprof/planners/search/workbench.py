@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memprof.errors import InvariantError, PolicyError
 from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, transform_all
+from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, transform_all
 from memprof.policies.plan.together import require_composable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
@@ -33,6 +33,7 @@ class Workbench:
         others: Other steps of the job, which a plan must fit as well.
         needed: Returns the bytes a plan needs.
         dry_steps: Steps from dry runs, which stand for predicted ones.
+        most_host_bytes: Most bytes of pinned host memory that a plan may take; None for any.
     """
 
     step: Step
@@ -44,6 +45,7 @@ class Workbench:
     others: tuple[Step, ...] = ()
     needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
     dry_steps: DrySteps = field(default_factory=dict)
+    most_host_bytes: int | None = None
     _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
@@ -71,13 +73,15 @@ class Workbench:
             require_composable(key)
             steps = self.steps_under(key)
             fullest = self.steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
+            host = 0 if self.most_host_bytes is None else host_bytes_under(key, self.steps_under)
         except PolicyError as error:
             self.refused[key] = str(error)
             return None
         except InvariantError as error:  # one failing plan must not abort the search
             self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
-        self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest, self.dry_steps)
+        found = candidate_of(key, (self.step, *self.others), steps, fullest, self.dry_steps)
+        self.archive[key] = found = replace(found, host_bytes=host)
         self.report(found)
         return found
 
@@ -105,10 +109,17 @@ class Workbench:
             self._steps.pop(next(iter(self._steps)))
         return known
 
+    def fits(self, one: Candidate, budget_bytes: int) -> bool:
+        """Returns whether a plan is within a budget, and its copies within the host's."""
+        return self.needed(one) <= budget_bytes and not self.host_excess(one)
+
+    def host_excess(self, one: Candidate) -> int:
+        """Returns the bytes by which a plan's copies exceed the host's budget, 0 if they do not."""
+        return 0 if self.most_host_bytes is None else max(one.host_bytes - self.most_host_bytes, 0)
+
     def fitting(self, budget_bytes: int) -> list[Candidate]:
         """Lists the plans within a budget, fastest first; ties by fewest policies."""
-        inside = [one for one in self.archive.values() if self.needed(one) <= budget_bytes]
-        return sorted(inside, key=rank)
+        return sorted((one for one in self.archive.values() if self.fits(one, budget_bytes)), key=rank)
 
 
 def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:

@@ -105,6 +105,11 @@ class OptimizerPolicy(Policy):
         """Returns the observed errors: larger for 8-bit state than for another loop."""
         return self.errors_seen if self.state else (0.002, 0.002)
 
+    @property
+    def takes_host(self) -> bool:
+        """Whether the state is in host memory."""
+        return self.state == "host"
+
     def describe(self) -> str:
         """Describes the policy: ``optimizer in-backward, foreach``."""
         words = [_IN_BACKWARD] if self.in_backward else []

@@ -168,7 +168,7 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
     freed[dying] = last if lasts is None else lasts[np.searchsorted(updates.ops, freed[dying])]
     allocated, device = storages.allocated_bytes.copy(), storages.device.copy()
     if policy.state == "host":
-        away = np.array([storage for update in updates.updates for storage in _state_of(step, update)], dtype=np.int64)
+        away = np.array([storage for update in updates.updates for storage in state_of(step, update)], dtype=np.int64)
         allocated[away], device[away] = 0, "cpu"  # pinned host memory is outside the device allocator
     draft.storages = storages.replace(freed_op_id=freed, allocated_bytes=allocated, device=device)
     if policy.in_backward:
@@ -236,7 +236,7 @@ def _write_one(
     brought: dict[int, int] = {}
     sizes = step.storages.allocated_bytes
     if policy.state == "host":
-        for storage in _state_of(step, update):
+        for storage in state_of(step, update):
             op = insertion.op(
                 "aten._to_copy.default",
                 like=like,
@@ -284,7 +284,7 @@ def _free_with_blocks(draft: Draft, step: Step, updates: Updates, last_of: Ints)
     draft.storages = storages.replace(freed_op_id=freed, created_op_id=created)
 
 
-def _state_of(step: Step, update: Update) -> list[int]:
+def state_of(step: Step, update: Update) -> list[int]:
     """Returns the state of an update that is worth moving: not the step counters, which are single numbers."""
     state = [storage for key, storage in update.storages.items() if key not in (PARAMETER, GRADIENT)]
     return [storage for storage in state if step.storages.shape[storage] != ""]

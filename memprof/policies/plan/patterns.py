@@ -74,6 +74,11 @@ def condensed(patterns: Sequence[str]) -> str:
     return ", ".join(words)
 
 
+def by_number(name: str) -> list[str | int]:
+    """Sort key of names: numbers in them count as numbers."""
+    return [int(part) if place % 2 else part for place, part in enumerate(_NUMBERS.split(name))]
+
+
 def _differing(one: Sequence[str], two: Sequence[str]) -> list[int]:
     """Returns the numbers in which two names split at their numbers differ; all parts where they differ elsewhere."""
     differing = [place for place, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]]

@@ -58,6 +58,29 @@ def steps_under(
     return predicted
 
 
+def host_bytes_under(policies: Sequence[Policy], steps_before: Callable[[tuple[Policy, ...]], Sequence[Step]]) -> int:
+    """Returns the bytes of pinned host memory that a plan takes, in the step in which it takes most.
+
+    Args:
+        policies: The plan's, in their order.
+        steps_before: Returns the steps under the plan's first policies; the first is the one that it was chosen on.
+
+    Raises:
+        PolicyError: A policy does not fit the first step.
+    """
+    total: dict[int, int] = {}
+    for count, policy in enumerate(policies):
+        if not policy.takes_host:
+            continue
+        for number, step in enumerate(steps_before(tuple(policies[:count]))):
+            try:
+                total[number] = total.get(number, 0) + policy.host_bytes(step)
+            except PolicyError:  # it leaves another step unchanged
+                if number == 0:
+                    raise
+    return max(total.values(), default=0)
+
+
 def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = False) -> tuple[Step, ...]:
     """Rewrites several steps of a job through one policy.
 

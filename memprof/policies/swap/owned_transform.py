@@ -37,6 +37,17 @@ def transform_state(step: Step, policy: Swap) -> Step:
     Raises:
         PolicyError: The step has no update, or no state of that size.
     """
+    moved = state_to_move(step, policy)
+    start, end = _update_of(step, moved)
+    return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
+
+
+def state_to_move(step: Step, policy: Swap) -> Ints:
+    """Returns the storages of optimizer state that the policy moves.
+
+    Raises:
+        PolicyError: There is no state of that size, or it is in use while a closure runs.
+    """
     updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
     if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
         raise PolicyError(NO_HISTORY)
@@ -45,8 +56,7 @@ def transform_state(step: Step, policy: Swap) -> Step:
         raise PolicyError(
             f"The step has no optimizer state of {policy.minimum_bytes:,} bytes or more; swap has no effect."
         )
-    start, end = _update_of(step, moved)
-    return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
+    return moved
 
 
 def transform_parameters(step: Step, policy: Swap) -> Step:
@@ -55,18 +65,8 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     Raises:
         PolicyError: A pattern matches nothing, or no parameter can be moved.
     """
-    storages, calls = step.storages, step.module_calls
-    tops = _outermost_modules(step, policy)
-    require_untouched(step, tops != NONE)
-    is_parameter = _can_move(step, policy, "parameter") & (storages.module_id != NONE)
-    top_of = np.where(is_parameter, tops[storages.module_id], NONE)
-    top_of[_used_elsewhere(step, top_of, tops)] = NONE
-    moved = np.flatnonzero(top_of != NONE)
-    if not len(moved):
-        raise PolicyError(
-            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more and is used "
-            "outside of torch.func; choose other modules or a smaller minimum_bytes."
-        )
+    moved, top_of = parameters_to_move(step, policy)
+    calls, tops = step.module_calls, _outermost_modules(step, policy)
     at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
     is_call = ~calls.is_recompute & (calls.first_op_id != NONE)
     for call in np.flatnonzero(is_call & (tops[calls.module_id] == calls.module_id)):
@@ -83,6 +83,27 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         np.concatenate([*is_new, np.zeros(len(leased), dtype=np.bool_)]),
     )
     return _with_stays(step, policy, *columns)
+
+
+def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:
+    """Returns the parameters that the policy moves, and the chosen module of each storage, NONE if it stays.
+
+    Raises:
+        PolicyError: A pattern matches nothing, or no parameter can be moved.
+    """
+    storages = step.storages
+    tops = _outermost_modules(step, policy)
+    require_untouched(step, tops != NONE)
+    is_parameter = _can_move(step, policy, "parameter") & (storages.module_id != NONE)
+    top_of = np.where(is_parameter, tops[storages.module_id], NONE)
+    top_of[_used_elsewhere(step, top_of, tops)] = NONE
+    moved = np.flatnonzero(top_of != NONE)
+    if not len(moved):
+        raise PolicyError(
+            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more and is used "
+            "outside of torch.func; choose other modules or a smaller minimum_bytes."
+        )
+    return moved, top_of
 
 
 def _can_move(step: Step, policy: Swap, category: str) -> Bools:

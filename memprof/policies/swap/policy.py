@@ -127,6 +127,11 @@ class Swap(Policy):
         """Variables may hold moved activations; the owners of optimizer state and parameters are known."""
         return self.what == "activations"
 
+    @property
+    def takes_host(self) -> bool:
+        """Whether the copies are in host memory, beside a device's."""
+        return self.to == "host"
+
     @classmethod
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Moves what modules save: to host memory from a device, to disk from host memory."""
