@@ -142,6 +142,10 @@ def cost_of(kind: type[Policy]) -> Cost:
     )
 
 
+def _numerics(kind: type[Policy]) -> str:
+    return kind.from_flag(kind.flag_example.strip("'")).numerics
+
+
 def costs() -> Iterator[str]:
     """Yields the table of what each policy does to the sample."""
     yield "| policy | flag | peak | change | step time | numerics | how |"
@@ -151,7 +155,7 @@ def costs() -> Iterator[str]:
         if not cost.why_not:
             yield (
                 f"| {_link(kind)} | `{_flag(kind)}` | {format_bytes(cost.peak_bytes)} | {cost.peak_change:+.1%} | "
-                f"{cost.time_change:+.1%} | {kind.numerics} | {kind.source} |"
+                f"{cost.time_change:+.1%} | {_numerics(kind)} | {kind.source} |"
             )
 
 
@@ -159,7 +163,7 @@ def costs_not_told() -> Iterator[str]:
     """Yields the policies that are not in the table, and why."""
     for kind in policy_types():
         if cost_of(kind).why_not:
-            yield f"- {_link(kind)} (numerics: {kind.numerics}; how: {kind.source}): {cost_of(kind).why_not}"
+            yield f"- {_link(kind)} (numerics: {_numerics(kind)}; how: {kind.source}): {cost_of(kind).why_not}"
 
 
 def what_policies_do() -> Iterator[str]:

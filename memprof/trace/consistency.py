@@ -55,6 +55,7 @@ _TARGETS: dict[str, type[Table]] = {
     "forward_op_id": Ops,
     "created_op_id": Ops,
     "freed_op_id": Ops,
+    "held_op_id": Ops,
     "released_op_id": Ops,
     "stack_id": Stacks,
     "storage_id": Storages,

@@ -67,6 +67,7 @@ def cut_step(trace: TableSource, number: int) -> Step:
         storage_id=np.arange(len(storages)),
         created_op_id=_rebase(storages.created_op_id, first, last),
         freed_op_id=_rebase(storages.freed_op_id, first, last),
+        held_op_id=_rebase(storages.held_op_id, first, last),
     )
 
     uses = trace.table(Uses)

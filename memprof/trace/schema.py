@@ -289,6 +289,9 @@ class Storages(Table):
     allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory it does not own")
     created_op_id: Ints = _id("operator that created it; null when alive before the recording")
     freed_op_id: Ints = _id("last operator run before it was freed; null when alive at the end")
+    held_op_id: Ints = _id(
+        "last operator up to which local variables of forward hold it, as far as the source shows; null where none does"
+    )
     shape: Texts = _text("sizes of the first tensor seen on it, such as 8x128x256; null when none was")
     dtype: Texts = _text("element type of that tensor, such as float32; null when none was")
 

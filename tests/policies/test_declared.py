@@ -33,6 +33,12 @@ def test_a_policy_declares_its_effect_and_its_errors(kind: type[Policy]) -> None
     assert policy.describe().startswith(("swap", kind.name, "precision"))
 
 
+def test_state_in_eight_bits_is_approximate() -> None:
+    """Its updates differ by more than rounding, unlike those of another loop."""
+    assert OptimizerPolicy(state="8bit").numerics == "approximate"
+    assert OptimizerPolicy(loop="fused").numerics == OptimizerPolicy(in_backward=True).numerics == "rounding"
+
+
 def test_recomputing_and_moving_change_no_number() -> None:
     """Plans of these policies are shown as bit-identical."""
     for policy in (Checkpoint.from_flag("layers.*"), Swap.from_flag("layers.*"), Remat.from_flag("8GiB")):

@@ -15,8 +15,9 @@ def python_death(step: Step, nodes: Nodes) -> Ints:
 
     A storage that outlives every node that saved it is last referenced by Python: it is freed as recorded. For one
     freed with such a node, Python dropped its reference earlier, and the recording does not contain when. It is then
-    assumed to drop it after the last operator that uses the storage outside backward or, if it was passed to a module,
-    when the module's call returns: its frames hold the arguments. (A local variable that keeps it longer is not seen.)
+    assumed to drop it after the last operator that uses the storage outside backward, or when the local variables that
+    the source shows to hold it are gone (``held_op_id``), or, if it was passed to a module, when the module's call
+    returns: its frames hold the arguments.
     """
     storages, saved = step.storages, step.saved
     freed = storages.freed_op_id
@@ -26,6 +27,7 @@ def python_death(step: Step, nodes: Nodes) -> Ints:
     death = freed.copy()
     death[is_hidden] = np.maximum(_last_held(step)[is_hidden], storages.created_op_id[is_hidden])
     death[is_hidden] = np.maximum(death, cached_until(step, is_hidden))[is_hidden]
+    death[is_hidden] = np.maximum(death, storages.held_op_id)[is_hidden]
     return np.where(is_hidden, np.minimum(death, freed), death)
 
 

@@ -41,7 +41,6 @@ class OptimizerPolicy(Policy):
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
     )
     flag_example: ClassVar[str] = "in-backward,foreach"
-    numerics: ClassVar[str] = "rounding"  # fused kernels round differently; 8-bit state is itself rounded
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.10, 0.07)
@@ -66,6 +65,11 @@ class OptimizerPolicy(Policy):
                 f"optimizer: state {self.state} and loop {self.loop} are incompatible: the state determines the loop; "
                 "write one of them."
             )
+
+    @property
+    def numerics(self) -> str:  # type: ignore[override]  # of the other policies it does not depend on the settings
+        """Whether the update rounds differently, as fused kernels do, or keeps its state in 8 bits."""
+        return "approximate" if self.state == "8bit" else "rounding"
 
     @property
     def needs_optimizer(self) -> bool:

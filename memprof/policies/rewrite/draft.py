@@ -217,6 +217,7 @@ class Draft:
             storage_id=np.arange(len(storages)),
             created_op_id=created[storage_order],
             freed_op_id=new_op[storages.freed_op_id],
+            held_op_id=new_op[storages.held_op_id],
         )
         more = len(self.storages) - len(self._step.storage_ids)
         known = np.append(self._step.storage_ids, np.full(more, NONE))

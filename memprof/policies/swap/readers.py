@@ -53,3 +53,22 @@ def _reads_values(reader: FrameType) -> bool:
         reader = reader.f_back
     place = reader.f_code.co_filename, reader.f_code.co_name
     return place not in _GRADIENTS_ONLY and not str(reader.f_globals.get("__name__")).startswith("memprof.")
+
+
+def bring_in_for_casts(job: Job, module: torch.nn.Module, bring_in: Callable[[], Any]) -> None:
+    """Brings in a module's own parameters before ``to``, ``double``, ``half`` and the like.
+
+    Args:
+        job: The job.
+        module: Any of its modules.
+        bring_in: Brings in those of its own parameters that are moved.
+    """
+
+    def casting(before: Any) -> Callable[..., Any]:
+        def _apply(*args: Any, **kwargs: Any) -> Any:
+            bring_in()
+            return before(*args, **kwargs)
+
+        return _apply
+
+    job.replace_method(module, "_apply", casting)

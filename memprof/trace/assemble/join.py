@@ -36,7 +36,16 @@ T = TypeVar("T", bound=Table)
 Tables = dict[type[Table], Table]
 
 _GAP_ROWS = 2
-_OF_OPS = ("op_id", "first_op_id", "last_op_id", "forward_op_id", "created_op_id", "freed_op_id", "released_op_id")
+_OF_OPS = (
+    "op_id",
+    "first_op_id",
+    "last_op_id",
+    "forward_op_id",
+    "created_op_id",
+    "freed_op_id",
+    "held_op_id",
+    "released_op_id",
+)
 
 
 def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]) -> Tables:

@@ -19,9 +19,10 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
-from memprof.trace.assemble.own_casts import find_own_casts
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
+from memprof.trace.assemble.source.own_casts import find_own_casts
+from memprof.trace.assemble.source.variables import held_by_variables
 from memprof.trace.assemble.steps import step_table
 from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.manifest import Manifest, Speed
@@ -119,12 +120,13 @@ def _tables(
     steps = step_table(recording.spool, ops.step, recording.is_real)
     steps = with_roofline(steps, ops) if is_dry else steps
     failures, stacks = failure_table(recording, ops, stacks, exit_record)
+    held = held_by_variables(ops, memory.storages, memory.uses, calls.table, stacks)
     tables: dict[type[Table], Table] = {
         Modules: modules,
         ModuleCalls: calls.table,
         Steps: steps,
         Ops: ops,
-        Storages: kept_for_backward(memory.storages, failures, ops),
+        Storages: kept_for_backward(memory.storages.replace(held_op_id=held), failures, ops),
         Uses: memory.uses,
         Saved: saved_for_backward(memory.uses, memory.storages, ops),
         Memory: memory_samples(recording, memory.counter),

@@ -59,6 +59,7 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
         storage_id=np.arange(len(storages)),
         created_op_id=_moved(storages.created_op_id, first_op_id),
         freed_op_id=_moved(storages.freed_op_id, first_op_id),
+        held_op_id=_moved(storages.held_op_id, first_op_id),
     )
 
     ops = _table(kept, Ops)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from memprof.trace.assemble.source.lines import PLACE, forget_sources, function_around, lines_of
 from memprof.trace.schema import NONE, Ops, Stacks
 
 #: In source code: ``x.float()``, ``softmax(x, dtype=torch.float32)``, ``x.to(other.dtype)``, ``x.type_as(other)``.
@@ -16,11 +16,6 @@ _CASTS = re.compile(r"dtype|float32|\.float\(|\.double\(|\.type(_as)?\(|\.(half|
 _CASTS_BEFORE = re.compile(r"float32|\.float\(|\.double\(")
 #: Of torch itself: its modules cast where their arguments say so.
 _TORCH = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")
-_DEFINES = re.compile(r"\s*(async\s+)?def\s")
-#: Larger files are not read.
-_MOST_BYTES = 4 * 2**20
-#: A line of a stack: file, line and function.
-_PLACE = re.compile(r"(?P<path>.+):(?P<line>[0-9]{1,9}):")
 #: Functions around the innermost one outside torch that are read as well.
 _CALLERS = 2
 
@@ -42,12 +37,12 @@ def find_own_casts(ops: Ops, stacks: Stacks) -> tuple[int, ...]:
         return tuple(one for one in used if _may_cast(str(texts[one])))
     finally:
         _names_type.cache_clear()
-        _lines_of.cache_clear()
+        forget_sources()
 
 
 def _may_cast(frames: str) -> bool:
     own = [frame for frame in frames.splitlines() if not _TORCH.search(frame)][: _CALLERS + 1]
-    places = [place for frame in own if (place := _PLACE.match(frame))]
+    places = [place for frame in own if (place := PLACE.match(frame))]
     if len(places) < len(own) or not places:
         return True
     patterns = [_CASTS, *[_CASTS_BEFORE] * _CALLERS]
@@ -60,25 +55,5 @@ def _may_cast(frames: str) -> bool:
 @cache
 def _names_type(path: str, line: int, pattern: re.Pattern[str]) -> bool:
     """Returns whether the function around a line has the pattern, or cannot be read."""
-    lines = _lines_of(path)
-    if not 0 < line <= len(lines):
-        return True
-    first = line - 1
-    while first > 0 and not (_DEFINES.match(lines[first]) and _indent(lines[first]) < _indent(lines[line - 1])):
-        first -= 1
-    last = line
-    while last < len(lines) and (not lines[last].strip() or _indent(lines[last]) > _indent(lines[first])):
-        last += 1
-    return any(pattern.search(text) for text in lines[first:last])
-
-
-@cache
-def _lines_of(path: str) -> list[str]:
-    """Returns the lines of a source file; none where it is not an ordinary one."""
-    place = Path(path)
-    is_source = place.suffix == ".py" and place.is_file() and place.stat().st_size <= _MOST_BYTES
-    return place.read_text(encoding="utf-8", errors="replace").splitlines() if is_source else []
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    first, last = function_around(path, line)
+    return first == last or any(pattern.search(text) for text in lines_of(path)[first:last])
