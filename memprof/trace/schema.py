@@ -356,10 +356,25 @@ class AllocatorEvents(Table):
     action: Texts = _text("what the allocator did", ACTIONS)
     address: Ints = _int("address of the memory; addresses are reused")
     size_bytes: Ints = _int("requested bytes; positive for frees too")
+    block_bytes: Ints = _id("bytes of the block allocated or freed; null where unknown, and for other actions")
     stream: Ints = _int("device stream; 0 on CPU")
     pool: Texts = _text("allocator pool; null for the default")
     op_id: Ints = _id("operator running, or the last one before")
     stack_id: Ints = _id("Python stack; null where not taken")
+    compile_context: Texts = _text("what torch.compile was compiling or running; null outside")
+    user_metadata: Texts = _text("text set with torch.cuda.memory._set_memory_metadata; null without")
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations(Table):
+    """One row per named time span of an imported snapshot, such as ``Optimizer.step#AdamW.step``."""
+
+    table_name: ClassVar[str] = "annotations"
+
+    device: Texts = _text("such as cuda:0")
+    name: Texts = _text("its name")
+    start_us: Floats = _float("start time; null where it began before the recording")
+    end_us: Floats = _float("end time; null where it ended after the recording")
 
 
 @dataclass(frozen=True, eq=False)
@@ -476,6 +491,9 @@ class Stacks(Table):
 
     stack_id: Ints = _id("dense id")
     frames: Texts = _text("one frame a line, innermost first, as file:line:function")
+    fx_nodes: Texts = _text(
+        "one line for each frame of a torch.fx graph: operation, node, and the line it was traced from; null without"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -564,6 +582,7 @@ TABLES: tuple[type[Table], ...] = (
     Memory,
     HostMemory,
     AllocatorEvents,
+    Annotations,
     Segments,
     DeviceMemory,
     StepPeaks,

@@ -16,6 +16,7 @@ from memprof.trace.schema import (
     ACTIONS,
     NONE,
     AllocatorEvents,
+    Annotations,
     Floats,
     Ints,
     Memory,
@@ -80,6 +81,7 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
         Storages: storages,
         Memory: _memory(device, rows, storages),
         AllocatorEvents: _events(device, rows),
+        Annotations: _annotations(device),
         Segments: device.segments,
         Stacks: device.stacks.table(),
     }
@@ -153,7 +155,7 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
     lives = device.lives
     return Storages.of(
         storage_id=np.arange(len(order)),
-        category=_categories(rows, phases)[order],
+        category=_categories(device, rows, phases)[order],
         device=[device.name] * len(order),
         requested_bytes=lives.requested[order],
         allocated_bytes=lives.allocated[order],
@@ -162,8 +164,11 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
     )
 
 
-def _categories(rows: _Rows, phases: Phases) -> Texts:
-    """Returns the category of each life, as far as its stack or its two phases determine it."""
+def _categories(device: DeviceHistory, rows: _Rows, phases: Phases) -> Texts:
+    """Returns the category of each life: the file's own, else as far as its stack or its two phases determine it."""
+    given, born_at = device.entries.category, device.lives.alloc
+    if given is not None:
+        return np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
     created, freed = rows.created, rows.freed
     category = np.full(len(created), "unknown", dtype=object)
     born = created != NONE
@@ -229,6 +234,10 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
         ]
         streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
     row_of = np.cumsum(entries.action == ALLOC) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
+    block_bytes = np.full(len(old) + len(entries), NONE, dtype=np.int64)
+    block_bytes[: len(old)] = lives.allocated[old]
+    for ends in (lives.alloc, lives.free):
+        block_bytes[len(old) + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = len(old) + len(entries)
     return AllocatorEvents.of(
         index=np.concatenate((np.full(len(old), NONE), np.arange(len(entries)))),
@@ -237,8 +246,30 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
         action=["alloc"] * len(old) + [ACTIONS[code] for code in entries.action.tolist()],
         address=np.concatenate((address, entries.address)),
         size_bytes=np.concatenate((lives.requested[old], entries.size)),
+        block_bytes=block_bytes,
         stream=np.concatenate((streams, entries.stream)),
         pool=[*pools.tolist(), *entries.pool],
         op_id=np.concatenate((np.full(len(old), NONE), np.minimum(row_of, len(rows) - 1))),
         stack_id=[*stacks, *(stack.stack_id for stack in entries.stacks)],
+        compile_context=[*[""] * len(old), *entries.compile_context],
+        user_metadata=[*[""] * len(old), *entries.user_metadata],
+    )
+
+
+def _annotations(device: DeviceHistory) -> Annotations:
+    """Pairs the starts and ends of named spans, those inside each other innermost first."""
+    spans: list[tuple[str, float, float]] = []
+    begun: dict[str, list[float]] = {}
+    for one in device.annotations:
+        if one.is_start:
+            begun.setdefault(one.name, []).append(one.time_us)
+        else:
+            starts = begun.get(one.name)
+            spans.append((one.name, starts.pop() if starts else np.nan, one.time_us))
+    spans += [(name, start, np.nan) for name, starts in begun.items() for start in starts]
+    return Annotations.of(
+        device=[device.name] * len(spans),
+        name=[name for name, _, _ in spans],
+        start_us=[start for _, start, _ in spans],
+        end_us=[end for _, _, end in spans],
     )
