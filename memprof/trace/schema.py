@@ -60,6 +60,7 @@ CATEGORIES = (
 )
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
+HOLDER_KINDS = ("global", "local", "class", "closure", "exception", "cache", "optimizer", "unknown")
 STEP_KINDS = ("warm_up", "recorded", "timed", "plain", "skipped")
 PEAK_SOURCES = ("counted", "heard", "told")
 ACTIONS = (
@@ -467,6 +468,26 @@ class OutOfMemory(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class Holders(Table):
+    """One row per tensor whose holder was looked up: what in the job keeps it alive."""
+
+    table_name: ClassVar[str] = "holders"
+
+    step: Ints = _int("step at whose end it was looked up")
+    device: Texts = _text("such as cpu or cuda:0")
+    storage_id: Ints = _id("the tensor's storage; null where not recorded")
+    kind: Texts = _text("what holds it", HOLDER_KINDS)
+    chain: Texts = _text("references from a variable to the tensor, such as history['loss'][3]; null if none was found")
+    container: Texts = _text("type of the object that the variable refers to; null where unknown")
+    stack_id: Ints = _id("stack of one frame: file, line and function of the variable; null where unknown")
+    shape: Texts = _text("sizes of the tensor, such as 8x128x256")
+    dtype: Texts = _text("its element type, such as float32")
+    has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
+    tensors: Ints = _int("tensors of this shape, type and graph that Python held then")
+    total_bytes: Ints = _int("bytes of their storages")
+
+
+@dataclass(frozen=True, eq=False)
 class Optimizers(Table):
     """One row per optimizer of the job, in its last recorded state."""
 
@@ -588,6 +609,7 @@ TABLES: tuple[type[Table], ...] = (
     StepPeaks,
     ModulePeaks,
     OutOfMemory,
+    Holders,
     Optimizers,
     Stacks,
 )
