@@ -105,7 +105,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         is_complete=_flag(record["is_complete"]),
         lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
         traits=Traits.from_json(record["traits"]),
-        growth_bytes=_time(record.get("growth_bytes")),  # missing in summaries of earlier versions
+        growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.replay.allocator.block_sizes import blocks_in_use
+from memprof.replay.allocator.blocks import PENDING as PENDING_BLOCK
 from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot
 from memprof.trace.schema import NONE, AllocatorEvents, Annotations, Segments
 from memprof.trace.store import Trace
@@ -32,16 +34,7 @@ def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
 
 def _blocks(events: AllocatorEvents, segments: Segments) -> Blocks:
     """Returns the blocks of the segments: those in use after the last event, and what is free between them."""
-    used: dict[int, tuple[int, int, str, int]] = {}
-    columns = (events.action, events.address, events.block_bytes, events.size_bytes, events.stack_id)
-    is_completed = bool((events.action == "free_completed").any())
-    for action, address, size, requested, stack in zip(*(column.tolist() for column in columns), strict=True):
-        if action == "alloc" and size > 0:
-            used[address] = (size, requested, ACTIVE, stack)
-        elif action in ("free", "free_completed") or (action == "free_requested" and not is_completed):
-            used.pop(address, None)
-        elif action == "free_requested" and address in used:
-            used[address] = (*used[address][:2], PENDING, used[address][3])
+    used = blocks_in_use(events)
     rows: list[tuple[int, int, int, int, str, int]] = []
     addresses = np.array(sorted(used), dtype=np.int64)
     for row, (start, total) in enumerate(
@@ -52,7 +45,7 @@ def _blocks(events: AllocatorEvents, segments: Segments) -> Blocks:
             size, requested, state, stack = used[address]
             if address > position:
                 rows.append((row, position, address - position, 0, INACTIVE, NONE))
-            rows.append((row, address, size, requested, state, stack))
+            rows.append((row, address, size, requested, PENDING if state == PENDING_BLOCK else ACTIVE, stack))
             position = address + size
         if position < end:
             rows.append((row, position, end - position, 0, INACTIVE, NONE))

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from memprof.replay.allocator.blocks import FREE, UNMAPPED
+from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED
 from memprof.replay.allocator.rules import ROUNDING_BYTES, SMALL_REQUEST_BYTES, Settings, rounded_request
 from memprof.replay.allocator.window import BlockMap, paired_frees, rewound
 from memprof.trace.schema import AllocatorEvents, Ints
+
+
+class UsedBlock(NamedTuple):
+    """A block in use: its bytes, the bytes requested, ALLOCATED or PENDING, and its allocation stack."""
+
+    size: int
+    requested: int
+    state: int
+    stack_id: int
+
+
+def blocks_in_use(events: AllocatorEvents) -> dict[int, UsedBlock]:
+    """Returns the blocks in use after some recorded events with block sizes, by address.
+
+    Args:
+        events: The events of one device, in order, those that list what was there before first.
+    """
+    used: dict[int, UsedBlock] = {}
+    columns = (events.action, events.address, events.block_bytes, events.size_bytes, events.stack_id)
+    is_completed = bool((events.action == "free_completed").any())
+    for action, address, size, requested, stack in zip(*(column.tolist() for column in columns), strict=True):
+        if action == "alloc" and size > 0:
+            used[address] = UsedBlock(size, requested, ALLOCATED, stack)
+        elif action in ("free", "free_completed") or (action == "free_requested" and not is_completed):
+            used.pop(address, None)
+        elif action == "free_requested" and address in used:
+            used[address] = used[address]._replace(state=PENDING)
+    return used
 
 
 def block_sizes(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Ints:

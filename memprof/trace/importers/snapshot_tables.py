@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.importers.allocations import pending_after
-from memprof.trace.importers.columns import ALLOC, SEGMENT_GROWS
+from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import Phases, step_table
@@ -17,10 +17,12 @@ from memprof.trace.schema import (
     NONE,
     AllocatorEvents,
     Annotations,
+    Bools,
     Floats,
     Ints,
     Memory,
     Ops,
+    OutOfMemory,
     Segments,
     Stacks,
     Steps,
@@ -82,6 +84,7 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
         Memory: _memory(device, rows, storages),
         AllocatorEvents: _events(device, rows),
         Annotations: _annotations(device),
+        OutOfMemory: _failures(device, rows, phases),
         Segments: device.segments,
         Stacks: device.stacks.table(),
     }
@@ -89,12 +92,13 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
 
 
 def _timeline(device: DeviceHistory) -> _Rows:
-    """A row for the beginning, then one for each allocation of the history."""
+    """A row for the beginning, then one for each allocation of the history, also those that failed."""
     entries, lives = device.entries, device.lives
-    entry = np.concatenate(([NONE], np.flatnonzero(entries.action == ALLOC))).astype(np.int64)
+    is_row = _is_row(entries)
+    entry = np.concatenate(([NONE], np.flatnonzero(is_row))).astype(np.int64)
     time_us = np.concatenate((entries.time_us[:1], entries.time_us[entry[1:]]))
     # An entry belongs to the last allocation at or before it, or to row 0 before the first allocation.
-    row_of = np.cumsum(entries.action == ALLOC)
+    row_of = np.cumsum(is_row)
     before = np.concatenate(([0], row_of[:-1]))
     return _Rows(
         entry=entry,
@@ -103,6 +107,12 @@ def _timeline(device: DeviceHistory) -> _Rows:
         created=np.where(lives.alloc == NONE, NONE, row_of[lives.alloc]),
         freed=np.where(lives.free == NONE, NONE, before[lives.free]),
     )
+
+
+def _is_row(entries: Entries) -> Bools:
+    """Returns which entries have a row of their own, shape ``(entries,)``."""
+    is_row: Bools = np.isin(entries.action, (ALLOC, OOM))
+    return is_row
 
 
 def _end_state(device: DeviceHistory) -> _Rows:
@@ -196,7 +206,7 @@ def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
     if device.facts.has_timeline:
         # Segments are allocated right before the allocation that needs them, and count with it.
         is_ahead = np.isin(entries.action, SEGMENT_GROWS)
-        row_of = np.minimum(np.cumsum(entries.action == ALLOC) + is_ahead, ops - 1)
+        row_of = np.minimum(np.cumsum(_is_row(entries)) + is_ahead, ops - 1)
         highest[:] = NONE
         np.maximum.at(highest, row_of, reserved.after)
         highest[0] = max(int(highest[0]), reserved.start)
@@ -233,7 +243,7 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
             np.maximum(np.searchsorted(device.segments.address[by_address], address, side="right") - 1, 0)
         ]
         streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
-    row_of = np.cumsum(entries.action == ALLOC) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
+    row_of = np.cumsum(_is_row(entries)) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
     block_bytes = np.full(len(old) + len(entries), NONE, dtype=np.int64)
     block_bytes[: len(old)] = lives.allocated[old]
     for ends in (lives.alloc, lives.free):
@@ -253,6 +263,38 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
         stack_id=[*stacks, *(stack.stack_id for stack in entries.stacks)],
         compile_context=[*[""] * len(old), *entries.compile_context],
         user_metadata=[*[""] * len(old), *entries.user_metadata],
+    )
+
+
+def _failures(device: DeviceHistory, rows: _Rows, phases: Phases) -> OutOfMemory:
+    """Builds the table of failed requests: those of the history, each after the last row before it."""
+    entries, lives = device.entries, device.lives
+    failed = np.flatnonzero(entries.action == OOM)
+    change = np.zeros(len(entries) + 1, dtype=np.int64)
+    born, freed = lives.alloc != NONE, lives.free != NONE
+    np.add.at(change, lives.alloc[born], lives.allocated[born])
+    np.subtract.at(change, lives.free[freed], lives.allocated[freed])
+    held = int(lives.allocated[~born].sum()) + np.cumsum(change)
+    row = np.minimum(np.cumsum(_is_row(entries))[failed], len(rows) - 1)
+    last = int(np.flatnonzero(entries.action == ALLOC).max(initial=NONE))
+    stacks = [entries.stacks[place] for place in failed.tolist()]
+    return OutOfMemory.of(
+        time_us=entries.time_us[failed],
+        device=[device.name] * len(failed),
+        step=phases.step[row],
+        op_id=row,
+        name=[stack.operator or stack.function for stack in stacks],
+        phase=[stack.phase or str(phases.phase[place]) for stack, place in zip(stacks, row.tolist(), strict=True)],
+        module_id=np.full(len(failed), NONE),
+        stack_id=[stack.stack_id for stack in stacks],
+        requested_bytes=entries.size[failed],
+        allocated_bytes=held[failed],
+        reserved_bytes=device.reserved.after[failed],
+        largest_free_bytes=np.full(len(failed), NONE),
+        free_bytes=entries.address[failed],
+        total_bytes=np.full(len(failed), NONE),
+        is_caught=failed < last,
+        message=[""] * len(failed),
     )
 
 
