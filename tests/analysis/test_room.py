@@ -77,7 +77,7 @@ def test_what_is_too_much_by_any_means(tmp_path: Path, capsys: pytest.CaptureFix
     assert found.room is not None
     assert (found.room.short_bytes, found.room.fits_expandable, found.is_fragmented) == (142 * MIB, False, False)
     assert main(["report", str(tmp_path / "run.memprof")]) == 0
-    assert "142.00 MiB are missing even if all that is free were in one piece" in capsys.readouterr().out
+    assert "142.00 MiB are missing even with all that is free in one piece" in capsys.readouterr().out
 
 
 def test_whole_free_segments_are_no_fragmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,8 +187,8 @@ def _whole_device(room: Room) -> Iterable[str]:
         yield f"With {setting} the same requests fit (replayed), by little: nearly all memory was in use."
     elif room.short_bytes:
         yield (
-            f"Not fragmentation: {format_bytes(room.short_bytes)} are missing even if all that is free were in one piece. "
-            "Neither empty_cache() nor expandable segments would have made it fit: less must be in use."
+            f"Not fragmentation: {format_bytes(room.short_bytes)} are missing even with all that is free in one piece."
+            " Neither empty_cache() nor expandable segments would have made it fit: less must be in use."
         )
     elif room.fits_expandable is None:
         yield "Expandable segments were in use already, and empty_cache() would not have made it fit."

@@ -22,7 +22,7 @@ _BACKEND = Backend(
     blind_spots=(
         "which operators read a tensor, and in which modules: rows are allocations, identified by their stacks",
         "how long operators run",
-        "the purpose of memory, except where stacks or phases show it: most of it is in the category unknown",
+        "the purpose of memory: categories follow from stacks, phases and sizes",
         "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
     ),
 )

@@ -12,6 +12,7 @@ from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import Phases, step_table
+from memprof.trace.importers.purposes import Lives, find_purposes
 from memprof.trace.schema import (
     ACTIONS,
     NONE,
@@ -179,18 +180,8 @@ def _categories(device: DeviceHistory, rows: _Rows, phases: Phases) -> Texts:
     given, born_at = device.entries.category, device.lives.alloc
     if given is not None:
         return np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
-    created, freed = rows.created, rows.freed
-    category = np.full(len(created), "unknown", dtype=object)
-    born = created != NONE
-    # What forward creates and backward frees was kept for backward.
-    kept = born & (freed != NONE)
-    kept[kept] = (phases.phase[created[kept]] == "forward") & (phases.phase[freed[kept]] == "backward")
-    category[kept] = "activation"
-    makes_gradient = np.array([stack.makes_gradient for stack in rows.stacks], dtype=np.bool_)
-    makes_state = np.array([stack.makes_state for stack in rows.stacks], dtype=np.bool_)
-    category[born & makes_gradient[created]] = "gradient"
-    category[born & makes_state[created]] = "optimizer_state"
-    return category
+    lives = Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks)
+    return find_purposes(lives).category if device.facts.has_timeline else np.full(len(rows.created), "unknown", object)
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
