@@ -18,7 +18,7 @@ from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.kept import KeptTensors
+from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
 from memprof.recorder.notes import Notes
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
@@ -109,6 +109,7 @@ class Observation(ThreadObservation):
         self._registry.scan()
         self._step_first_op = self._last_step = 0
         self._kept = KeptTensors(log, self._inventory.storage_span)
+        self._can_grow = window.steps >= LEAST_STEPS
 
     @property
     def is_recording(self) -> bool:
@@ -304,7 +305,7 @@ class Observation(ThreadObservation):
 
     def _look_at_kept(self, following: Watch) -> None:
         """Counts what Python holds after the first step, and states what holds more of it after the last."""
-        if not self.is_recording or not self.op_count:
+        if not self._can_grow or not self.is_recording or not self.op_count:
             return
         if not self._kept.has_counted:
             self._kept.count()

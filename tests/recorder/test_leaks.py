@@ -198,3 +198,27 @@ def test_tensors_that_nothing_in_python_holds_have_no_chain() -> None:
     """A tensor that only the caller's argument holds is found without a chain."""
     found = find_holders([torch.ones(4).sum()])
     assert [(one.kind, one.chain) for one in found] == [("unknown", "")]
+
+
+def test_proxies_and_overridden_methods_are_not_called() -> None:
+    """An object that fakes its class, and a list that counts its readers, are followed without touching them."""
+    touched: list[str] = []
+
+    class Proxy:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            touched.append("class")
+            return dict
+
+    class Counting(list[Any]):
+        def __iter__(self) -> Any:
+            touched.append("iter")
+            return super().__iter__()
+
+    def look() -> Holder:
+        proxy = Proxy()
+        proxy.kept = Counting([torch.zeros(3)])  # type: ignore[attr-defined]
+        return find_holders([list.__getitem__(proxy.kept, 0)])[0]  # type: ignore[attr-defined]
+
+    assert look().chain == "proxy.kept[0]"
+    assert touched == []

@@ -25,8 +25,8 @@ _MOST_OBJECTS = 4_000
 _LONGEST_TEXT = 200
 
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
-#: Referrers that lead nowhere: everything of their kind refers to them, or they are the search's own.
-_ENDS = (types.ModuleType,)
+#: Modules whose variables are searched, by their exact type: lazy ones of libraries load themselves when touched.
+_MODULES = (types.ModuleType,)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,6 @@ def _find(tensors: list[torch.Tensor]) -> list[Holder]:
     return [_holder(search, tensor) for tensor in tensors]
 
 
-#: Modules whose variables are searched; lazy ones of libraries load themselves when touched.
-_MODULES = (types.ModuleType,)
-
-
 def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], own: set[int]) -> list[Any]:
     """Follows the references to some objects one step back; returns the objects found that are no variables."""
     here = {id(one): one for one in frontier}
@@ -118,7 +114,7 @@ def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], o
     added: set[int] = set()
     for referrer in referrers:
         number = id(referrer)
-        if number in own or isinstance(referrer, _ENDS) or _is_own_frame(referrer):
+        if number in own or _is(referrer, types.ModuleType) or _is_own_frame(referrer):
             continue
         module = search.modules.get(number)
         for child in gc.get_referents(referrer):
@@ -128,7 +124,7 @@ def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], o
             if module is not None:
                 _found_global(search, module, referrer, child, targets)
                 continue
-            if isinstance(referrer, type):
+            if _is(referrer, type):
                 variable = Variable("class", referrer.__qualname__, "", 0, "")
                 for target in targets:
                     search.below.setdefault((number, target), child)
@@ -157,6 +153,11 @@ def _found_global(search: _Search, module: str, names: dict[str, Any], child: An
             search.found[target] = (variable, child)
 
 
+def _is(one: Any, *kinds: type) -> bool:
+    """Returns whether an object is of a type, by its type alone: isinstance would make lazy proxies load."""
+    return issubclass(type(one), kinds)
+
+
 def _is_own_frame(referrer: Any) -> bool:
     return type(referrer) is types.FrameType and str(referrer.f_globals.get("__name__", "")).startswith("memprof.")
 
@@ -177,12 +178,12 @@ def _holder(search: _Search, tensor: torch.Tensor) -> Holder:
         if child is None:
             break
         cell = search.below.get((id(child), id(tensor)))
-        if isinstance(one, types.FunctionType) and child is one.__closure__ and cell is not None:
+        if _is(one, types.FunctionType) and child is one.__closure__ and cell is not None:
             name = next((name for name, own in _closure(one) if own is cell), "?")
             chain += f" (closure variable {name} of {one.__qualname__})"
             one = cell
             continue
-        if type(child) is dict and (isinstance(one, type) or (type(one) is not dict and _own_dict(one) is child)):
+        if type(child) is dict and (_is(one, type) or (type(one) is not dict and _own_dict(one) is child)):
             is_attribute = True
         else:
             chain += _attribute(one, child) if is_attribute else _step(one, child)
@@ -192,13 +193,13 @@ def _holder(search: _Search, tensor: torch.Tensor) -> Holder:
 
 
 def _kind(one: Any, kind: str) -> str:
-    if isinstance(one, BaseException | types.TracebackType):
+    if _is(one, BaseException, types.TracebackType):
         return "exception"
-    if isinstance(one, _LRU_CACHE):
+    if _is(one, _LRU_CACHE):
         return "cache"
-    if isinstance(one, torch.optim.Optimizer):
+    if _is(one, torch.optim.Optimizer):
         return "optimizer"
-    if isinstance(one, types.CellType) and kind in ("global", "local", "class"):
+    if _is(one, types.CellType) and kind in ("global", "local", "class"):
         return "closure"
     return kind
 
@@ -217,26 +218,28 @@ def _attribute(names: dict[Any, Any], child: Any) -> str:
 
 def _step(one: Any, child: Any) -> str:
     """Returns how an object refers to another, as it would be written behind the object's name."""
-    if isinstance(one, dict):
-        return next((f"[{_key(key)}]" for key, value in list(one.items()) if value is child), "[key]")
-    if isinstance(one, list | tuple | deque):
-        return next((f"[{place}]" for place, value in enumerate(list(one)) if value is child), "")
-    if isinstance(one, types.CellType):
+    if _is(one, dict):
+        return next((f"[{_key(key)}]" for key, value in list(dict.items(one)) if value is child), "[key]")
+    for kind in (list, tuple, deque):  # what a subclass overrides is not called
+        if _is(one, kind):
+            values = list(kind.__iter__(one))
+            return next((f"[{place}]" for place, value in enumerate(values) if value is child), "")
+    if _is(one, types.CellType):
         return ""
-    if isinstance(one, types.FunctionType):
+    if _is(one, types.FunctionType):
         return f" (defaults of {one.__qualname__})"
-    if isinstance(one, types.FrameType):
+    if _is(one, types.FrameType):
         name = next((name for name, value in read_locals(one).items() if value == id(child)), "")
-        return f" (local {name} of {one.f_code.co_qualname if sys.version_info >= (3, 11) else one.f_code.co_name})"
-    if isinstance(one, BaseException):
-        return ".__traceback__" if isinstance(child, types.TracebackType) else f".{_special(one, child)}"
-    if isinstance(one, types.TracebackType):
+        return f" (local {name} of {one.f_code.co_qualname})"
+    if _is(one, BaseException):
+        return ".__traceback__" if _is(child, types.TracebackType) else f".{_special(one, child)}"
+    if _is(one, types.TracebackType):
         return ""
-    if isinstance(one, types.MethodType):
+    if _is(one, types.MethodType):
         return ".__self__"
-    if isinstance(one, _LRU_CACHE):
+    if _is(one, _LRU_CACHE):
         return " (results of lru_cache)"
-    if isinstance(one, types.GeneratorType | types.CoroutineType):
+    if _is(one, types.GeneratorType, types.CoroutineType):
         return f" (inside {one.__qualname__})"
     fields = _own_dict(one) or {}
     return next((f".{name}" for name, value in list(fields.items()) if value is child), f".<{type(one).__name__}>")
@@ -248,7 +251,7 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _special(one: BaseException, child: Any) -> str:
     names = ("__context__", "__cause__", "args")
-    return next((name for name in names if getattr(one, name) is child), "<attribute>")
+    return next((name for name in names if getattr(BaseException, name).__get__(one) is child), "<attribute>")
 
 
 def _key(key: Any) -> str:
