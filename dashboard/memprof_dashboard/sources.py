@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.compared.allocation_sequence import (
     AllocationSequence,
     is_recording_file,
@@ -230,7 +231,7 @@ def _open(path: Path) -> tuple[Trace, bool]:
     """Returns a file's trace, imported where it is not a recording, and whether it is a memory snapshot."""
     if path.suffix == ".memprof" or not path.is_file() or is_recording_file(path):
         return Trace.open(path), False
-    imported = import_file(path)
+    imported = import_file(path, block_sizes=imported_block_sizes)
     return Trace.of(imported.ranks, path), imported.kind == SNAPSHOT
 
 

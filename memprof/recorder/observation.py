@@ -18,6 +18,7 @@ from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
+from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
 from memprof.recorder.notes import Notes
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
@@ -106,7 +107,9 @@ class Observation(ThreadObservation):
             dry.adopt(mode, self._inventory, sources, log)
         self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, is_late=is_late)
         self._registry.scan()
-        self._step_first_op = 0
+        self._step_first_op = self._last_step = 0
+        self._kept = KeptTensors(log, self._inventory.storage_span)
+        self._can_grow = window.steps >= LEAST_STEPS
 
     @property
     def is_recording(self) -> bool:
@@ -127,6 +130,7 @@ class Observation(ThreadObservation):
 
     def begin_step(self, watch: Watch) -> None:
         """Enables the observers for a step that begins now."""
+        self._look_at_kept(watch)
         self.watch = watch
         self.is_paused = False
         self.progress.begin_step()
@@ -210,6 +214,8 @@ class Observation(ThreadObservation):
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
+        if self.watch is Watch.RECORDED and self._kept.has_counted:
+            self._kept.state(step)
         self._sessions.close_operators()
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
             self._sessions.times.stop()
@@ -297,7 +303,17 @@ class Observation(ThreadObservation):
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _look_at_kept(self, following: Watch) -> None:
+        """Counts what Python holds after the first step, and states what holds more of it after the last."""
+        if not self._can_grow or not self.is_recording or not self.op_count:
+            return
+        if not self._kept.has_counted:
+            self._kept.count()
+        elif self.watch is Watch.RECORDED and following is not Watch.RECORDED:
+            self._kept.state(self._last_step)
+
     def _write_step(self, step: int, end_ns: int, *, is_complete: bool) -> None:
+        self._last_step = step
         progress = self.progress
         self._log.record(
             "steps",

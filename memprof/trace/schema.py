@@ -60,6 +60,7 @@ CATEGORIES = (
 )
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
+HOLDER_KINDS = ("global", "local", "class", "closure", "exception", "cache", "optimizer", "unknown")
 STEP_KINDS = ("warm_up", "recorded", "timed", "plain", "skipped")
 PEAK_SOURCES = ("counted", "heard", "told")
 ACTIONS = (
@@ -359,10 +360,25 @@ class AllocatorEvents(Table):
     action: Texts = _text("what the allocator did", ACTIONS)
     address: Ints = _int("address of the memory; addresses are reused")
     size_bytes: Ints = _int("requested bytes; positive for frees too")
+    block_bytes: Ints = _id("bytes of the block allocated or freed; null where unknown, and for other actions")
     stream: Ints = _int("device stream; 0 on CPU")
     pool: Texts = _text("allocator pool; null for the default")
     op_id: Ints = _id("operator running, or the last one before")
     stack_id: Ints = _id("Python stack; null where not taken")
+    compile_context: Texts = _text("what torch.compile was compiling or running; null outside")
+    user_metadata: Texts = _text("text set with torch.cuda.memory._set_memory_metadata; null without")
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations(Table):
+    """One row per named time span of an imported snapshot, such as ``Optimizer.step#AdamW.step``."""
+
+    table_name: ClassVar[str] = "annotations"
+
+    device: Texts = _text("such as cuda:0")
+    name: Texts = _text("its name")
+    start_us: Floats = _float("start time; null where it began before the recording")
+    end_us: Floats = _float("end time; null where it ended after the recording")
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,6 +471,26 @@ class OutOfMemory(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class Holders(Table):
+    """One row per tensor whose holder was looked up: what in the job keeps it alive."""
+
+    table_name: ClassVar[str] = "holders"
+
+    step: Ints = _int("step at whose end it was looked up")
+    device: Texts = _text("such as cpu or cuda:0")
+    storage_id: Ints = _id("the tensor's storage; null where not recorded")
+    kind: Texts = _text("what holds it", HOLDER_KINDS)
+    chain: Texts = _text("references from a variable to the tensor, such as history['loss'][3]; null if none was found")
+    container: Texts = _text("type of the object that the variable refers to; null where unknown")
+    stack_id: Ints = _id("stack of one frame: file, line and function of the variable; null where unknown")
+    shape: Texts = _text("sizes of the tensor, such as 8x128x256")
+    dtype: Texts = _text("its element type, such as float32")
+    has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
+    tensors: Ints = _int("tensors of this shape, type and graph that Python held then")
+    total_bytes: Ints = _int("bytes of their storages")
+
+
+@dataclass(frozen=True, eq=False)
 class Optimizers(Table):
     """One row per optimizer of the job, in its last recorded state."""
 
@@ -479,6 +515,9 @@ class Stacks(Table):
 
     stack_id: Ints = _id("dense id")
     frames: Texts = _text("one frame a line, innermost first, as file:line:function")
+    fx_nodes: Texts = _text(
+        "one line for each frame of a torch.fx graph: operation, node, and the line it was traced from; null without"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -567,11 +606,13 @@ TABLES: tuple[type[Table], ...] = (
     Memory,
     HostMemory,
     AllocatorEvents,
+    Annotations,
     Segments,
     DeviceMemory,
     StepPeaks,
     ModulePeaks,
     OutOfMemory,
+    Holders,
     Optimizers,
     Stacks,
 )

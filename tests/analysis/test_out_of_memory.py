@@ -208,6 +208,7 @@ def test_json_has_every_figure_of_the_failed_request() -> None:
         "free_bytes": MIB,
         "total_bytes": 24 * MIB,
         "fragmented": False,
+        "room": None,
         "has_whole_step": False,
     }
     assert held["bytes"] == HELD

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memprof.analysis.allocator.allocator_report import build_allocator_report
 from memprof.cli.main import main
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import Memory, Segments, Storages, Table
-from memprof.trace.store import write_trace
+from memprof.trace.store import Trace, write_trace
 from tests.building import Module, Op, Storage, Tables, make_tables
 
 MIB = 2**20
@@ -72,6 +73,20 @@ def test_fragmentation_is_found_and_a_setting_named(fragmented: Path, capsys: py
     assert best["settings"] == found["best_settings"] == "expandable_segments:True"
     assert best["reserved_peak_bytes"] < now["reserved_peak_bytes"] == found["reserved_peak_bytes"]
     assert found["allocated_peak_bytes"] <= best["reserved_peak_bytes"]
+
+
+def test_a_setting_is_advised_only_where_it_beats_what_was_recorded(tmp_path: Path) -> None:
+    """Where the device reserved less than the model says, a setting that saves of the model's figure is no advice."""
+    ops = [*RISING, Op(frees=[f"kept{n}" for n in range(6)])]
+    tables = make_tables([ops], [*SIZES, *KEPT], [Module("layers.0")])
+    step = Trace.open(write(tmp_path / "rising.memprof", tables)).fullest_step()
+    manifest = Manifest(machine=Machine(device_kind="cuda"))
+    advised = build_allocator_report(step, manifest)
+    assert advised.best is not None
+    for recorded, is_advised in ((advised.best.reserved_peak, False), (advised.best.reserved_peak * 2, True)):
+        memory = Memory.of(op_id=[0], device=["cuda:0"], reserved_bytes=[recorded])
+        found = build_allocator_report(dataclasses.replace(step, memory=memory), manifest)
+        assert (found.best is not None) == is_advised
 
 
 def test_what_pins_segments_is_told(fragmented: Path, capsys: pytest.CaptureFixture[str]) -> None:

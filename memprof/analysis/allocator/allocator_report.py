@@ -138,8 +138,9 @@ def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> All
     for name, other in ALTERNATIVES:
         if (bounded := dataclasses.replace(other, capacity_bytes=settings.capacity_bytes)) != settings:
             outcomes.append(outcome(replay(issued.requests, bounded), name))
-    best = _best(outcomes)
     recorded = int(step.memory.reserved_bytes.max(initial=NONE)) if issued.device != "cpu" else NONE
+    actual = outcomes[0].reserved_peak if recorded == NONE else min(recorded, outcomes[0].reserved_peak)
+    best = _best(outcomes, actual)
     allocation = int(issued.requests.allocation[event]) if len(issued.requests) else NONE
     return AllocatorReport(
         step=step.number,
@@ -163,7 +164,7 @@ def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> All
         ),
         outcomes=tuple(outcomes),
         best=best,
-        advice=_advice(outcomes[0], best, at_growth),
+        advice=_advice(outcomes[0], best, at_growth, actual),
     )
 
 
@@ -218,23 +219,28 @@ def reserved_peak(step: Step, settings: Settings | None = None) -> int:
     return int(done.reserved().max(initial=0))
 
 
-def _best(outcomes: list[Outcome]) -> Outcome | None:
-    """Picks the least reserved bytes serving every request; on near ties expandable segments, which waste no size."""
+def _best(outcomes: list[Outcome], actual: int) -> Outcome | None:
+    """Picks the least reserved bytes serving every request; on near ties expandable segments, which waste no size.
+
+    Args:
+        outcomes: The outcome under the settings in force, then those under others.
+        actual: Peak reserved bytes without a change: as recorded, or less where the model reaches less.
+    """
     current = outcomes[0]
     working = [one for one in outcomes if one.failed <= current.failed]
     least = min(working, key=lambda one: one.reserved_peak)
     near = [one for one in working if one.reserved_peak <= least.reserved_peak * (1 + _WORTHWHILE / 2)]
     chosen = next((one for one in near if one.settings.expandable_segments), least)
-    saved = current.reserved_peak - chosen.reserved_peak
-    return chosen if chosen is not current and saved > _WORTHWHILE * current.reserved_peak else None
+    saved = actual - chosen.reserved_peak
+    return chosen if chosen is not current and saved > _WORTHWHILE * actual else None
 
 
-def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation) -> str:
+def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation, actual: int) -> str:
     if best is not None:
-        saved = current.reserved_peak - best.reserved_peak
+        saved = actual - best.reserved_peak
         return (
             f"Set PYTORCH_ALLOC_CONF={best.name or 'to nothing'}: reserved memory peaks at "
-            f"{format_bytes(best.reserved_peak)} instead of {format_bytes(current.reserved_peak)}, "
+            f"{format_bytes(best.reserved_peak)} instead of {format_bytes(actual)}, "
             f"{format_bytes(saved)} less."
         )
     unused = current.reserved_peak - at_growth.allocated

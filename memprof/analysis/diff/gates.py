@@ -17,6 +17,7 @@ MEASURES = {
     "peak": "bytes",
     "reserved": "bytes",
     "reserved-allocated": "bytes",
+    "growth": "bytes",
     "step_time": "us",
     "recompute_time": "us",
     **dict.fromkeys(CATEGORIES, "bytes"),

@@ -30,6 +30,8 @@ def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
         return summary.step_time_us
     if gate.name == "recompute_time":
         return summary.recompute_time_us
+    if gate.name == "growth":
+        return summary.growth_bytes
     if gate.name in ("reserved", "reserved-allocated"):
         if summary.reserved_bytes < 0:
             return math.nan

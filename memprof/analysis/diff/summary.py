@@ -15,6 +15,7 @@ import numpy as np
 from memprof.analysis.diff.summary_json import read_summary, summary_to_json
 from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
 from memprof.analysis.diff.traits import rounds_of, traits_of
+from memprof.analysis.leaks.leaks import find_leaks
 from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.breakdown import hold_at
@@ -69,6 +70,7 @@ def summarise(trace: Trace) -> Summary:
         rank_peaks=peaks or made.rank_peaks,
         step_peaks=tuple(worst.step_peaks().values()),
         is_complete=worst.manifest.capture.is_complete,
+        growth_bytes=math.nan if (grown := find_leaks(worst).growth.bytes_per_step) is None else float(grown),
     )
 
 

@@ -40,6 +40,7 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
     }
     for key in ("step_time_us", "recompute_time_us"):
         record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
+    record["growth_bytes"] = None if math.isnan(summary.growth_bytes) else int(summary.growth_bytes)
     record["traits"] = summary.traits.to_json()
     return {"memprof_summary": SUMMARY_SCHEMA, **record}
 
@@ -104,6 +105,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         is_complete=_flag(record["is_complete"]),
         lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
         traits=Traits.from_json(record["traits"]),
+        growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
     )
 
 

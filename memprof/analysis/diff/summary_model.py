@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from memprof.analysis.diff.traits import Traits
@@ -66,6 +67,7 @@ class Summary:
         is_complete: Whether the recorded steps are complete.
         lines: Source file and line number by line name, for annotations.
         traits: Characteristics of the step besides its bytes.
+        growth_bytes: Growth of live memory per step; NaN where unknown.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Summary:
     is_complete: bool
     lines: dict[str, tuple[str, int]] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)
+    growth_bytes: float = math.nan
 
     @property
     def peak(self) -> Spot:

@@ -23,7 +23,7 @@ from memprof.analysis.export.scrub_rules import Rules, change_texts, find_rules,
 from memprof.phases import PHASES
 from memprof.trace.files.columns import Coded
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import Optimizers, OutOfMemory, Stacks, Table
+from memprof.trace.schema import Annotations, Optimizers, OutOfMemory, Stacks, Table
 from memprof.trace.store import Trace
 
 T = TypeVar("T", bound=Table)
@@ -95,7 +95,9 @@ class _ScrubbedRank:
 
     def _change(self, kind: type[Table], column: str) -> Callable[[str], str]:
         if kind is Stacks:
-            return self.rules.frames
+            return self.rules.frames if column == "frames" else self.rules.names
+        if kind is Annotations or column == "user_metadata":  # written by the job
+            return self.rules.text
         if kind is OutOfMemory and column == "message":
             return self.rules.sentence
         if kind is Optimizers:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.analysis.export.recorded_snapshot import recorded_snapshot
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
@@ -13,15 +14,27 @@ from memprof.replay.allocator.events import ALLOCATE, Replay, replay
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.replay.allocator.steps import StepRequests, requests_of_recording
 from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot, snapshot_bytes
-from memprof.trace.schema import NONE, AllocatorEvents, Ints, Modules, Ops, Segments, Stacks, Storages, Texts
+from memprof.trace.schema import (
+    NONE,
+    AllocatorEvents,
+    Annotations,
+    Ints,
+    Modules,
+    Ops,
+    Segments,
+    Stacks,
+    Storages,
+    Texts,
+)
 from memprof.trace.store import Trace
 
 
 def export_snapshot(trace: Trace) -> bytes:
     """Writes a rank's recording in torch's memory snapshot format.
 
-    All recorded requests are replayed in order through the model of the caching allocator, with the options in force:
-    addresses and segments are the model's, not the device's.
+    An imported snapshot keeps its events, addresses and segments. Of other recordings, all requests are replayed in
+    order through the model of the caching allocator, with the options in force: addresses and segments are the
+    model's, not the device's.
 
     Args:
         trace: The recording.
@@ -29,6 +42,9 @@ def export_snapshot(trace: Trace) -> bytes:
     Raises:
         BadInputError: It contains no memory events, or is damaged.
     """
+    recorded = recorded_snapshot(trace)
+    if recorded is not None:
+        return snapshot_bytes([recorded], trace.table(Stacks), trace.manifest.machine.allocator_settings)
     storages, ops = trace.table(Storages), trace.table(Ops)
     issued = requests_of_recording(storages, ops)
     if not len(issued.requests):
@@ -44,7 +60,7 @@ def export_snapshot(trace: Trace) -> bytes:
     events, notes = _events(issued, done, ops, stack_of, words)
     segments, blocks = _end(done, stack_of, issued.device)
     number = int(issued.device.rpartition(":")[2]) if ":" in issued.device else 0
-    device = DeviceSnapshot(number, events, notes, segments, blocks)
+    device = DeviceSnapshot(number, events, notes, segments, blocks, Annotations.empty())
     return snapshot_bytes([device], trace.table(Stacks), options)
 
 

@@ -28,6 +28,9 @@ def post_mortem_to_json(found: PostMortem) -> Json:
         "free_bytes": found.free_bytes,
         "total_bytes": found.total_bytes,
         "fragmented": found.is_fragmented,
+        "room": None
+        if found.room is None
+        else {**to_json(found.room), "is_fragmented": found.room.is_fragmented, "short_bytes": found.room.short_bytes},
         "held": None
         if held is None
         else {
@@ -36,6 +39,10 @@ def post_mortem_to_json(found: PostMortem) -> Json:
             "by_module": [
                 {"module": None if part.key is None else held.tree.title(part.key), "bytes": part.bytes}
                 for part in held.by_module.parts
+            ],
+            "by_line": [
+                {"line": None if part.key is None else part.key.place, "bytes": part.bytes}
+                for part in held.by_source.parts
             ],
             "largest": [
                 {

@@ -6,9 +6,11 @@ import shlex
 from collections.abc import Iterable
 
 from memprof.analysis.out_of_memory.post_mortem import Held, PostMortem
+from memprof.analysis.out_of_memory.room import Room
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.report.breakdown import Breakdown
 from memprof.analysis.report.largest import LargeStorage
+from memprof.analysis.report.sources import SourceLine
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
 
@@ -92,7 +94,10 @@ def _held(held: Held, device: str) -> list[str]:
         f"{format_bytes(held.total_bytes)} were allocated on {device}:",
         f"  by category: {_sum(held.by_category, {})}",
         f"  by module: {_sum(held.by_module, names)}",
+        f"  by line: {_lines(held.by_source)}",
     ]
+    if all(part.key is None for part in held.by_module.parts):
+        del lines[2]  # an imported snapshot has no modules
     return lines + [f"  {_large(one)}" for one in held.largest]
 
 
@@ -103,6 +108,13 @@ def _sum(split: Breakdown[str] | Breakdown[int], names: dict[int, str]) -> str:
     if rest is not None:
         texts.append(f"{format_bytes(rest.bytes)} in {count} others")
     return " + ".join(texts)
+
+
+def _lines(split: Breakdown[SourceLine]) -> str:
+    """Formats a split by line as ``_sum`` does."""
+    parts, rest, count = split.top(_PARTS)
+    texts = [f"{format_bytes(part.bytes)} {part.key.place if part.key else 'no line known'}" for part in parts]
+    return " + ".join([*texts, *([f"{format_bytes(rest.bytes)} in {count} others"] if rest is not None else [])])
 
 
 def _name(key: str | int | None, names: dict[int, str]) -> str:
@@ -122,6 +134,9 @@ def _large(one: LargeStorage) -> str:
 
 def _room(found: PostMortem) -> Iterable[str]:
     """Describes the available memory: in the allocator's segments, and on the device or within the limit."""
+    if found.room is not None:
+        yield from _whole_device(found.room)
+        return
     if found.cached_bytes is not None and found.reserved_bytes is not None:
         cached, reserved = format_bytes(found.cached_bytes), format_bytes(found.reserved_bytes)
         largest = found.largest_free_bytes
@@ -145,6 +160,40 @@ def _room(found: PostMortem) -> Iterable[str]:
         yield f"The process is limited to {total} (ulimit -v, or its container's limit); {free} of it was free."
     else:
         yield f"The machine has {total}; {free} of it was available."
+
+
+def _whole_device(room: Room) -> Iterable[str]:
+    """Describes where all of the device's memory was, and what would have made the request fit."""
+    largest = format_bytes(room.largest_hole_bytes)
+    parts = [
+        f"{format_bytes(room.used_bytes)} in use",
+        f"{format_bytes(room.scattered_bytes)} cached and scattered (largest piece {largest})",
+        f"{format_bytes(room.idle_bytes)} cached and usable",
+        f"{format_bytes(room.free_bytes)} free",
+    ]
+    if room.outside_bytes is not None:
+        parts.append(
+            f"{format_bytes(room.outside_bytes)} outside torch's allocator (contexts, libraries, other processes)"
+        )
+    whole = "what torch could use" if room.total_bytes is None else "the device"
+    total = room.used_bytes + room.scattered_bytes + room.idle_bytes + room.free_bytes + (room.outside_bytes or 0)
+    yield f"{format_bytes(total)} is {whole}: {' + '.join(parts)}."
+    setting = "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before torch 2.9)"
+    if room.fits_after_empty_cache:
+        yield "The request fits in what is free once torch.cuda.empty_cache() has run."
+    elif room.is_fragmented:
+        yield f"This is fragmentation: with {setting} the same requests fit, the failed one included (replayed)."
+    elif room.fits_expandable:
+        yield f"With {setting} the same requests fit (replayed), by little: nearly all memory was in use."
+    elif room.short_bytes:
+        yield (
+            f"Not fragmentation: {format_bytes(room.short_bytes)} are missing even with all that is free in one piece."
+            " Neither empty_cache() nor expandable segments would have made it fit: less must be in use."
+        )
+    elif room.fits_expandable is None:
+        yield "Expandable segments were in use already, and empty_cache() would not have made it fit."
+    else:
+        yield "Neither empty_cache() nor expandable segments (replayed) would have made it fit: less must be in use."
 
 
 def _still_to_come(found: PostMortem) -> Iterable[str]:

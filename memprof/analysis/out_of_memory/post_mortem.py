@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, hold_at
+from memprof.analysis.out_of_memory.room import Room, find_room
+from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, by_source, hold_at
 from memprof.analysis.report.largest import LargeStorage, find_largest
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
@@ -51,6 +52,7 @@ class Held:
         tree: Modules, repeated layers folded.
         by_category: Live bytes by category.
         by_module: Live bytes by the module that owns or allocated them.
+        by_source: Live bytes by the line of the user's code that allocated them.
         largest: The largest storages.
         fullest_bytes: The step's peak until then.
     """
@@ -59,6 +61,7 @@ class Held:
     tree: ModuleTree
     by_category: Breakdown[str]
     by_module: Breakdown[int]
+    by_source: Breakdown[SourceLine]
     largest: tuple[LargeStorage, ...]
     fullest_bytes: int
 
@@ -100,6 +103,7 @@ class PostMortem:
         gradients_missing_bytes: Gradients still to be allocated in the step.
         optimizers: The state of each optimizer.
         has_whole_step: Whether the recording contains a complete step.
+        room: Where the device's memory was; None where the recording does not show it.
     """
 
     rank: int
@@ -123,6 +127,7 @@ class PostMortem:
     gradients_missing_bytes: int
     optimizers: tuple[OptimizerState, ...]
     has_whole_step: bool
+    room: Room | None = None
 
     @property
     def cached_bytes(self) -> int | None:
@@ -144,7 +149,9 @@ class PostMortem:
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether enough memory was free, but in blocks too small for the request."""
+        """Whether enough memory was free, but in pieces too small for the request, and enough of it to matter."""
+        if self.room is not None:
+            return self.room.is_fragmented
         requested, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
         return requested is not None and cached is not None and largest is not None and largest < requested <= cached
 
@@ -200,6 +207,7 @@ def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
         gradients_missing_bytes=0,
         optimizers=optimizers,
         has_whole_step=has_whole_step(trace),
+        room=find_room(trace, failures, row),
     )
     return replace(post_mortem, gradients_missing_bytes=_gradients(post_mortem, modules)), float(failures.time_us[row])
 
@@ -248,6 +256,7 @@ def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> He
         tree=tree,
         by_category=by_category(holding),
         by_module=by_module(holding, tree),
+        by_source=by_source(holding, sources),
         largest=find_largest(holding, sources, _LARGEST),
         fullest_bytes=int(live_bytes(step).during[: op + 1].max()),
     )

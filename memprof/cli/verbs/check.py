@@ -92,6 +92,8 @@ def check(
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
+    elif is_failed and all(verdict.gate.name == "growth" for _, verdict in verdicts if verdict.is_failed):
+        print(printable(f"next: memprof report {shlex.quote(trace)} --leaks  which tensors stay, and what holds them"))
     elif is_failed:
         print(printable(f"next: memprof suggest {shlex.quote(trace)} {_limit(budget, machine)}  what makes it fit"))
     return status

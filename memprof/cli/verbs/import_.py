@@ -52,19 +52,21 @@ Examples:
 def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
     """Convert another tool's file to a recording.
 
-    FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one) or a profiler's
-    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. The format is detected
-    from content; pickles are never executed. Each device becomes a rank of the recording.
+    FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one), a profiler's
+    trace with memory events (torch.profiler with profile_memory=True) or its memory timeline (export_memory_timeline),
+    as it is or compressed (gzip, xz, bzip2). The format is detected from content; pickles are never executed. Each
+    device becomes a rank of the recording.
     """
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
+    from memprof.analysis.allocator.imported_blocks import imported_block_sizes
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
     _warn_of_memory(file)
     with _progress(file) as on_progress:
-        imported = import_file(file, device, rank, on_progress)
+        imported = import_file(file, device, rank, on_progress, imported_block_sizes)
         on_progress("writing", 0.0)
         write_trace(target, imported.ranks)
     if is_json:

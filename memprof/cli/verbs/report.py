@@ -57,10 +57,12 @@ Examples:
   memprof report run.memprof
   memprof report run.memprof --by module --at 4:812
   memprof report run.memprof --allocator
+  memprof report run.memprof --leaks
   memprof report run.memprof --html report.html --scrub
   memprof report run.memprof --json | python -m json.tool | less""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
+@click.argument("later", type=click.Path(), metavar="[LATER...]", nargs=-1)
 @option(
     "--at",
     "moment",
@@ -102,9 +104,17 @@ Examples:
 @option(
     "--static", "page_kind", group="Tables", flag_value="static", help="Show what the step needs with a static plan."
 )
+@option(
+    "--leaks",
+    "page_kind",
+    group="Tables",
+    flag_value="leaks",
+    help="Show whether memory grows from step to step, which tensors stay, and what holds them.",
+)
 @force_option
 def report(
     trace: str,
+    later: tuple[str, ...],
     moment: tuple[int | None, int | None],
     table: str | None,
     step_number: int | None,
@@ -119,8 +129,11 @@ def report(
     """Show where the memory of a recorded job goes.
 
     TRACE is a .memprof file, a folder of them (one for each rank), or the spool folder of a recording that was cut
-    short. Without options, the tables are of the peak of the fullest step.
+    short. Without options, the tables are of the peak of the fullest step. With --leaks, several recordings of one
+    job, in their order, are compared: what is in use at the end of each.
     """
+    if later and page_kind != "leaks":
+        raise click.UsageError(f"Only --leaks takes several recordings: leave out {later[0]}.")
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
         raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} both choose a step: give only one.")
@@ -128,6 +141,14 @@ def report(
     if page_kind is not None:
         if page_path is not None or table is not None or op_id is not None:
             raise click.UsageError(f"--{page_kind} has a page of its own: leave out --html, --by and --at.")
+        if page_kind == "leaks":
+            if chosen_step is not None:
+                raise click.UsageError("--leaks is about all recorded steps: leave out --step.")
+            from memprof.cli.pages.leak_page import show_leaks
+
+            traces = [open_trace(path, rank, is_scrubbed=is_scrubbed) for path in (trace, *later)]
+            show_leaks(traces, rank, top, is_json=is_json)
+            return
         from memprof.cli.pages.allocator_page import show_page
 
         opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)

@@ -21,6 +21,7 @@ from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.inventory import owned_span
+from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
@@ -100,6 +101,7 @@ class LightObservation(ThreadObservation):
         self._stretch_left = 0
         self._stretch_events = 0
         self._marks = Marks()
+        self._kept = KeptTensors(log, owned_span)
         self._registry.scan()
 
     @property
@@ -151,6 +153,7 @@ class LightObservation(ThreadObservation):
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         self._write(end_ns, is_complete=True)
+        self._kept.state_if_due(self.step)
         if self._events.is_running:
             self._log.record_in_ring("steps", {"step": self.step, "start_ns": self._step_start_ns, "end_ns": end_ns})
             self._stretch_left -= 1
@@ -169,6 +172,8 @@ class LightObservation(ThreadObservation):
             reason: Why it ends.
             is_failed: The job ends with an error, inside the current step even if that has done nothing yet.
         """
+        if self._kept.has_counted:
+            self._kept.state(self.step)
         if self._events.is_running and self.is_mine() and _graph_task() == -1:
             self._end_stretch()
             self._peaks.how = HEARD_ALL

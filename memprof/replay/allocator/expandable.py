@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memprof.replay.allocator.blocks import FREE, UNMAPPED, Block, Pool
+from memprof.replay.allocator.rules import ASSUMED_DEVICE_BYTES, Settings
 
 if TYPE_CHECKING:
     from memprof.replay.allocator.state import AllocatorState
+
+
+def expandable_span(settings: Settings, page_bytes: int, size: int) -> int:
+    """Returns the bytes of a new expandable segment's address range: an eighth more than the device, in whole pages.
+
+    Args:
+        settings: The allocator's settings; of a device of unknown size, the range is large enough for the request.
+        page_bytes: The pool's page size.
+        size: Bytes of the request.
+    """
+    device = settings.capacity_bytes or max(ASSUMED_DEVICE_BYTES, size)
+    return -(-(device + device // 8) // page_bytes) * page_bytes
 
 
 def find_growth(pool: Pool, size: int) -> Block | None:

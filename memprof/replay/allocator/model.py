@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block, Pool, Segment
-from memprof.replay.allocator.expandable import find_growth, map_pages
+from memprof.replay.allocator.expandable import expandable_span, find_growth, map_pages
 from memprof.replay.allocator.release import collect_garbage, release_cached, release_oversized
 from memprof.replay.allocator.rules import (
-    ASSUMED_DEVICE_BYTES,
     NON_SPLIT_ROUNDING_BYTES,
     ROUNDING_BYTES,
     SMALL_REQUEST_BYTES,
@@ -247,22 +246,22 @@ class CachingAllocator:
         """Reserves memory on the device, releasing the cache if the device is full."""
         if self._collects:
             collect_garbage(self)
-        wanted = segment_size(size)
-        block = self._new_block(pool, wanted)
+        block = self._new_block(pool, size)
         if block is None and release_oversized(self, pool, size):
-            block = self._new_block(pool, wanted)
+            block = self._new_block(pool, size)
         if block is None:
             release_cached(self)
             self.retries += 1
-            block = self._new_block(pool, wanted)
+            block = self._new_block(pool, size)
         return block
 
-    def _new_block(self, pool: Pool, size: int) -> Block | None:
-        limit = self.settings.limit_bytes
+    def _new_block(self, pool: Pool, rounded: int) -> Block | None:
+        size, limit = segment_size(rounded), self.settings.limit_bytes
         if limit is not None and self.reserved + size > limit:
             return None
         if self.settings.expandable_segments:
-            return self._grown_block(pool, size)  # whole pages: up to one more than the limit allows, as in torch
+            # By the request itself; in whole pages, up to one more than the limit allows, as in torch.
+            return self._grown_block(pool, rounded)
         if not self.has_room(size):
             return None
         address = self._addresses(size, pool.stream)
@@ -277,8 +276,9 @@ class CachingAllocator:
         """Maps the lowest unmapped addresses of an expandable segment until a free block is large enough."""
         block = find_growth(pool, size)
         if block is None:
-            device = self.settings.capacity_bytes or ASSUMED_DEVICE_BYTES
-            span = -(-(device + device // 8) // pool.page_bytes) * pool.page_bytes
+            span = expandable_span(self.settings, pool.page_bytes, size)
+            if span < size:
+                return None  # more than the device has
             segment = self.add_segment(self._addresses(span, pool.stream), span, pool, is_expandable=True)
             block = self.make_block(segment.address, span, segment, UNMAPPED)
             segment.first = block

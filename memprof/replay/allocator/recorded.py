@@ -7,9 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block
+from memprof.replay.allocator.expandable import expandable_span
 from memprof.replay.allocator.model import CachingAllocator
-from memprof.replay.allocator.rules import ASSUMED_DEVICE_BYTES, TIE_BREAKS, Settings, TieBreak
-from memprof.replay.allocator.window import BlockMap, Range, rewound
+from memprof.replay.allocator.rules import TIE_BREAKS, Settings, TieBreak
+from memprof.replay.allocator.window import BlockMap, Range, paired_frees, rewound
 from memprof.trace.schema import AllocatorEvents
 
 _TAKEN = ("segment_alloc", "segment_map")
@@ -65,7 +66,7 @@ def compare(
         settings: Settings of the recorded allocator.
         tie_break: Choice among free blocks of equal size; the best match if omitted.
     """
-    settings = settings or Settings()
+    settings, events = settings or Settings(), paired_frees(events, end)
     tried = [_Follower(events, end, settings, order).follow() for order in ([tie_break] if tie_break else TIE_BREAKS)]
     best = min(tried, key=lambda one: len(one.mismatches))  # the first of equals
     fitting = tuple(one.tie_break for one in tried if len(one.mismatches) == len(best.mismatches))
@@ -193,8 +194,7 @@ class _Follower:
         pool = allocator.pool(memory.owner, memory.stream, is_small=memory.is_small)
         span = memory.size
         if memory.is_expandable:
-            device = settings.capacity_bytes or ASSUMED_DEVICE_BYTES
-            span = max(span, -(-(device + device // 8) // pool.page_bytes) * pool.page_bytes)
+            span = max(span, expandable_span(settings, pool.page_bytes, span))
         segment = allocator.add_segment(memory.address, span, pool, is_expandable=memory.is_expandable)
         last: Block | None = None
         for address, size, requested, state in start.blocks_of(memory, span):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -85,6 +85,23 @@ class BlockMap:
             yield end, memory.address + span - end, 0, UNMAPPED
 
 
+def paired_frees(events: AllocatorEvents, end: BlockMap) -> AllocatorEvents:
+    """Returns events in which every free has both entries or is a ``free``: a history may leave out one of the two.
+
+    ``torch.cuda.memory._record_memory_history(skip_actions=["free_requested"])`` does.
+
+    Args:
+        events: The events of one device, in order.
+        end: Its blocks after the last event: a free is not complete if its block is pending then.
+    """
+    requested, completed = events.action == "free_requested", events.action == "free_completed"
+    if requested.any() == completed.any():
+        return events
+    is_pending = requested & np.isin(events.address, end.address[end.state == PENDING])
+    is_free = (requested | completed) & ~is_pending
+    return events.replace(action=np.where(is_free, "free", events.action).astype(object))
+
+
 def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> BlockMap:
     """Undoes recorded events, last first.
 
@@ -106,20 +123,22 @@ def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Block
         )
         if state != FREE
     }
-    guessed: set[int] = set()
+    guessed: dict[int, int] = {}  # blocks of unknown size, with the event that freed them
     ranges = {one.address: one for one in end.ranges}
-    rows = zip(events.action.tolist(), events.address.tolist(), events.size_bytes.tolist(), strict=True)
-    for (action, address, size), stream in zip(reversed(list(rows)), reversed(events.stream.tolist()), strict=True):
+    columns = (events.action, events.address, events.size_bytes, events.stream)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    for event in range(len(rows) - 1, -1, -1):
+        action, address, size, stream = rows[event]
         if action == "alloc":
             lives.pop(address, None)
-            guessed.discard(address)
+            guessed.pop(address, None)
         elif action in ("free_completed", "free"):
             lives[address] = (
                 rounded_request(size, settings.divisions),
                 size,
                 PENDING if action != "free" else ALLOCATED,
             )
-            guessed.add(address)
+            guessed[address] = event
         elif action == "free_requested" and address in lives:
             lives[address] = (*lives[address][:2], ALLOCATED)
         elif action == "segment_alloc":
@@ -129,10 +148,9 @@ def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Block
         elif action in ("segment_map", "segment_unmap"):
             _remap(ranges, address, size if action == "segment_unmap" else -size, stream)
     large = sorted((one for one in ranges.values()), key=lambda one: one.address)
-    _fill_slack(lives, guessed, large)
-    addresses = sorted(lives)
-    columns = np.array([(address, *lives[address]) for address in addresses], dtype=np.int64).reshape(-1, 4)
-    return BlockMap(large, columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+    _fill_slack(lives, guessed, large, [(row[1], event) for event, row in enumerate(rows) if row[0] == "alloc"])
+    blocks = np.array([(address, *lives[address]) for address in sorted(lives)], dtype=np.int64).reshape(-1, 4)
+    return BlockMap(large, blocks[:, 0], blocks[:, 1], blocks[:, 2], blocks[:, 3])
 
 
 def _remap(ranges: dict[int, Range], address: int, change: int, stream: int) -> None:
@@ -159,9 +177,22 @@ def _remap(ranges: dict[int, Range], address: int, change: int, stream: int) -> 
         ranges[address + size] = replace(around, address=address + size, size=rest)
 
 
-def _fill_slack(lives: dict[int, tuple[int, int, int]], guessed: set[int], ranges: list[Range]) -> None:
-    """Extends blocks of guessed size to the next block, where the remainder would not have been split off."""
-    ordered = sorted(lives)
+def _fill_slack(
+    lives: dict[int, tuple[int, int, int]],
+    guessed: dict[int, int],
+    ranges: list[Range],
+    allocations: list[tuple[int, int]],
+) -> None:
+    """Extends blocks of guessed size to the next block, where the remainder would not have been split off.
+
+    Args:
+        lives: Bytes, requested bytes and state of each block by address; changed in place.
+        guessed: Addresses of those of guessed size, with the event that freed each.
+        ranges: The segments, by address.
+        allocations: Address and event of every later allocation: one behind a block that is still alive shows where
+            that block ends.
+    """
+    ordered, made = sorted(lives), sorted(allocations)
     starts = [one.address for one in ranges]
     for place, address in enumerate(ordered):
         if address not in guessed:
@@ -171,7 +202,13 @@ def _fill_slack(lives: dict[int, tuple[int, int, int]], guessed: set[int], range
             continue
         size, requested, state = lives[address]
         bound = around.address + around.size
-        following = ordered[place + 1] if place + 1 < len(ordered) else bound
-        slack = min(following, bound) - address - size
-        if 0 < slack <= SMALL_REQUEST_BYTES:
-            lives[address] = (size + slack, requested, state)
+        following = min(ordered[place + 1], bound) if place + 1 < len(ordered) else bound
+        end = address + size
+        for other in range(bisect_left(made, (end, -1)), len(made)):
+            if made[other][0] >= min(following, end + SMALL_REQUEST_BYTES + 1):
+                break
+            if made[other][1] < guessed[address]:
+                following = made[other][0]
+                break
+        if 0 < following - end <= SMALL_REQUEST_BYTES:
+            lives[address] = (following - address, requested, state)

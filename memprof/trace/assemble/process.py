@@ -15,6 +15,7 @@ from memprof.trace.assemble.devices.history import segment_table
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
+from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
@@ -29,6 +30,7 @@ from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
     AllocatorEvents,
     DeviceMemory,
+    Holders,
     Memory,
     ModuleCalls,
     Modules,
@@ -121,6 +123,7 @@ def _tables(
     steps = with_roofline(steps, ops) if is_dry else steps
     failures, stacks = failure_table(recording, ops, stacks, exit_record)
     held = held_by_variables(ops, memory.storages, memory.uses, calls.table, stacks)
+    holders, stacks = holder_table(recording.spool, memory.held, stacks)
     tables: dict[type[Table], Table] = {
         Modules: modules,
         ModuleCalls: calls.table,
@@ -134,6 +137,7 @@ def _tables(
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),
         DeviceMemory: device_samples(recording.spool),
         OutOfMemory: failures,
+        Holders: holders,
         Optimizers: optimizer_table(recording.spool),
         Stacks: stacks,
     }

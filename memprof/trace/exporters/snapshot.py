@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.trace.schema import NONE, AllocatorEvents, Ints, Segments, Stacks, Texts
+from memprof.trace.schema import NONE, AllocatorEvents, Annotations, Ints, Segments, Stacks, Texts
 
 #: What torch itself writes.
 _PROTOCOL = 4
@@ -46,6 +46,7 @@ class DeviceSnapshot:
         notes: What each event refers to, in words; "" for nothing.
         segments: Its segments at the end.
         blocks: Their blocks.
+        annotations: Named time spans.
     """
 
     number: int
@@ -53,6 +54,7 @@ class DeviceSnapshot:
     notes: Sequence[str]
     segments: Segments
     blocks: Blocks
+    annotations: Annotations
 
 
 def snapshot_bytes(devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: str = "") -> bytes:
@@ -71,6 +73,7 @@ def snapshot_bytes(devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: 
         "segments": [segment for device in devices for segment in _segments(device, frames)],
         "device_traces": traces,
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings, "expandable_segments": "True" in settings},
+        "external_annotations": [one for device in devices for one in _annotations(device)],
     }
     return pickle.dumps(content, protocol=_PROTOCOL)
 
@@ -85,20 +88,39 @@ def _history(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list
         events.time_us.tolist(),
         events.stack_id.tolist(),
         device.notes,
+        events.compile_context.tolist(),
+        map(_pool_id, events.pool.tolist()),
     )
     return [
         {
             "action": action,
-            "addr": address,
+            "device_free" if action == "oom" else "addr": address,
             "size": size,
             "stream": stream,
             "time_us": int(time_us) if time_us == time_us else 0,
-            "compile_context": "N/A",
+            "compile_context": context or "N/A",
             "user_metadata": note,
+            "pool_id": pool,
             "frames": frames[stack] if stack != NONE else [],
         }
-        for action, address, size, stream, time_us, stack, note in zip(*columns, strict=True)
+        for action, address, size, stream, time_us, stack, note, context, pool in zip(*columns, strict=True)
     ]
+
+
+def _annotations(device: DeviceSnapshot) -> list[dict[str, Any]]:
+    table = device.annotations
+    ends = [
+        {"name": name, "stage": stage, "device": device.number, "time_us": int(moment)}
+        for stage, moments in (("START", table.start_us.tolist()), ("END", table.end_us.tolist()))
+        for name, moment in zip(table.name.tolist(), moments, strict=True)
+        if moment == moment
+    ]
+    return sorted(ends, key=lambda one: one["time_us"])
+
+
+def _pool_id(text: str) -> tuple[int, int]:
+    first, _, second = text.partition(",")
+    return (int(first), int(second)) if first and second else (0, 0)
 
 
 def _segments(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -132,7 +154,7 @@ def _segments(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> lis
             "requested_size": int(table.requested_size_bytes[row]),
             "stream": int(table.stream[row]),
             "segment_type": str(table.segment_type[row]),
-            "segment_pool_id": (0, 0),
+            "segment_pool_id": _pool_id(str(table.segment_pool[row])),
             "is_expandable": bool(table.is_expandable[row]),
             "frames": [],
             "blocks": held,

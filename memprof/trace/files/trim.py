@@ -11,6 +11,7 @@ from memprof.trace.schema import (
     NONE,
     AllocatorEvents,
     Bools,
+    Holders,
     Ints,
     Memory,
     ModuleCalls,
@@ -61,6 +62,9 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
         freed_op_id=_moved(storages.freed_op_id, first_op_id),
         held_op_id=_moved(storages.held_op_id, first_op_id),
     )
+
+    holders = _table(kept, Holders)
+    kept[Holders] = holders.replace(storage_id=_renamed(holders.storage_id, storage_ids))
 
     ops = _table(kept, Ops)
     ops = ops.take(ops.op_id >= first_op_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,10 @@ class Allocations:
 
     Attributes:
         alloc: Entry that allocated it; NONE if it existed before the window.
-        free: Entry that freed it (``free_requested``); NONE if it is alive at the end.
+        free: Entry that freed it (``free_requested``; ``free_completed`` in a history without these); NONE if it is
+            alive at the end.
         requested: Requested bytes.
-        allocated: Allocated bytes: the block's own size where the end state has it, else rounded as the allocator does.
+        allocated: Allocated bytes: the size of its block where known, else rounded as the allocator does.
         block: The block in the end state; NONE if it is gone by then.
         clashes: Number of contradictory entries: double frees, or allocations over memory in use.
     """
@@ -47,17 +49,29 @@ class Allocations:
         return len(self.alloc)
 
 
-def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES) -> Allocations:
+#: Returns the block size of each entry that allocates or frees, 0 where unknown, shape ``(entries,)``, from a device's
+#: history, its blocks and segments at the end, and the allocator's settings.
+BlockSizes = Callable[[Entries, Blocks, Segments, str], Ints]
+
+
+def find_lives(
+    entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES, sizes: Ints | None = None
+) -> Allocations:
     """Pairs allocations with frees, and adds everything that existed before the window.
 
-    A free counts when it is requested; its completion only means that other streams are done with the memory.
+    A free counts when it is requested; its completion only means that other streams are done with the memory. In a
+    history recorded without the requests (``skip_actions=["free_requested"]``), it counts when it is completed.
 
     Args:
         entries: The history of one device.
         blocks: Its end state.
         rounding: The allocator's rounding granularity.
+        sizes: The block size of each entry, 0 where unknown; all unknown where left out.
     """
-    rows = np.flatnonzero((entries.action == ALLOC) | np.isin(entries.action, (FREE_REQUESTED, FREE)))
+    # A single completion is that of a free before the window.
+    is_requested = bool((entries.action == FREE_REQUESTED).any()) or len(entries) == 1
+    ending = FREE_REQUESTED if is_requested else FREE_COMPLETED
+    rows = np.flatnonzero((entries.action == ALLOC) | np.isin(entries.action, (ending, FREE)))
     order = rows[np.argsort(entries.address[rows], kind="stable")]
     address, is_alloc = entries.address[order], entries.action[order] == ALLOC
     same_as_last = np.zeros(len(order), dtype=np.bool_)
@@ -80,6 +94,9 @@ def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES
     requested = np.concatenate((entries.size[gone], blocks.requested[left], entries.size[born[by_time]]))
     known = block != NONE
     allocated = -(-requested // rounding) * rounding
+    if sizes is not None:
+        own = np.concatenate((sizes[gone], np.zeros(len(left), dtype=np.int64), sizes[born[by_time]]))
+        allocated = np.where(own > 0, own, allocated)
     allocated[known] = blocks.size[block[known]]
     # Most are freed or untouched: the first part is freed in the window, the second never, the third as paired.
     return Allocations(
@@ -135,7 +152,12 @@ def find_reserved(entries: Entries, segments: Segments) -> Reserved:
 
 
 def pending_after(entries: Entries, blocks: Blocks) -> Ints:
-    """Returns the bytes pending free after each entry, computed backwards from the end state."""
+    """Returns the bytes pending free after each entry, computed backwards from the end state.
+
+    A history without either of a free's two entries does not show for how long it is pending.
+    """
+    if not ((entries.action == FREE_REQUESTED).any() and (entries.action == FREE_COMPLETED).any()):
+        return np.zeros(len(entries), dtype=np.int64)
     change = np.where(entries.action == FREE_REQUESTED, entries.size, 0)
     change = change - np.where(entries.action == FREE_COMPLETED, entries.size, 0)
     after: Ints = int(blocks.size[blocks.is_pending].sum()) - (change.sum() - np.cumsum(change))

@@ -22,6 +22,20 @@ SEGMENT_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
 SEGMENT_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
 OOM = _CODES["oom"]
 
+#: What torch writes outside torch.compile.
+_NO_CONTEXT = "N/A"
+
+#: Categories of torch's profiler, which ``torch.cuda._memory_viz.profile_plot`` adds to a history.
+_CATEGORIES = {
+    "parameter": "parameter",
+    "optimizer_state": "optimizer_state",
+    "input": "input",
+    "temporary": "temporary",
+    "activation": "activation",
+    "gradient": "gradient",
+    "autograd_detail": "temporary",
+}
+
 #: The key of the default (unowned) pool.
 _DEFAULT_POOL = (0, 0)
 
@@ -38,6 +52,9 @@ class Entries:
         time_us: Unix time; NaN where the file has none.
         pool: Pool of each, "" for the default.
         stacks: Stack of each.
+        compile_context: What torch.compile was doing, "" for nothing.
+        user_metadata: Text set by the job, "" for none.
+        category: Category of what each allocates, "" for other entries; None where the file has no categories.
         unknown: How many entries were dropped, by action unknown to the supported versions of torch.
     """
 
@@ -49,6 +66,9 @@ class Entries:
     pool: list[str]
     stacks: list[Stack]
     unknown: dict[str, int]
+    compile_context: list[str]
+    user_metadata: list[str]
+    category: list[str] | None = None
 
     def __len__(self) -> int:
         """Returns the number of entries."""
@@ -126,6 +146,9 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         pool=_pools(_column(raw, "pool_id", None)),
         stacks=stacks.stacks(_column(raw, "frames", None)),
         unknown=unknown,
+        compile_context=[text_of(one).replace(_NO_CONTEXT, "") for one in _column(raw, "compile_context", "")],
+        user_metadata=list(map(text_of, _column(raw, "user_metadata", ""))),
+        category=_categories(raw),
     )
 
 
@@ -193,7 +216,7 @@ def read_annotations(raw: Any, device: int) -> list[Annotation]:
         if not isinstance(one, dict) or one.get("stage") not in ("START", "END") or one.get("device", device) != device:
             continue
         moment = one.get("time_us")
-        if type(moment) is int and 0 <= moment < 2**62:
+        if isinstance(moment, int | float) and not isinstance(moment, bool) and 0 <= moment < 2**62:
             found.append(Annotation(text_of(one.get("name")), one["stage"] == "START", float(moment)))
     return sorted(found, key=lambda one: one.time_us)
 
@@ -238,10 +261,15 @@ def _moments(values: Sequence[Any], what: str) -> Floats:
     known = [value for value in values if value is not None]
     if not known:
         return np.full(len(values), np.nan)
-    if len(known) == len(values):
-        return whole_numbers(values, what).astype(np.float64)
-    whole_numbers(known, what)
-    return np.array([np.nan if value is None else float(value) for value in values])
+    whole_numbers([value for value in known if type(value) is not float], what)
+    moments = np.array([np.nan if value is None else float(value) for value in values])
+    return np.where(np.abs(moments) < 2.0**62, moments, np.nan)
+
+
+def _categories(raw: Sequence[Any]) -> list[str] | None:
+    if not any("category" in one for one in raw):
+        return None
+    return [_CATEGORIES.get(text_of(one.get("category")), "unknown" if "category" in one else "") for one in raw]
 
 
 def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:

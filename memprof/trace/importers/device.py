@@ -26,6 +26,7 @@ class DeviceHistory:
         lives: Lives of its blocks.
         reserved: Reserved bytes of the allocator.
         facts: Summary figures.
+        remarks: Sentences on what was wrong in the file, and what was done about it.
     """
 
     number: int
@@ -38,3 +39,4 @@ class DeviceHistory:
     lives: Allocations
     reserved: Reserved
     facts: DeviceFacts
+    remarks: tuple[str, ...] = ()

@@ -9,8 +9,18 @@ import numpy as np
 
 from memprof.json_values import Json, to_json
 from memprof.trace.importers.allocations import Allocations, Reserved
-from memprof.trace.importers.columns import OOM, Blocks, Entries
-from memprof.trace.schema import ACTIONS, NONE, Segments
+from memprof.trace.importers.columns import (
+    ALLOC,
+    FREE,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_GROWS,
+    SEGMENT_SHRINKS,
+    Blocks,
+    Entries,
+)
+from memprof.trace.schema import ACTIONS, NONE, Ints, Segments
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,11 @@ class DeviceFacts:
         start_requested_bytes: Requested bytes in use before the first entry, computed backwards from the end.
         start_reserved_bytes: Bytes of segments before the first entry.
         peak_requested_bytes: Peak requested bytes in the window.
+        peak_allocated_bytes: Peak allocated bytes in the window.
         peak_reserved_bytes: Peak reserved bytes in the window.
         history_complete: Recording began before the first allocation: nothing was allocated at the start.
         has_timeline: There is a history: at least two entries.
+        missing_actions: Actions that were not recorded (``skip_actions``), so that figures of the window are wrong.
         out_of_memory: Failed requests.
     """
 
@@ -69,9 +81,11 @@ class DeviceFacts:
     start_requested_bytes: int
     start_reserved_bytes: int
     peak_requested_bytes: int
+    peak_allocated_bytes: int
     peak_reserved_bytes: int
     history_complete: bool
     has_timeline: bool
+    missing_actions: tuple[str, ...]
     out_of_memory: tuple[OutOfMemory, ...]
 
     def to_json(self) -> Json:
@@ -93,12 +107,8 @@ def find_facts(
 ) -> DeviceFacts:
     """Computes the figures of one device."""
     end = int(blocks.requested[~blocks.is_pending].sum())
-    change = np.zeros(len(entries) + 1, dtype=np.int64)
-    born, freed = lives.alloc != NONE, lives.free != NONE
-    np.add.at(change, lives.alloc[born] + 1, lives.requested[born])
-    np.subtract.at(change, lives.free[freed] + 1, lives.requested[freed])
-    change[0] = lives.requested[~born].sum()
-    held = np.cumsum(change)
+    held = _held_bytes(lives, lives.requested, len(entries))
+    missing = _missing_actions(entries, segments, lives)
     counted = Counter(entries.action.tolist())
     actions = {name: counted[code] for code, name in enumerate(ACTIONS) if counted[code]} | entries.unknown
     start = int(held[0])
@@ -117,11 +127,46 @@ def find_facts(
         start_requested_bytes=start,
         start_reserved_bytes=reserved.start,
         peak_requested_bytes=int(held.max()),
+        peak_allocated_bytes=int(_held_bytes(lives, lives.allocated, len(entries)).max()),
         peak_reserved_bytes=reserved.peak,
-        history_complete=len(entries) > 1 and start == 0 and reserved.start <= 0,
+        history_complete=len(entries) > 1 and start == 0 and reserved.start <= 0 and not missing,
         has_timeline=len(entries) > 1,
+        missing_actions=missing,
         out_of_memory=tuple(
             OutOfMemory(row, int(entries.size[row]), int(entries.address[row]), entries.stacks[row].place)
             for row in np.flatnonzero(entries.action == OOM).tolist()
         ),
     )
+
+
+def _held_bytes(lives: Allocations, size: Ints, entries: int) -> Ints:
+    """Returns the bytes held before the first entry and after each, shape ``(entries + 1,)``."""
+    born, freed = lives.alloc != NONE, lives.free != NONE
+    change = np.zeros(entries + 1, dtype=np.int64)
+    np.add.at(change, lives.alloc[born] + 1, size[born])
+    np.subtract.at(change, lives.free[freed] + 1, size[freed])
+    change[0] = size[~born].sum()
+    held: Ints = np.cumsum(change)
+    return held
+
+
+def _missing_actions(entries: Entries, segments: Segments, lives: Allocations) -> tuple[str, ...]:
+    """Returns the actions that the history must have left out; one of a free's two entries is enough."""
+    is_alloc = entries.action == ALLOC
+    is_free = np.isin(entries.action, (FREE, FREE_REQUESTED, FREE_COMPLETED))
+    missing = []
+    if is_free.any() and not is_alloc.any() and len(entries) > 1:
+        missing.append("alloc")
+    if is_alloc.any() and not is_free.any() and lives.clashes:
+        missing += ["free_requested", "free_completed"]
+    grows, shrinks = np.isin(entries.action, SEGMENT_GROWS), np.isin(entries.action, SEGMENT_SHRINKS)
+    if not shrinks.any() and len(segments):
+        # Memory was allocated where no segment is at the end: a segment was released.
+        first = np.concatenate([segments.address, entries.address[grows]])
+        behind = first + np.concatenate([segments.total_size_bytes, entries.size[grows]])
+        order = np.argsort(first, kind="stable")
+        place = order[np.maximum(np.searchsorted(first[order], entries.address[is_alloc], side="right") - 1, 0)]
+        address = entries.address[is_alloc]
+        if ((address < first[place]) | (address >= behind[place])).any():
+            missing.append("segment_free")
+    return tuple(missing)

@@ -67,9 +67,13 @@ class _Frame:
     is_library: bool
     operator: str
     marks: str  # a letter for the phase the frame indicates
+    fx: str = ""  # its node in a graph of torch.fx
 
 
 NO_STACK = Stack()
+
+#: What torch adds to the frames of code that torch.fx generated.
+_FX_KEYS = ("fx_node_op", "fx_node_name", "fx_original_trace")
 
 
 class StackTable:
@@ -80,7 +84,7 @@ class StackTable:
         self._frames: dict[int, _Frame] = {}
         self._kept: list[Any] = []  # keeps frames alive, so that ids stay unique
         self._stacks: dict[tuple[int, ...], Stack] = {}
-        self._rows: dict[str, int] = {}
+        self._rows: dict[tuple[str, str], int] = {}
 
     def stack(self, frames: Any) -> Stack:
         """Returns the information of a list of frames, innermost first; malformed frames are kept as text."""
@@ -111,13 +115,17 @@ class StackTable:
 
     def table(self) -> Stacks:
         """Returns the distinct stacks."""
-        return Stacks.of(stack_id=range(len(self._rows)), frames=list(self._rows))
+        return Stacks.of(
+            stack_id=range(len(self._rows)),
+            frames=[frames for frames, _ in self._rows],
+            fx_nodes=[nodes for _, nodes in self._rows],
+        )
 
     def _read(self, frames: list[Any]) -> Stack:
         read = [self._frame(frame) for frame in frames]
         python = [frame for frame in read if frame.is_python]
         own = [frame for frame in python if not frame.is_library]
-        text = "\n".join(frame.text for frame in python)
+        text = "\n".join(frame.text for frame in python), "\n".join(frame.fx for frame in read if frame.fx)
         # The operator that Python called is the outermost C++ frame before the first Python frame.
         first = next((place for place, frame in enumerate(read) if frame.is_python), len(read))
         operators = [frame.operator for frame in read[:first] if frame.operator]
@@ -170,6 +178,7 @@ def _read_frame(frame: Any) -> _Frame:
         is_library=_LIBRARY_FILE.search(file) is not None,
         operator="",
         marks=_python_marks(file, function),
+        fx=_line(" ".join(text for text in map(text_of, map(frame.get, _FX_KEYS)) if text)),
     )
 
 

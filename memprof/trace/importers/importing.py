@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import BadInputError, UsageError
+from memprof.trace.importers.allocations import BlockSizes
 from memprof.trace.importers.kineto import read_kineto
+from memprof.trace.importers.memory_timeline import read_timeline
 from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot import Progress, Snapshot, parse_snapshot
-from memprof.trace.importers.snapshot_manifest import HOW_TO_RECORD, device_manifest
+from memprof.trace.importers.snapshot_manifest import HOW_TO_RECORD, device_manifest, missing_reason
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.importers.sniff import SNAPSHOT, read_input
+from memprof.trace.importers.sniff import SNAPSHOT, TIMELINE, read_input
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Table
 
@@ -24,7 +26,7 @@ class Imported:
     """The result of an import.
 
     Attributes:
-        kind: ``snapshot`` or ``kineto``.
+        kind: ``snapshot``, ``kineto`` or ``timeline``.
         ranks: Manifest and tables of each rank, as ``write_trace`` takes them.
         devices: Summary figures of each device, as JSON containers.
         remarks: Sentences for the user.
@@ -41,14 +43,17 @@ def import_file(
     device: int | None = None,
     rank: int | None = None,
     on_progress: Progress = lambda what, share: None,
+    block_sizes: BlockSizes | None = None,
 ) -> Imported:
-    """Imports a memory snapshot or a profiler trace.
+    """Imports a memory snapshot, a profiler trace, or a memory timeline.
 
     Args:
         path: The file; its format is detected from its content.
         device: The only device to import; all devices with data where left out.
         rank: The rank for a file of one device; the device's number where left out.
         on_progress: Called with the current activity and the share completed.
+        block_sizes: Determines the block sizes of a snapshot; without it, requests are rounded as the allocator does,
+            which is too little for blocks that it does not split.
 
     Raises:
         BadInputError: The file is missing, empty, damaged, foreign, or has invalid content.
@@ -57,9 +62,14 @@ def import_file(
     path = Path(path)
     kind, data = read_input(path)
     if kind == SNAPSHOT:
-        snapshot = parse_snapshot(path, data, on_progress)
+        snapshot = parse_snapshot(path, data, on_progress, block_sizes)
         del data
         return _import_snapshot(path, snapshot, device, rank, on_progress)
+    if kind == TIMELINE:
+        timeline = read_timeline(path, data)
+        _choose(path, [timeline.history.number], device, rank)
+        ranks = [timeline.build(path, rank or 0, 1)]
+        return Imported(kind=kind, ranks=ranks, devices=[timeline.history.facts.to_json()], remarks=())
     found = read_kineto(path, data, on_progress)
     if len({one.number for one in found}) < len(found):
         raise BadInputError(f"{path} has memory of several kinds of devices with one number; export one of them.")
@@ -96,7 +106,9 @@ def _import_snapshot(
                 f"device {one.number} has no timeline (entries in its history: {one.facts.entries}); its end state is "
                 f"shown. To record one, {HOW_TO_RECORD}."
             )
-        if not manifest.capture.is_complete:
+        if one.facts.missing_actions:
+            remarks.append(f"device {one.number}: {missing_reason(one.facts)}.")
+        if one.facts.out_of_memory:
             remarks.append(f"device {one.number} ran {manifest.capture.reason}.")
     return Imported(
         kind=SNAPSHOT,

@@ -127,6 +127,8 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         pool=[""] * len(events),
         stacks=stack_of,
         unknown={},
+        compile_context=[""] * len(events),
+        user_metadata=[""] * len(events),
     )
     rest, drift = _rest_from_before(events, size, find_lives(entries, _blocks(np.zeros(0, dtype=np.int64)), rounding=1))
     blocks = _blocks(np.array([rest] if rest > 0 else [], dtype=np.int64))

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 #: Opcodes that look up a name.
-_IMPORTING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
-
-#: Protocols 0 and 1 have no header; a name requested at once is reported all the same.
-_OLD_GLOBAL = re.compile(rb"\(?[ci]([\w.]+)\n([\w.]+)\n", re.ASCII)
+IMPORTING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 
 #: Maximum nesting depth: a snapshot's frames are at depth 6.
-_DEEPEST = 64
+DEEPEST = 64
 
 #: At most one container per this many bytes. Real snapshots hold one in 14 or fewer, and one takes some 80 bytes of
 #: memory.
@@ -81,16 +78,21 @@ def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda sha
     global _RUN  # noqa: PLW0603 - compiled when the first snapshot is read, not at every start
     _RUN = _RUN or _grammar()
     if not (len(data) > 1 and data[0] == 0x80 and 2 <= data[1] <= 5):
-        old = _OLD_GLOBAL.match(data[:1000])
-        if old is not None:
-            raise RefusedError(f"it imports {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
-        raise RefusedError("it does not start as a pickle of protocol 2 to 5")
+        raise RefusedError("it does not start as a pickle")
     containers = sum(data.count(opcode) for opcode in _CONTAINER_OPCODES)
     # Arguments may contain such bytes by chance.
     if containers > len(data) / _BYTES_PER_CONTAINER + _FEW_CONTAINERS:
         raise RefusedError(f"it makes up to {containers:,} containers in {len(data):,} bytes, which no snapshot does")
-    end = _Machine(data, on_progress).run(_RUN)
-    if end != len(data):
+    check_end(data, _Machine(data, on_progress).run(_RUN))
+
+
+def check_end(data: bytes, end: int) -> None:
+    """Checks that nothing follows a pickle's end but zeros, with which torch pads the pickle in a page.
+
+    Raises:
+        RefusedError: Something does.
+    """
+    if data.count(b"\0", end) != len(data) - end:
         more = "another pickle follows" if data[end : end + 1] == b"\x80" else f"{len(data) - end:,} bytes follow"
         raise RefusedError(f"{more} after its end", end)
 
@@ -134,8 +136,8 @@ class _Machine:
         depths = self.depths
         if opcode == 0x28:  # MARK
             depths.append(0)
-            if len(depths) > _DEEPEST:
-                raise RefusedError(f"its containers are nested more than {_DEEPEST} deep", position)
+            if len(depths) > DEEPEST:
+                raise RefusedError(f"its containers are nested more than {DEEPEST} deep", position)
         elif opcode in b"eu":  # APPENDS, SETITEMS
             if len(depths) == 1:
                 raise RefusedError("its marks do not match", position)
@@ -157,8 +159,8 @@ class _Machine:
 
     def _deepen(self, depth: int, position: int, *, replaces: bool) -> None:
         deepest = depth if replaces else max(self.depths[-1], depth)
-        if deepest > _DEEPEST:
-            raise RefusedError(f"its containers are nested more than {_DEEPEST} deep", position)
+        if deepest > DEEPEST:
+            raise RefusedError(f"its containers are nested more than {DEEPEST} deep", position)
         self.depths[-1] = deepest
 
     def _plain(self, opcode: int, position: int) -> int:
@@ -185,4 +187,4 @@ class _Machine:
         name = _NAMES.get(opcode)
         if name is None:
             raise RefusedError(f"it holds byte {opcode:#04x}, which is not a pickle opcode", position)
-        raise RefusedError(f"it holds the opcode {name}, which no snapshot has", position, has_name=name in _IMPORTING)
+        raise RefusedError(f"it holds the opcode {name}, which no snapshot has", position, has_name=name in IMPORTING)

@@ -8,7 +8,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from memprof.trace.importers.pickle_opcodes import RefusedError, check_opcodes
+from memprof.trace.importers.old_pickles import check_old_opcodes, looks_old
+from memprof.trace.importers.pickle_opcodes import RefusedError, check_end, check_opcodes
 
 __all__ = ["RefusedError", "load_plain"]
 
@@ -35,14 +36,17 @@ def load_plain(data: bytes, on_progress: Callable[[float], None] = lambda share:
     Opcodes are checked before anything is loaded; the unpickler then resolves no classes.
 
     Args:
-        data: The pickle, protocol 2 to 5.
+        data: The pickle, protocol 0 to 5.
         on_progress: Called from time to time with the share checked.
 
     Raises:
         RefusedError: It holds anything else; the reason names what.
     """
     try:
-        check_opcodes(data, on_progress)
+        if looks_old(data):
+            check_end(data, check_old_opcodes(data))
+        else:
+            check_opcodes(data, on_progress)
     except RefusedError as refusal:
         raise _named(data, refusal) if refusal.has_name else refusal from None
     return _load(data)

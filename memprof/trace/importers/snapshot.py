@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.errors import BadInputError
-from memprof.trace.importers.allocations import find_lives, find_reserved
+from memprof.trace.importers.allocations import BlockSizes, Reserved, find_lives, find_reserved
 from memprof.trace.importers.columns import (
     check_dicts,
     read_annotations,
@@ -21,8 +23,10 @@ from memprof.trace.importers.columns import (
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.facts import find_facts
 from memprof.trace.importers.frames import StackTable
+from memprof.trace.importers.raw_segments import examine_segments, with_pools
 from memprof.trace.importers.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
+from memprof.trace.schema import NONE, Segments
 
 #: Called with the current activity, and the share completed.
 Progress = Callable[[str, float], None]
@@ -46,8 +50,15 @@ class Snapshot:
     settings: str
 
 
-def read_snapshot(path: Path, on_progress: Progress = lambda what, share: None) -> Snapshot:
+def read_snapshot(
+    path: Path, on_progress: Progress = lambda what, share: None, block_sizes: BlockSizes | None = None
+) -> Snapshot:
     """Reads a snapshot from a file.
+
+    Args:
+        path: The file.
+        on_progress: Called from time to time.
+        block_sizes: Determines block sizes; the allocator's rounding where left out.
 
     Raises:
         BadInputError: It is not a snapshot, is damaged, or has invalid content.
@@ -55,22 +66,28 @@ def read_snapshot(path: Path, on_progress: Progress = lambda what, share: None) 
     kind, data = read_input(path)
     if kind != SNAPSHOT:
         raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
-    return parse_snapshot(path, data, on_progress)
+    return parse_snapshot(path, data, on_progress, block_sizes)
 
 
-def parse_snapshot(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> Snapshot:
+def parse_snapshot(
+    path: Path,
+    data: bytes,
+    on_progress: Progress = lambda what, share: None,
+    block_sizes: BlockSizes | None = None,
+) -> Snapshot:
     """Reads a snapshot from the bytes of its pickle.
 
     Args:
         path: Name of the file, for errors.
         data: The pickle.
         on_progress: Called from time to time.
+        block_sizes: Determines block sizes; the allocator's rounding where left out.
 
     Raises:
         BadInputError: It is not a snapshot, is damaged, or has invalid content.
     """
     with _without_collector():
-        return _parse(path, data, on_progress)
+        return _parse(path, data, on_progress, block_sizes)
 
 
 @contextmanager
@@ -85,7 +102,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(path: Path, data: bytes, on_progress: Progress) -> Snapshot:
+def _parse(path: Path, data: bytes, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
     try:
         loaded = load_plain(data, lambda share: on_progress("checking", share))
     except RefusedError as refusal:
@@ -93,12 +110,12 @@ def _parse(path: Path, data: bytes, on_progress: Progress) -> Snapshot:
         raise BadInputError(f"{path} is not a memory snapshot, or is damaged: {refusal.reason}{place}.") from None
     del data
     try:
-        return _from_plain(loaded, on_progress)
+        return _from_plain(loaded, on_progress, block_sizes)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
 
 
-def _from_plain(loaded: Any, on_progress: Progress) -> Snapshot:
+def _from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
     if isinstance(loaded, list):
         loaded = {"segments": loaded}  # the result of torch.cuda.memory_snapshot(), saved as it is
     if not isinstance(loaded, dict) or not ("segments" in loaded or "device_traces" in loaded):
@@ -113,23 +130,66 @@ def _from_plain(loaded: Any, on_progress: Progress) -> Snapshot:
         if type(number) is not int or not 0 <= number < _MOST_DEVICES:
             raise BadInputError("A segment names no device.")
         by_device.setdefault(number, []).append(segment)
-    version = _torch_version(loaded, traces)
+    version, settings = _torch_version(loaded, traces), _settings(loaded.get("allocator_settings"))
     numbers = sorted({*by_device, *(number for number, trace in enumerate(traces) if trace)})
+    cpu = _cpu_of_profile(traces)
+    if cpu is not None:
+        # As in a profiler trace, the CPU counts only if no device was used.
+        numbers = [number for number in numbers if number != cpu] or [cpu]
     devices = []
     for place, number in enumerate(numbers):
         on_progress("sorting", place / len(numbers))
         trace = traces[number] if number < len(traces) else []
-        devices.append(_device(number, trace, by_device.get(number, []), loaded.get("external_annotations")))
+        raw = by_device.get(number, [])
+        if cpu is not None:
+            devices.append(_profiled_device(0 if number == cpu else number, number == cpu, trace, raw))
+        else:
+            annotations = loaded.get("external_annotations")
+            devices.append(_device(number, trace, raw, annotations, settings, block_sizes))
         if number < len(traces):
             traces[number] = None  # its entries take most of the memory
-    return Snapshot(tuple(devices), version, _settings(loaded.get("allocator_settings")))
+    return Snapshot(tuple(devices), "" if cpu is not None else version, settings)
 
 
-def _device(number: int, trace: Any, raw: list[Any], annotations: Any) -> DeviceHistory:
+def _cpu_of_profile(traces: list[Any]) -> int | None:
+    """Returns the place of the CPU in a history made from a profile, behind all devices; None for other histories."""
+    entries = (entry for trace in traces if isinstance(trace, list) for entry in trace[:1])
+    is_profile = any(isinstance(entry, dict) and "category" in entry for entry in entries)
+    return len(traces) - 1 if is_profile else None
+
+
+def _profiled_device(number: int, is_cpu: bool, trace: Any, raw: list[Any]) -> DeviceHistory:
+    """Reads a device of ``torch.cuda._memory_viz.profile_plot``: its segment spans the addresses, nothing more."""
+    stacks, name = StackTable(), "cpu" if is_cpu else f"cuda:{number}"
+    entries = read_entries(trace, stacks, f"the history of {name}")
+    blocks, segments = read_blocks([one for one in raw if one.get("address") is not None], stacks), Segments.empty()
+    lives, unknown = find_lives(entries, blocks, rounding=1), np.full(len(entries), NONE, dtype=np.int64)
+    reserved = Reserved(NONE, unknown, NONE)
+    return DeviceHistory(
+        number=number,
+        name=name,
+        entries=entries,
+        segments=segments,
+        blocks=blocks,
+        annotations=[],
+        stacks=stacks,
+        lives=lives,
+        reserved=reserved,
+        facts=find_facts(name, entries, segments, blocks, len(blocks), lives, reserved),
+        remarks=("it was made from a profile: categories are the profiler's own, and reserved memory is unknown.",),
+    )
+
+
+def _device(
+    number: int, trace: Any, raw: list[Any], annotations: Any, settings: str, block_sizes: BlockSizes | None
+) -> DeviceHistory:
     stacks = StackTable()
     entries = read_entries(trace, stacks, f"the history of device {number}")
+    raw, remarks = examine_segments(raw)
     segments, blocks = read_segments(raw, number), read_blocks(raw, stacks)
-    lives, reserved = find_lives(entries, blocks), find_reserved(entries, segments)
+    entries = with_pools(entries, segments)
+    sizes = None if block_sizes is None else block_sizes(entries, blocks, segments, settings)
+    lives, reserved = find_lives(entries, blocks, sizes=sizes), find_reserved(entries, segments)
     all_blocks = sum(len(segment.get("blocks", ())) for segment in raw)
     return DeviceHistory(
         number=number,
@@ -142,6 +202,7 @@ def _device(number: int, trace: Any, raw: list[Any], annotations: Any) -> Device
         lives=lives,
         reserved=reserved,
         facts=find_facts(f"cuda:{number}", entries, segments, blocks, all_blocks, lives, reserved),
+        remarks=remarks,
     )
 
 

@@ -22,7 +22,7 @@ _BACKEND = Backend(
     blind_spots=(
         "which operators read a tensor, and in which modules: rows are allocations, identified by their stacks",
         "how long operators run",
-        "the purpose of memory, except where stacks or phases show it: most of it is in the category unknown",
+        "the purpose of memory: categories follow from stacks, phases and sizes",
         "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
     ),
 )
@@ -61,9 +61,20 @@ def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phase
     )
 
 
+def missing_reason(facts: DeviceFacts) -> str:
+    """Returns what the history leaves out, as a clause; "" where nothing that matters is missing."""
+    if not facts.missing_actions:
+        return ""
+    return (
+        f"the history leaves out {' and '.join(facts.missing_actions)} (skip_actions), so figures before its end are "
+        "not reliable"
+    )
+
+
 def _capture(facts: DeviceFacts) -> Capture:
     if not facts.out_of_memory:
-        return Capture()
+        reason = missing_reason(facts)
+        return Capture(is_complete=not reason, reason=reason)
     last = facts.out_of_memory[-1]
     who = last.source or "an allocation without a stack"
     return Capture(
@@ -82,11 +93,14 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
     if facts.has_timeline:
         notes.append(
             f"imported from a memory snapshot of {facts.entries:,} entries ({counted}); in the recorded window, "
-            f"requested bytes peak at {facts.peak_requested_bytes:,}, reserved ones at {facts.peak_reserved_bytes:,}."
+            f"requested bytes peak at {facts.peak_requested_bytes:,}, allocated ones at "
+            f"{facts.peak_allocated_bytes:,}, reserved ones at {facts.peak_reserved_bytes:,}."
         )
         notes.append(
             "the history is complete: recording began before the first allocation."
             if facts.history_complete
+            else f"{missing_reason(facts)}."
+            if facts.missing_actions
             else f"recording began with {facts.start_requested_bytes:,} requested bytes in use already and "
             f"{facts.start_reserved_bytes:,} reserved; the peak is that of the recorded window."
         )
@@ -103,12 +117,19 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
         notes.append("the file contains no times, as before torch 2.3: the axis is the order of entries.")
     if phases.how:
         notes.append(f"steps are identified by {phases.how}; the first and the last are incomplete.")
+    one_of_two = {"free_requested", "free_completed"} - facts.actions.keys()
+    if facts.has_timeline and len(one_of_two) == 1 and "free" not in facts.actions:
+        notes.append(
+            f"the history leaves out {one_of_two.pop()} (skip_actions): memory counts as freed at the other entry, and "
+            "what is pending free is not known."
+        )
+    notes += [f"the snapshot has {remark}" if remark[:1].isdigit() else remark for remark in device.remarks]
     if device.lives.clashes:
         notes.append(
             f"{device.lives.clashes:,} entries contradict others (memory allocated or freed twice): figures may be off."
         )
     held = int(device.segments.allocated_size_bytes.sum())
-    if held != facts.end_allocated_bytes:
+    if len(device.segments) and held != facts.end_allocated_bytes:
         notes.append(
             f"segments say that {held:,} bytes are allocated and their blocks {facts.end_allocated_bytes:,}; the sum "
             "of the blocks is used."

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.importers.allocations import pending_after
-from memprof.trace.importers.columns import ALLOC, SEGMENT_GROWS
+from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import Phases, step_table
+from memprof.trace.importers.purposes import Lives, find_purposes
 from memprof.trace.schema import (
     ACTIONS,
     NONE,
     AllocatorEvents,
+    Annotations,
+    Bools,
     Floats,
     Ints,
     Memory,
     Ops,
+    OutOfMemory,
     Segments,
     Stacks,
     Steps,
@@ -80,6 +84,8 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
         Storages: storages,
         Memory: _memory(device, rows, storages),
         AllocatorEvents: _events(device, rows),
+        Annotations: _annotations(device),
+        OutOfMemory: _failures(device, rows, phases),
         Segments: device.segments,
         Stacks: device.stacks.table(),
     }
@@ -87,12 +93,13 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
 
 
 def _timeline(device: DeviceHistory) -> _Rows:
-    """A row for the beginning, then one for each allocation of the history."""
+    """A row for the beginning, then one for each allocation of the history, also those that failed."""
     entries, lives = device.entries, device.lives
-    entry = np.concatenate(([NONE], np.flatnonzero(entries.action == ALLOC))).astype(np.int64)
+    is_row = _is_row(entries)
+    entry = np.concatenate(([NONE], np.flatnonzero(is_row))).astype(np.int64)
     time_us = np.concatenate((entries.time_us[:1], entries.time_us[entry[1:]]))
     # An entry belongs to the last allocation at or before it, or to row 0 before the first allocation.
-    row_of = np.cumsum(entries.action == ALLOC)
+    row_of = np.cumsum(is_row)
     before = np.concatenate(([0], row_of[:-1]))
     return _Rows(
         entry=entry,
@@ -101,6 +108,12 @@ def _timeline(device: DeviceHistory) -> _Rows:
         created=np.where(lives.alloc == NONE, NONE, row_of[lives.alloc]),
         freed=np.where(lives.free == NONE, NONE, before[lives.free]),
     )
+
+
+def _is_row(entries: Entries) -> Bools:
+    """Returns which entries have a row of their own, shape ``(entries,)``."""
+    is_row: Bools = np.isin(entries.action, (ALLOC, OOM))
+    return is_row
 
 
 def _end_state(device: DeviceHistory) -> _Rows:
@@ -153,7 +166,7 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
     lives = device.lives
     return Storages.of(
         storage_id=np.arange(len(order)),
-        category=_categories(rows, phases)[order],
+        category=_categories(device, rows, phases)[order],
         device=[device.name] * len(order),
         requested_bytes=lives.requested[order],
         allocated_bytes=lives.allocated[order],
@@ -162,20 +175,13 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
     )
 
 
-def _categories(rows: _Rows, phases: Phases) -> Texts:
-    """Returns the category of each life, as far as its stack or its two phases determine it."""
-    created, freed = rows.created, rows.freed
-    category = np.full(len(created), "unknown", dtype=object)
-    born = created != NONE
-    # What forward creates and backward frees was kept for backward.
-    kept = born & (freed != NONE)
-    kept[kept] = (phases.phase[created[kept]] == "forward") & (phases.phase[freed[kept]] == "backward")
-    category[kept] = "activation"
-    makes_gradient = np.array([stack.makes_gradient for stack in rows.stacks], dtype=np.bool_)
-    makes_state = np.array([stack.makes_state for stack in rows.stacks], dtype=np.bool_)
-    category[born & makes_gradient[created]] = "gradient"
-    category[born & makes_state[created]] = "optimizer_state"
-    return category
+def _categories(device: DeviceHistory, rows: _Rows, phases: Phases) -> Texts:
+    """Returns the category of each life: the file's own, else as far as its stack or its two phases determine it."""
+    given, born_at = device.entries.category, device.lives.alloc
+    if given is not None:
+        return np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
+    lives = Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks)
+    return find_purposes(lives).category if device.facts.has_timeline else np.full(len(rows.created), "unknown", object)
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
@@ -191,7 +197,7 @@ def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
     if device.facts.has_timeline:
         # Segments are allocated right before the allocation that needs them, and count with it.
         is_ahead = np.isin(entries.action, SEGMENT_GROWS)
-        row_of = np.minimum(np.cumsum(entries.action == ALLOC) + is_ahead, ops - 1)
+        row_of = np.minimum(np.cumsum(_is_row(entries)) + is_ahead, ops - 1)
         highest[:] = NONE
         np.maximum.at(highest, row_of, reserved.after)
         highest[0] = max(int(highest[0]), reserved.start)
@@ -228,7 +234,11 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
             np.maximum(np.searchsorted(device.segments.address[by_address], address, side="right") - 1, 0)
         ]
         streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
-    row_of = np.cumsum(entries.action == ALLOC) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
+    row_of = np.cumsum(_is_row(entries)) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
+    block_bytes = np.full(len(old) + len(entries), NONE, dtype=np.int64)
+    block_bytes[: len(old)] = lives.allocated[old]
+    for ends in (lives.alloc, lives.free):
+        block_bytes[len(old) + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = len(old) + len(entries)
     return AllocatorEvents.of(
         index=np.concatenate((np.full(len(old), NONE), np.arange(len(entries)))),
@@ -237,8 +247,62 @@ def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
         action=["alloc"] * len(old) + [ACTIONS[code] for code in entries.action.tolist()],
         address=np.concatenate((address, entries.address)),
         size_bytes=np.concatenate((lives.requested[old], entries.size)),
+        block_bytes=block_bytes,
         stream=np.concatenate((streams, entries.stream)),
         pool=[*pools.tolist(), *entries.pool],
         op_id=np.concatenate((np.full(len(old), NONE), np.minimum(row_of, len(rows) - 1))),
         stack_id=[*stacks, *(stack.stack_id for stack in entries.stacks)],
+        compile_context=[*[""] * len(old), *entries.compile_context],
+        user_metadata=[*[""] * len(old), *entries.user_metadata],
+    )
+
+
+def _failures(device: DeviceHistory, rows: _Rows, phases: Phases) -> OutOfMemory:
+    """Builds the table of failed requests: those of the history, each after the last row before it."""
+    entries, lives = device.entries, device.lives
+    failed = np.flatnonzero(entries.action == OOM)
+    change = np.zeros(len(entries) + 1, dtype=np.int64)
+    born, freed = lives.alloc != NONE, lives.free != NONE
+    np.add.at(change, lives.alloc[born], lives.allocated[born])
+    np.subtract.at(change, lives.free[freed], lives.allocated[freed])
+    held = int(lives.allocated[~born].sum()) + np.cumsum(change)
+    row = np.minimum(np.cumsum(_is_row(entries))[failed], len(rows) - 1)
+    last = int(np.flatnonzero(entries.action == ALLOC).max(initial=NONE))
+    stacks = [entries.stacks[place] for place in failed.tolist()]
+    return OutOfMemory.of(
+        time_us=entries.time_us[failed],
+        device=[device.name] * len(failed),
+        step=phases.step[row],
+        op_id=row,
+        name=[stack.operator or stack.function for stack in stacks],
+        phase=[stack.phase or str(phases.phase[place]) for stack, place in zip(stacks, row.tolist(), strict=True)],
+        module_id=np.full(len(failed), NONE),
+        stack_id=[stack.stack_id for stack in stacks],
+        requested_bytes=entries.size[failed],
+        allocated_bytes=held[failed],
+        reserved_bytes=device.reserved.after[failed],
+        largest_free_bytes=np.full(len(failed), NONE),
+        free_bytes=entries.address[failed],
+        total_bytes=np.full(len(failed), NONE),
+        is_caught=failed < last,
+        message=[""] * len(failed),
+    )
+
+
+def _annotations(device: DeviceHistory) -> Annotations:
+    """Pairs the starts and ends of named spans, those inside each other innermost first."""
+    spans: list[tuple[str, float, float]] = []
+    begun: dict[str, list[float]] = {}
+    for one in device.annotations:
+        if one.is_start:
+            begun.setdefault(one.name, []).append(one.time_us)
+        else:
+            starts = begun.get(one.name)
+            spans.append((one.name, starts.pop() if starts else np.nan, one.time_us))
+    spans += [(name, start, np.nan) for name, starts in begun.items() for start in starts]
+    return Annotations.of(
+        device=[device.name] * len(spans),
+        name=[name for name, _, _ in spans],
+        start_us=[start for _, start, _ in spans],
+        end_us=[end for _, _, end in spans],
     )

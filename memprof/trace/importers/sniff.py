@@ -4,52 +4,71 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bz2
 import json
+import lzma
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import read_bytes
+from memprof.trace.importers.old_pickles import looks_old
 from memprof.units import format_bytes
 
-#: Profiler traces compress 10 to 30 times in gzip; a file that expands by more is not one.
-_MOST_GROWTH = 40
+#: Profiler traces compress 10 to 30 times in gzip; a file that expands by more is not one. xz reaches 60 on them.
+_MOST_GROWTH = {"gzip": 40, "xz": 100, "bzip2": 100}
 _SLACK_BYTES = 64 << 20
 
 #: The pickle in a page of ``_memory_viz``; its name for the list has varied by version.
 _PICKLE_IN_PAGE = re.compile(rb'"base64"\s*:\s*"([A-Za-z0-9+/=\\]*)"')
 
-_FOREIGN = "{path} is neither a memory snapshot (pickle, or a page of memory_viz) nor a profiler's trace (JSON)."
+#: A page of ``torch.profiler``'s ``export_memory_timeline``: a picture without figures.
+_PICTURE_IN_PAGE = re.compile(rb"<img [^>]*src=[\"']?data:image/png;base64")
+
+_FOREIGN = (
+    "{path} is neither a memory snapshot (pickle, or a page of memory_viz), nor a profiler's trace or memory timeline "
+    "(JSON)."
+)
+#: How compressed files start, and the format's name.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 #: Bytes unpacked at a time.
 _PIECE_BYTES = 4 << 20
 
-SNAPSHOT, KINETO = "snapshot", "kineto"
+SNAPSHOT, KINETO, TIMELINE = "snapshot", "kineto", "timeline"
+#: A memory timeline is a list of numbers and lists of numbers; a trace that is a list holds dicts.
+_TIMELINE_START = re.compile(rb"\[\s*\[\s*(?:-?\d|\])")
 
 
 def read_input(path: Path) -> tuple[str, bytes]:
     """Reads a file and detects its format.
 
     Args:
-        path: The file: a pickle, a memory_viz page that contains one, or a profiler trace, with or without gzip.
+        path: The file: a pickle, a memory_viz page that contains one, or a profiler's trace or memory timeline, as it
+            is or compressed with gzip, xz or bzip2.
 
     Returns:
-        ``SNAPSHOT`` or ``KINETO``, and the bytes of the pickle or of the JSON.
+        ``SNAPSHOT``, ``KINETO`` or ``TIMELINE``, and the bytes of the pickle or of the JSON.
 
     Raises:
         BadInputError: The file is missing, cannot be read, is empty, or has another format.
     """
     data = _read(path)
     _refuse_nonsense(path, data[:64])
-    if data.startswith(b"\x1f\x8b"):
-        data = _unzipped(path, data)
+    compression = _compression(data)
+    if compression:
+        data = _unpacked(path, data, compression)
     if not data.strip():
         raise BadInputError(f"{path} is empty.")
-    if data[:1] == b"\x80" or _looks_like_old_pickle(data):
+    if data[:1] == b"\x80" or looks_old(data):
         return SNAPSHOT, data
     text = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if _TIMELINE_START.match(text):
+        return TIMELINE, data
     if text[:1] in (b"{", b"["):
         return KINETO, data
     if text[:1] == b"<":
@@ -80,47 +99,90 @@ def _most_bytes() -> int:
 def _refuse_nonsense(path: Path, start: bytes) -> None:
     """Rejects a file whose first bytes match no known format, before the rest is read or unpacked."""
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text and text[0] < 0x20 and not start.startswith(b"\x1f\x8b"):
+    if text and text[0] < 0x20 and not _compression(start):
         raise BadInputError(_FOREIGN.format(path=path))
 
 
-def _unzipped(path: Path, data: bytes) -> bytes:
-    limit = len(data) * _MOST_GROWTH + _SLACK_BYTES
+def _compression(start: bytes) -> str:
+    return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), "")
+
+
+class _Unpacker(Protocol):
+    """What the decompressors of bz2 and lzma have in common."""
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        """Returns at most that many bytes."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the stream has ended."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """Bytes behind its end."""
+
+
+class _Gunzip:
+    """zlib's decompressor with the interface of the others: bytes it has not taken yet are its own affair."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._inner.decompress(data or self._inner.unconsumed_tail, max_length)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+_UNPACKERS: dict[str, Callable[[], _Unpacker]] = {
+    "gzip": _Gunzip,
+    "xz": lzma.LZMADecompressor,
+    "bzip2": bz2.BZ2Decompressor,
+}
+
+
+def _unpacked(path: Path, data: bytes, kind: str) -> bytes:
+    limit = len(data) * _MOST_GROWTH[kind] + _SLACK_BYTES
     result = bytearray()
     try:
         while data:
-            unpacker = zlib.decompressobj(wbits=31)
+            unpacker = _UNPACKERS[kind]()
             piece = unpacker.decompress(data, _PIECE_BYTES)
             while piece:
                 result += piece
                 if len(result) > limit:
                     raise BadInputError(
-                        f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH} times its size: "
+                        f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH[kind]} times its size: "
                         "no trace does."
                     )
-                piece = unpacker.decompress(unpacker.unconsumed_tail, _PIECE_BYTES)
+                piece = b"" if unpacker.eof else unpacker.decompress(b"", _PIECE_BYTES)
             if not unpacker.eof:
-                raise BadInputError(f"{path} is cut short: its gzip stream has no end.")
+                raise BadInputError(f"{path} is cut short: its {kind} stream has no end.")
             data = unpacker.unused_data
-            if data and not data.startswith(b"\x1f\x8b"):
-                break  # padding, which gzip's own tools ignore too
-    except zlib.error as error:
+            if data and _compression(data) != kind:
+                break  # padding, which the formats' own tools ignore too
+    except (zlib.error, lzma.LZMAError, OSError) as error:
         raise BadInputError(f"{path} is damaged: {error}.") from error
     return bytes(result)
 
 
-def _looks_like_old_pickle(data: bytes) -> bool:
-    """Detects pickles of protocol 0 and 1 that request a name at once; the error names it, not a foreign format."""
-    return re.match(rb"\(?[ci][\w.]+\n[\w.]+\n", data[:1000]) is not None
-
-
 def _pickle_in_page(path: Path, data: bytes) -> bytes:
     found = _PICKLE_IN_PAGE.search(data)
+    if found is None and _PICTURE_IN_PAGE.search(data):
+        raise BadInputError(
+            f"{path} is a memory timeline as a picture, without figures: export it with a name that ends in .json or "
+            ".raw.json.gz (torch.profiler, export_memory_timeline)."
+        )
     if found is None:
         raise BadInputError(f"{path} is a web page without a memory snapshot in it.")
     try:
         text = json.loads(b'"' + found[1] + b'"')
-        # Padded with zeros to a multiple of three bytes, so that no = is needed.
-        return base64.b64decode(text, validate=True).rstrip(b"\0")
+        return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
         raise BadInputError(f"{path} is damaged: the snapshot in its page is not base64.") from error

@@ -191,6 +191,23 @@ def test_expandable_segments_grow_by_pages() -> None:
     assert allocator.reserved == 80 * MIB
 
 
+def test_expandable_segments_grow_by_the_request_and_not_by_a_segments_size() -> None:
+    """Behind 29.5 MiB of 40, 30.5 more take one page of 20: a segment of their own would be 32 and take two.
+
+    c10/cuda/CUDACachingAllocator.cpp, alloc_block: try_allocate_expandable_block takes p.size(), not p.alloc_size.
+    """
+    allocator = CachingAllocator(Settings(expandable_segments=True))
+    first, second = given_out(allocator, 59 * MIB // 2), given_out(allocator, 61 * MIB // 2)
+    assert (second.address, allocator.reserved) == (first.address + first.size, 60 * MIB)
+
+
+def test_one_request_may_be_larger_than_the_assumed_device() -> None:
+    """100 GiB in one storage are a range of that size, or a failure where the device is known to be smaller."""
+    size = 100 << 30
+    assert given_out(CachingAllocator(Settings(expandable_segments=True)), size).size == size
+    assert CachingAllocator(Settings(expandable_segments=True, capacity_bytes=40 << 30)).allocate(size) is None
+
+
 def test_expandable_segments_give_back_whole_pages() -> None:
     """Of 40 free MiB behind 30 in use, the page they share stays; what was unmapped is mapped again first."""
     allocator = CachingAllocator(Settings(expandable_segments=True))

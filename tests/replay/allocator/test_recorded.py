@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memprof.replay.allocator.block_sizes import block_sizes
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING, UNMAPPED
 from memprof.replay.allocator.blocks import FREE as FREE_BLOCK
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
@@ -42,6 +43,34 @@ def test_real_snapshots_are_replayed_from_any_moment(path: Path) -> None:
         for share in (0.25, 0.5, 0.75):
             rest = cut_beginning(device.events, share)
             assert compare(rest, device.end, device.settings, "address").mismatches == []
+
+
+@pytest.mark.skipif(not PATHS, reason="the folder of real snapshots is not there")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.split("__")[0])
+def test_block_sizes_of_real_snapshots_are_those_of_their_final_blocks(path: Path) -> None:
+    """What is alive at the end has the size it has there, and no allocation lies where no free block is known."""
+    for device in read_devices(path):
+        found = block_sizes(device.events, device.end, device.settings)
+        at_end = dict(zip(device.end.address.tolist(), device.end.size.tolist(), strict=True))
+        alive: dict[int, int] = {}
+        for row, action in enumerate(device.events.action.tolist()):
+            if action == "alloc":
+                alive[int(device.events.address[row])] = int(found[row])
+            elif action == "free_requested":
+                alive.pop(int(device.events.address[row]), None)
+        assert {address: at_end[address] for address in alive} == alive
+        assert (found[device.events.action == "alloc"] > 0).all()
+
+
+def test_a_tail_that_was_not_split_off_belongs_to_the_block_before_it() -> None:
+    """19.5 MiB before the window leave a tail of 0.5; what is allocated behind it shows where the block ends."""
+    half = MIB // 2
+    happened = events(("alloc", 20 * MIB, MIB), ("free", 20 * MIB, MIB), ("free", 0, 39 * half))
+    start = rewound(happened, blocks([Range(0, 40 * MIB)]), Settings())
+    assert list(start.blocks_of(start.ranges[0], 40 * MIB)) == [
+        (0, 20 * MIB, 39 * half, ALLOCATED),
+        (20 * MIB, 20 * MIB, 0, FREE_BLOCK),
+    ]
 
 
 @pytest.mark.skipif(not PATHS, reason="the folder of real snapshots is not there")

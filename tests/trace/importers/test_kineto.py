@@ -81,7 +81,7 @@ def test_operators_phases_and_lines_come_from_what_ran_around(tmp_path: Path) ->
     assert ops.name.tolist()[1:] == ["aten.linear", "aten.mm", "Optimizer.step#SGD.step"]
     assert ops.phase.tolist()[1:] == ["forward", "backward", "optimizer"]
     assert trace.table(Stacks).frames[ops.stack_id[1]] == "model.py:12:forward"
-    assert trace.table(Storages).category.tolist().count("activation") == 1
+    assert trace.table(Storages).category.tolist().count("activation") == 2
 
 
 def test_steps_keep_the_profilers_numbers(tmp_path: Path) -> None:

@@ -120,8 +120,18 @@ MALICIOUS: list[tuple[str, bytes, str]] = [
     ("a text that is no UTF-8", FRAMED + b"\x8c\x02\xff\xfe.", "in an invalid order"),
     ("POP", FRAMED + b"N0N.", "POP"),
     ("DUP", FRAMED + b"N2.", "DUP"),
-    ("protocol 9", b"\x80\x09N.", "protocol 2 to 5"),
-    ("protocol 1", pickle.dumps([1], 1), "protocol 2 to 5"),
+    ("protocol 9", b"\x80\x09N.", "does not start as a pickle"),
+    ("os.system among entries, protocol 0", pickle.dumps([Reduced(os.system, "true")], 0), "posix.system"),
+    ("os.system among entries, protocol 1", pickle.dumps([Reduced(os.system, "true")], 1), "posix.system"),
+    ("lists nested in protocol 0", b"(l" * 100 + b"a" * 99 + b".", "nested more than 64 deep"),
+    ("a tuple of tuples in protocol 1", b"](((K\x01ttq\x00a.", "tuple of something else"),
+    ("a memo place far off in protocol 0", b"(lp2000000000\n.", "place 2,000,000,000 of its memo"),
+    ("a number of many digits in protocol 0", b"(lL" + b"9" * 4000 + b"L\na.", "more than 64 bits"),
+    ("a mark without an end in protocol 1", b"](K\x01.", "marks do not match"),
+    ("an end without a mark in protocol 1", b"]q\x00e.", "marks do not match"),
+    ("nothing to append in protocol 1", b"]q\x00aa.", "in an invalid order"),
+    ("no end in protocol 0", b"(lp0\nI1\na", "cut short"),
+    ("REDUCE in protocol 0", b"(lp0\nNNR.", "REDUCE"),
 ]
 
 

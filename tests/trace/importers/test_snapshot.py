@@ -86,10 +86,14 @@ def test_phases_lines_and_operators_come_from_stacks(tmp_path: Path) -> None:
     assert build_report(trace).at_peak.moment.describe() == "backward (aten.mm)"
 
 
-def test_categories_are_told_only_where_certain(tmp_path: Path) -> None:
-    """What forward makes and backward frees is an activation, what an optimizer sets up its state, the rest unknown."""
+def test_categories_follow_from_phases_stacks_and_sizes(tmp_path: Path) -> None:
+    """What backward frees is an activation, what it leaves a gradient, what an optimizer sets up its state.
+
+    Of what was there before, what backward frees is an activation, and what stays, of no gradient's size, a parameter.
+    """
     trace = imported(tmp_path, small_job())
-    assert trace.table(Storages).category.tolist() == ["unknown", "unknown", "activation", "unknown", "optimizer_state"]
+    expected = ["activation", "parameter", "activation", "gradient", "optimizer_state"]
+    assert trace.table(Storages).category.tolist() == expected
 
 
 def test_the_allocators_events_are_kept_in_full(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from memprof.trace.assemble.light.device_run import assemble_device, find_snapsh
 from memprof.trace.assemble.light.run import join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
 from memprof.trace.assemble.memory.elsewhere import NAME
+from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.process import assemble_spool
 from memprof.trace.files.spool import LIGHT_FOLDER, Spool, read_spool
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
+from memprof.trace.schema import NONE, Holders, ModulePeaks, Modules, Ops, Stacks, StepPeaks, Steps, Storages, Table
 
 #: Name of memory that predates the stretch and is held by no model or optimizer.
 _OLDER = "older than the stretch, held by no model and no optimizer"
@@ -54,6 +55,9 @@ def assemble_light(
         tables |= found
     elif device == "cpu":
         tables |= _stretch_tables(folder, main, launch, exit_record)
+    if Holders not in tables:
+        stacks = cast(Stacks, tables.get(Stacks, Stacks.empty()))
+        tables[Holders], tables[Stacks] = holder_table(main, None, stacks)
     run = read_run(main, device)
     recorded = cast(Steps, tables.get(Steps, Steps.empty()))
     tables[Steps] = join_steps(run.steps(), recorded)

@@ -23,6 +23,7 @@ _KEPT = (
     "notes",
     "plan",
     "out_of_memory",
+    "holders",
     "optimizers",
     "fatal",
     "faults",

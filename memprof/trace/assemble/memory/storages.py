@@ -14,6 +14,7 @@ from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
 from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
+from memprof.trace.assemble.memory.holders import holder_records
 from memprof.trace.assemble.memory.missed_frees import end_missed_frees
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums
@@ -42,12 +43,14 @@ class MemoryTables:
         storages: Lives of storages.
         uses: Which operator uses which storage.
         counter: The allocator's counter.
+        held: Storage of each statement on what holds a tensor; NONE where not recorded.
         notes: Caveats for the reader.
     """
 
     storages: Storages
     uses: Uses
     counter: Counter
+    held: Ints
     notes: tuple[str, ...]
 
 
@@ -138,7 +141,14 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         shape=texts.look_up(recording.tensors.shape, tensor)[order],
         dtype=texts.look_up(recording.tensors.dtype, tensor)[order],
     )
-    return MemoryTables(storages, uses.replace(storage_id=place[uses.storage_id]), counter, _notes(elsewhere))
+    held = _held(recording, lives, storage_of_life, foreign)
+    return MemoryTables(
+        storages=storages,
+        uses=uses.replace(storage_id=place[uses.storage_id]),
+        counter=counter,
+        held=np.append(place, NONE)[held],
+        notes=_notes(elsewhere),
+    )
 
 
 def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
@@ -214,6 +224,15 @@ def _facts(recording: Recording, lives: BlockLives, storage_of_life: Ints, forei
         tensor=tensor,
         family=recording.tensors.families()[tensor],
     )
+
+
+def _held(recording: Recording, lives: BlockLives, storage_of_life: Ints, foreign: Foreign) -> Ints:
+    """Returns the storage of each statement on what holds a tensor, before storages are sorted."""
+    records = holder_records(recording.spool)
+    address = np.array([record["address"] for record in records], dtype=np.int64)
+    times = np.array([record["time_ns"] for record in records], dtype=np.int64)
+    storage: Ints = storage_of_life[lives.find(address, recording.timeline.position(times))]
+    return np.where(storage == NONE, foreign.of_address(address), storage)
 
 
 def _attributes(facts: Facts, touches: Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:

@@ -1,0 +1,1 @@
+"""Memory that grows over steps: how much, which tensors, and what holds them."""

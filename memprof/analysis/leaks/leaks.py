@@ -1,0 +1,225 @@
+"""The tensors that stay from step to step: where they are made, since when they are kept, and what holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memprof.analysis.leaks.growth import (
+    LEAST_STEPS,
+    Growth,
+    StepEnds,
+    find_step_ends,
+    growth_of_run,
+    is_rising,
+    steady_rise,
+)
+from memprof.analysis.report.sources import Sources, find_sources
+from memprof.json_values import inline
+from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages
+from memprof.trace.store import Trace
+
+
+@dataclass(frozen=True)
+class HeldBy:
+    """What keeps tensors alive.
+
+    Attributes:
+        kind: As in the table of holders.
+        chain: The references from a variable to a tensor.
+        container: Type of the object that the variable refers to.
+        place: File and line of the variable, "" where unknown.
+        is_by_graph: The tensor at the end of the chain does not refer to the memory itself: its autograd graph does.
+    """
+
+    kind: str
+    chain: str
+    container: str
+    place: str
+    is_by_graph: bool
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Tensors of one line of code of which there are more after every step.
+
+    Attributes:
+        bytes_per_step: Growth per step.
+        kept_bytes: Their bytes at the end of the observation.
+        tensors: How many there are.
+        since_step: Step in which the oldest was made; None if before the recording.
+        category: Category of most of their bytes.
+        shape: Shape of the largest.
+        dtype: Its element type.
+        op: Operator that made it, "" where unknown.
+        module: Its module, "" outside any.
+        line: Line of the user's code that made it, "" where unknown.
+        held_by: What keeps it alive; None where unknown.
+    """
+
+    bytes_per_step: int
+    kept_bytes: int
+    tensors: int
+    since_step: int | None
+    category: str
+    shape: str
+    dtype: str
+    op: str
+    module: str
+    line: str
+    held_by: HeldBy | None
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """Growth, and the tensors that make it up, those that grow fastest first."""
+
+    growth: Growth = field(metadata=inline())
+    leaks: tuple[Leak, ...]
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether memory grows."""
+        return bool(self.growth.bytes_per_step)
+
+
+def find_leaks(trace: Trace) -> LeakReport:
+    """Finds the tensors that make live memory grow.
+
+    Args:
+        trace: The recording of one rank.
+    """
+    run = growth_of_run(trace.table(StepPeaks))
+    if run is not None:
+        sources = find_sources(trace.table(Stacks))
+        return LeakReport(
+            run, _sorted(_from_statements(trace.table(Holders), sources, run) if run.bytes_per_step else [])
+        )
+    ends = find_step_ends(trace)
+    count = 0 if ends is None else len(ends.steps)
+    if ends is None or count < LEAST_STEPS:
+        why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
+        return LeakReport(Growth(None, why_unknown=why), ())
+    found = _from_storages(trace, ends, find_sources(trace.table(Stacks))) if is_rising(ends) else []
+    grown = sum(leak.bytes_per_step for leak in found) or steady_rise(ends.alive_bytes())
+    return LeakReport(Growth(grown, int(ends.steps[0]), int(ends.steps[-1]), "storages"), _sorted(found))
+
+
+def _sorted(leaks: list[Leak]) -> tuple[Leak, ...]:
+    return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
+
+
+def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
+    """Groups the storages kept from recorded steps by the line that made them; keeps the groups that always grow."""
+    ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
+    kept = ends.is_kept(len(ends.steps) - 1) & (storages.created_op_id >= ends.first_op[0])
+    groups: dict[str, list[int]] = {}
+    for row in np.flatnonzero(kept).tolist():
+        op = int(storages.created_op_id[row])
+        line = sources.of_stack(int(ops.stack_id[op]))
+        place = line.place if line is not None else f"{ops.name[op]} {storages.module_id[row]}"
+        groups.setdefault(place, []).append(row)
+    steps_of = ops.step[storages.created_op_id]
+    held = _Held(trace.table(Holders), sources, steps_of)
+    made_in = ends.steps[:-1].tolist()
+    leaks = []
+    for rows in groups.values():
+        steps = steps_of[rows]
+        # Made and kept in every step but the last, from the first of them on.
+        if set(steps.tolist()) != set(range(int(steps.min()), made_in[-1] + 1)) or len(set(steps.tolist())) < 2:
+            continue
+        largest = max(rows, key=lambda row: int(storages.allocated_bytes[row]))
+        op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
+        source = sources.of_stack(int(ops.stack_id[op]))
+        sizes = [int(storages.allocated_bytes[np.array(rows)[steps == step]].sum()) for step in sorted(set(steps))]
+        leaks.append(
+            Leak(
+                bytes_per_step=int(np.median(sizes)),
+                kept_bytes=sum(sizes),
+                tensors=len(rows),
+                since_step=int(steps.min()),
+                category=str(storages.category[largest]),
+                shape=str(storages.shape[largest]),
+                dtype=str(storages.dtype[largest]),
+                op=str(ops.name[op]),
+                module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
+                line="" if source is None else source.place,
+                held_by=held.of(storages, rows, steps.tolist()),
+            )
+        )
+    return leaks
+
+
+class _Held:
+    """Looks up what holds storages."""
+
+    def __init__(self, holders: Holders, sources: Sources, steps_of: Ints) -> None:
+        self._holders, self._sources, self._steps_of = holders, sources, steps_of
+
+    def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
+        """Returns what holds some storages: a variable, else the graph of a tensor made in the same steps."""
+        holders = self._holders
+        is_known = holders.chain != ""
+        rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
+        if len(rows):
+            return held_by(holders, int(rows[0]), self._sources, is_by_graph=False)
+        alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
+        if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
+            return None  # it may be one of those that were not looked up
+        has_graph: Bools = holders.has_graph & is_known & (holders.storage_id != NONE)
+        roots: dict[str, int] = {}
+        for row in np.flatnonzero(has_graph).tolist():
+            storage = int(holders.storage_id[row])
+            if storage < len(self._steps_of) and int(self._steps_of[storage]) in steps:
+                roots.setdefault(str(holders.chain[row]).partition("[")[0], row)
+        # Of several graphs, any may hold it.
+        row = next(iter(roots.values())) if len(roots) == 1 else NONE
+        return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
+
+
+def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) -> HeldBy:
+    """Returns a row of the table of holders."""
+    line = sources.of_stack(int(holders.stack_id[row]))
+    return HeldBy(
+        kind=str(holders.kind[row]),
+        chain=str(holders.chain[row]),
+        container=str(holders.container[row]),
+        place="" if line is None else line.place,
+        is_by_graph=is_by_graph,
+    )
+
+
+def _from_statements(holders: Holders, sources: Sources, growth: Growth) -> list[Leak]:
+    """Finds the kinds of tensors of which Python held more at each statement over a run."""
+    kinds: dict[tuple[str, str, str, bool], dict[int, int]] = {}
+    columns = (holders.shape, holders.dtype, holders.device, holders.has_graph, holders.step)
+    for row, (*kind, step) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        kinds.setdefault(tuple(kind), {}).setdefault(step, row)
+    leaks = []
+    for (shape, dtype, _, has_graph), rows in kinds.items():
+        first, last = rows[min(rows)], rows[max(rows)]
+        steps = int(holders.step[last] - holders.step[first])
+        per_tensor = int(holders.total_bytes[last]) // max(int(holders.tensors[last]), 1)
+        grown = int(holders.tensors[last] - holders.tensors[first]) if steps else int(holders.tensors[last])
+        rate = grown / (steps or max(int(holders.step[last]), 1))
+        if grown <= 0 or int(holders.step[last]) < growth.last_step // 2:
+            continue
+        every = [row for row in np.flatnonzero(holders.step == holders.step[last]).tolist() if holders.chain[row]]
+        own = [row for row in every if (holders.shape[row], holders.dtype[row]) == (shape, dtype)]
+        leaks.append(
+            Leak(
+                bytes_per_step=round(rate * per_tensor),
+                kept_bytes=int(holders.total_bytes[last]),
+                tensors=int(holders.tensors[last]),
+                since_step=max(0, round(int(holders.step[last]) - int(holders.tensors[last]) / rate)),
+                category="activation" if has_graph else "unknown",
+                shape=shape,
+                dtype=dtype,
+                op="",
+                module="",
+                line="",
+                held_by=held_by(holders, own[0], sources, is_by_graph=False) if own else None,
+            )
+        )
+    return leaks

@@ -1,0 +1,218 @@
+"""Reads a memory timeline of ``torch.profiler``: bytes by category over time, or the changes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError
+from memprof.trace.files.reading import parse_json
+from memprof.trace.importers.allocations import Reserved, find_lives
+from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
+from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.facts import find_facts
+from memprof.trace.importers.frames import NO_STACK, StackTable
+from memprof.trace.importers.phases import find_phases
+from memprof.trace.importers.snapshot_tables import device_tables
+from memprof.trace.manifest import Backend, Machine, Manifest, Window
+from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
+from memprof.version import __version__
+
+#: torch's categories in the order of their columns (torch/profiler/_memory_profiler.py, _CATEGORY_TO_COLORS), as here.
+_CATEGORIES = (
+    "parameter", "optimizer_state", "input", "temporary", "activation", "gradient", "temporary", "unknown",
+)  # fmt: skip
+#: Numbers of a row of the raw format: time in ns, action, change in bytes, category.
+_RAW_NUMBERS = 4
+
+_BACKEND = Backend(
+    name="memory-timeline",
+    sees=("bytes of one device by category over time, as torch's profiler classified them",),
+    blind_spots=(
+        "single tensors: what a category gains and loses is shown as one allocation each",
+        "operators, modules, stacks, and reserved memory",
+        "the device: the file does not name it",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A memory timeline.
+
+    Attributes:
+        history: Its device, with an allocation for everything that a category gained.
+        is_raw: It lists single changes.
+    """
+
+    history: DeviceHistory
+    is_raw: bool
+
+    def build(self, path: Path, rank: int, world_size: int) -> tuple[Manifest, dict[type[Table], Table]]:
+        """Builds manifest and tables.
+
+        Args:
+            path: The file.
+            rank: The rank to assign.
+            world_size: Ranks in the file.
+        """
+        tables, phases = device_tables(self.history, partial(find_phases, annotations=()))
+        del tables[AllocatorEvents]  # there are no addresses
+        times = self.history.entries.time_us
+        what = "changes of single tensors" if self.is_raw else "bytes by category"
+        manifest = Manifest(
+            memprof_version=__version__,
+            created_us=float(times[0]) if len(times) else 0.0,
+            target=path.name,
+            machine=Machine(device_name="CUDA device 0", device_kind="cuda"),
+            rank=rank,
+            world_size=world_size,
+            backend=_BACKEND,
+            window=Window(steps=len(phases.starts)),
+            notes=(
+                f"imported from a memory timeline of torch.profiler ({what}); categories are the profiler's own.",
+                "the file does not name its device, nor the version of torch: cuda:0 is assumed.",
+            ),
+        )
+        return manifest, tables
+
+
+@dataclass
+class _Pieces:
+    """Memory of one category: what it gained, split where less of it was lost at once."""
+
+    alive: list[tuple[int, int]] = field(default_factory=list)  # row and bytes
+    done: list[tuple[int, int, int]] = field(default_factory=list)  # first row, row behind the last, bytes
+
+    def change(self, row: int, change: int) -> None:
+        if change > 0:
+            self.alive.append((row, change))
+            return
+        left = -change
+        # The latest of the same size, else the latest.
+        same = next((place for place in range(len(self.alive) - 1, -1, -1) if self.alive[place][1] == left), None)
+        if same is not None:
+            born, size = self.alive.pop(same)
+            self.done.append((born, row, size))
+            return
+        while left and self.alive:
+            born, size = self.alive.pop()
+            lost = min(size, left)
+            self.done.append((born, row, lost))
+            if size > lost:
+                self.alive.append((born, size - lost))
+            left -= lost
+
+
+def read_timeline(path: Path, data: bytes) -> Timeline:
+    """Reads a memory timeline.
+
+    Args:
+        path: Name of the file, for errors.
+        data: Its JSON: ``[times, sizes by category]``, or a list of ``[time, action, change, category]``.
+
+    Raises:
+        BadInputError: It is not a memory timeline, or holds nothing.
+    """
+    try:
+        loaded = parse_json(data)
+    except ValueError as error:
+        raise BadInputError(f"{path} is not JSON, or is cut short: {error}.") from None
+    if not isinstance(loaded, list) or not all(isinstance(row, list) for row in loaded):
+        raise BadInputError(f"{path} is JSON, but neither a profiler trace nor a memory timeline.")
+    is_raw = not (len(loaded) == 2 and all(isinstance(row, list) for row in loaded[1]) and len(loaded[1]))
+    try:
+        times_us, changes = _raw(loaded) if is_raw else _by_category(loaded)
+    except (TypeError, ValueError, IndexError) as error:
+        raise BadInputError(f"{path} is JSON, but neither a profiler trace nor a memory timeline ({error}).") from None
+    if not changes:
+        raise BadInputError(f"{path} is a memory timeline without any memory in it.")
+    pieces = [_Pieces() for _ in _CATEGORIES]
+    for row, category, change in changes:
+        pieces[category].change(row, change)
+    return Timeline(_history(times_us, pieces), is_raw)
+
+
+def _by_category(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, int]]]:
+    """Reads ``[times, sizes]``; each row of sizes starts with a zero."""
+    times, rows = loaded
+    if len(times) != len(rows):
+        raise ValueError("as many times as rows are needed")
+    changes: list[tuple[int, int, int]] = []
+    last = [0] * len(_CATEGORIES)
+    for row, sizes in enumerate(rows):
+        held = [_whole(size) for size in sizes[1 : 1 + len(_CATEGORIES)]]
+        held += [0] * (len(_CATEGORIES) - len(held))
+        # What is lost in a row makes room for what is gained.
+        deltas = [(now - before, place) for place, (now, before) in enumerate(zip(held, last, strict=True))]
+        changes += [(row, place, delta) for delta, place in sorted(deltas) if delta]
+        last = held
+    return [float(time) for time in times], changes
+
+
+def _raw(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, int]]]:
+    """Reads single changes; what existed before has the time -1."""
+    known = [int(row[0]) for row in loaded if len(row) == _RAW_NUMBERS and int(row[0]) >= 0]
+    first = min(known, default=0)
+    times, changes = [], []
+    for row, (time_ns, _, change, category) in enumerate(loaded):
+        times.append(float(time_ns if time_ns >= 0 else first) / 1000)
+        if not 0 <= _whole(category) < len(_CATEGORIES):
+            raise ValueError(f"category {category}")
+        if _whole(change):
+            changes.append((row, category, change))
+    return times, changes
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) >= 2**60:
+        raise ValueError("a byte count is not a whole number")
+    return value
+
+
+def _history(times_us: list[float], pieces: list[_Pieces]) -> DeviceHistory:
+    """Writes the pieces as a history of allocations and frees, each at an address of its own."""
+    rows: list[tuple[int, int, int, int, str]] = []  # row, free before alloc, address, bytes, category
+    address = 0
+    for category, one in zip(_CATEGORIES, pieces, strict=True):
+        for born, gone, size in [*one.done, *((born, NONE, size) for born, size in one.alive)]:
+            address += 1
+            rows.append((born, 1, address, size, category))
+            if gone != NONE:
+                rows.append((gone, 0 if gone > born else 2, address, size, ""))
+    rows.sort(key=lambda one: one[:3])
+    count = len(rows)
+    entries = Entries(
+        action=np.array([ALLOC if one[1] == 1 else FREE for one in rows], dtype=np.int64),
+        address=np.array([one[2] for one in rows], dtype=np.int64),
+        size=np.array([one[3] for one in rows], dtype=np.int64),
+        stream=np.zeros(count, dtype=np.int64),
+        time_us=np.array([times_us[one[0]] for one in rows]),
+        pool=[""] * count,
+        stacks=[NO_STACK] * count,
+        unknown={},
+        compile_context=[""] * count,
+        user_metadata=[""] * count,
+        category=[one[4] for one in rows],
+    )
+    none = np.zeros(0, dtype=np.int64)
+    blocks = Blocks(none, none, none, none.astype(np.bool_), [])
+    lives = find_lives(entries, blocks, rounding=1)
+    reserved = Reserved(NONE, np.full(count, NONE, dtype=np.int64), NONE)
+    segments = Segments.empty()
+    return DeviceHistory(
+        number=0,
+        name="cuda:0",
+        entries=entries,
+        segments=segments,
+        blocks=blocks,
+        annotations=[],
+        stacks=StackTable(),
+        lives=lives,
+        reserved=reserved,
+        facts=find_facts("cuda:0", entries, segments, blocks, 0, lives, reserved),
+    )
