@@ -117,9 +117,8 @@ class RecomputeSearch:
         choice = self.front.best(self.budget)
         best = self.other
         if choice is not None and (best is None or choice.extra_us < best[0]):
-            state = Repeats(self.graph)
-            state.load(list(choice.repeats))
-            done = replay(self.graph, state.runs())
+            self.moves.load(list(choice.repeats))
+            done = replay(self.graph, self.moves.state.runs())
             best = (done.extra_us, done.runs)
         return best
 
@@ -182,7 +181,7 @@ class RecomputeSearch:
         if self.graph.values <= _HUGE_VALUES:
             self._run_planner(Dtr(), 0.15)
         else:
-            self._run_planner(_QuickDtr(), 0.6)
+            self._run_planner(_QuickDtr(), 0.5)
 
     def _run_exact(self) -> None:
         """Solves the full programme on a small step; it also models what is alive while an operator repeats."""
@@ -212,7 +211,7 @@ class RecomputeSearch:
         """Anneals the best schedule again and again, with more moves each time, until it is proved or time is up."""
         left = float("inf") if self.most_moves is None else self.most_moves
         moves, a_second = self._steps(1.0), float("inf")
-        while not self._is_done() and self._best() is not None:
+        while not self._is_done() and self._least_us() < float("inf"):
             # A round that is cut off is lost: it ends before it has cooled down.
             count = int(min(moves, left, max(0.0, a_second * self._seconds(float("inf")))))
             if count < _FEWEST_MOVES:
@@ -235,7 +234,8 @@ class RecomputeSearch:
     def _first_cuts(self) -> list[int]:
         """Spreads cuts over the stages that exceed the budget as recorded."""
         above = np.flatnonzero(self.recorded_bytes > self.budget)
-        count = max(4, min(_FIRST_CUTS, _MOST_COLUMNS // max(2 * self.graph.values, 1)))
+        fewest = 4 if self.graph.values <= _HUGE_VALUES else 1
+        count = max(fewest, min(_FIRST_CUTS, _MOST_COLUMNS // max(2 * self.graph.values, 1)))
         places = np.linspace(0, len(above) - 1, min(count, len(above))).astype(int)
         return sorted({int(self.recorded_bytes.argmax()), *above[places].tolist()})
 
