@@ -35,6 +35,8 @@ _GAP = 2e-6
 _SMALL_VALUES, _LARGE_GAP = 120, 2e-4
 #: From this many values on, the slower heuristics of DTR do not finish in a minute.
 _HUGE_VALUES = 30_000
+#: Share of the time used on such steps.
+_HUGE_SHARE = 0.8
 #: Above this many values, dropping one by one takes longer than the relaxed model and finds nothing better.
 _MOST_GREEDY_VALUES = 1_000
 #: Moves drawn beside the other parts of the search, and at most for each value.
@@ -58,9 +60,12 @@ class RecomputeSearch:
     """One search and its results so far."""
 
     def __init__(self, task: ScheduleRequest, most_moves: int | None) -> None:
+        self.graph = task.graph
+        if self.graph.values > _HUGE_VALUES:  # parts of the search that do not look at the clock take seconds
+            now = time.monotonic()
+            task = replace(task, deadline=now + _HUGE_SHARE * max(0.0, task.deadline - now))
         self.task = task
         self.most_moves = most_moves
-        self.graph = task.graph
         self.budget = task.budget_bytes
         self.front = Front()
         self.moves = Moves(Repeats(self.graph), random.Random(_SEED))
@@ -164,7 +169,10 @@ class RecomputeSearch:
         from memprof.planners.published.selective import Selective
         from memprof.planners.published.sqrt import Sqrt
 
-        for kind in (Sqrt, Selective, Knapsack, Bptt, Chain):
+        kinds: tuple[type[Planner], ...] = (Sqrt, Selective, Knapsack)
+        if self.graph.values <= _HUGE_VALUES:  # finding the lines of a huge step takes longer than its share
+            kinds = (*kinds, Bptt, Chain)
+        for kind in kinds:
             self._run_planner(kind(), 0.15)
 
     def _run_planner(self, planner: Planner, share: float) -> None:
