@@ -21,6 +21,9 @@ from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
+#: Share of the time in which the schedule is searched; the rest is for the plan.
+_SCHEDULE_SHARE = 0.8
+
 
 @dataclass(frozen=True, eq=False)
 class PlannerResult:
@@ -81,7 +84,7 @@ def find_plan(
         budget_bytes: Most bytes that may be allocated at once.
         planner: Name of the planner; see ``planners.registry``.
         time_limit_s: Time after which the search stops and returns its best result.
-        link_bytes_per_us: Bandwidth to host memory, for the planner that swaps.
+        link_bytes_per_us: Bandwidth to host memory, for the planners that swap: ``swap`` and ``auto``.
 
     Raises:
         UsageError: Unknown planner, or the budget is not positive.
@@ -92,7 +95,8 @@ def find_plan(
         raise UsageError(f"invalid budget of {budget_bytes} bytes: must be positive.")
     graph = graph_of(step)
     task = ScheduleRequest(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
-    found = kind().search(task)
+    share = _SCHEDULE_SHARE if len(step.modules) else 1.0
+    found = kind().search(dataclasses.replace(task, deadline=started + share * time_limit_s))
     done = None if found.runs is None else replay(graph, found.runs, found.moves)
     chosen = _plan(step, graph, found, task, planner)
     plan, predicted = (None, None)
@@ -127,7 +131,9 @@ def _plan(step: Step, graph: Graph, found: ScheduleResult, task: ScheduleRequest
     candidates = [] if found.runs is None else [project(bench, graph, found, groups, task.budget_bytes)]
     if planner == "auto" and groups:
         search_request = SearchRequest(
-            task.budget_bytes, allow=("checkpoint",), time_limit_s=max(1.0, task.deadline - time.monotonic())
+            task.budget_bytes,
+            allow=("checkpoint", "swap") if task.link_bytes_per_us else ("checkpoint",),
+            time_limit_s=max(1.0, task.deadline - time.monotonic()),
         )
         candidates.append(explore(step, search_request).best)
     fitting = [one for one in candidates if one is not None]

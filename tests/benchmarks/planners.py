@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.planners.published.swap import SwapOut
+from memprof.planners.registry import planner_types
 from memprof.trace.store import Trace
 from tests.benchmarks.recording import SAMPLES
 from tests.benchmarks.section import Section, verdict
@@ -22,13 +24,16 @@ def measure(folder: Path, *, quick: bool) -> Section:
     for model in MODELS[: 1 if quick else None]:
         step = Trace.open(SAMPLES / model / "run.memprof").steady_step()
         shares = SHARES[::3] if quick else SHARES
-        points = compare_planners(step, shares, time_limit_s=3.0 if quick else 10.0, link_bytes_per_us=LINK)
-        for name in dict.fromkeys(point.planner for point in points):
-            own = {point.share: point for point in points if point.planner == name}
+        limit_s = 3.0 if quick else 10.0
+        # Swapping needs a second memory; auto is asked for what the device alone can do.
+        alone = [kind for kind in planner_types() if kind is not SwapOut]
+        points = compare_planners(step, shares, time_limit_s=limit_s, planners=alone)
+        moved = compare_planners(step, shares, time_limit_s=limit_s, planners=[SwapOut], link_bytes_per_us=LINK)
+        for name in dict.fromkeys(point.planner for point in (*points, *moved)):
+            own = {point.share: point for point in (*points, *moved) if point.planner == name}
             rows.append((f"{model}: {name}", *(_entry(own[share]) for share in shares), f"{_longest(own):.1f}"))
         for share in shares:
-            # Swapping needs a second memory; auto is asked for what the device alone can do.
-            at = {point.planner: point for point in points if point.share == share and point.planner != "swap"}
+            at = {point.planner: point for point in points if point.share == share}
             best = min((p.overhead for p in at.values() if not math.isnan(p.overhead)), default=math.nan)
             if not math.isnan(best) and not at["auto"].overhead <= best + 1e-9:
                 worse.append(f"{model} at {share:.0%}")

@@ -60,6 +60,7 @@ NAMES = (
     "import_speed",
     "allocator_replay",
     "static_planning",
+    "hard_placements",
     "estimates",
     "dashboard_scale",
     "ranks",

@@ -100,7 +100,7 @@ CHEAP: dict[str, Callable[[Trace], Any]] = {
     "ranks": _ranks,
     "post-mortem": examine,
     "allocator": lambda trace: allocator_to_json(build_allocator_report(trace.steady_step(), trace.manifest)),
-    "static": lambda trace: static_to_json(build_static_report(trace.steady_step())),
+    "static": lambda trace: static_to_json(build_static_report(trace.steady_step(), search_s=0.1)),
     "scrub": lambda trace: build_report(scrubbed(trace, names=["alice"])),
     "basis": basis_of,
     **{f"predict {plan.partition(']')[0][1:]}": _predicting(plan) for plan in _PLANS},

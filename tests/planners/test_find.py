@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import memprof
 from memprof.errors import UsageError
+from memprof.planners.base import ScheduleRequest
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.project import project
+from memprof.planners.published.dtr import Dtr
 from memprof.planners.registry import planner_types
+from memprof.planners.search.groups import find_groups
+from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.replay.live import live_bytes
 from tests.planners.promises import step_named
@@ -59,6 +67,24 @@ def test_swapped_values_become_a_swap_policy() -> None:
     found = memprof.find_plan(step, budget, planner="swap", link_bytes_per_us=12e3)
     assert found.plan is not None
     assert any(not isinstance(policy, Checkpoint) for policy in found.plan.policies)
+
+
+@pytest.mark.parametrize("share", [80, 50])
+def test_plans_keep_the_calls_that_the_schedule_does_not_repeat(share: int) -> None:
+    """Such a plan is faster than one that repeats whole modules."""
+    step = step_named("gpt")
+    budget = int(live_bytes(step).during.max()) * share // 100
+    bench = Workbench(step, deadline=time.monotonic() + 60)
+    graph, groups = graph_of(step), find_groups(step)
+    found = Dtr().search(ScheduleRequest(graph, budget))
+    plan = project(bench, graph, found, groups, budget)
+    assert plan is not None
+    assert bench.needed(plan) <= budget
+    kept = [policy.keep for policy in plan.policies if isinstance(policy, Checkpoint)]
+    assert any("#" in entry for entries in kept for entry in entries)
+    whole = [one for one in bench.fitting(budget) if not any(getattr(policy, "keep", ()) for policy in one.policies)]
+    assert whole
+    assert all(plan.step_time_us < other.step_time_us for other in whole)
 
 
 def test_graph_from_arrays_has_a_schedule_and_no_plan() -> None:

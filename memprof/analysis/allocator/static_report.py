@@ -13,10 +13,13 @@ from memprof.replay.allocator.steps import requests_of_step
 from memprof.replay.static.inplace import find_candidates, in_place, operator_name
 from memprof.replay.static.intervals import has_reads, needed_lives, recorded_lives
 from memprof.replay.static.offsets import best_fit, greedy_by_size
+from memprof.replay.static.search import search_offsets
 from memprof.trace.step import Step
 
 #: Steps with more storages are not placed: placement is quadratic in their number.
 _MOST_LIVES = 100_000
+#: Default time for a search below the heuristics, where they are above the bound.
+SEARCH_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class StaticReport:
         bound: Peak bytes still needed: excludes what Python references beyond its last use.
         greedy: Height of the plan that places the largest first; None where there are too many to place.
         best_fit: Height of the plan that places in order of allocation; None likewise.
+        searched: Height of the lowest plan found by a search below these two; None likewise.
         in_place_bound: The bound with every possible operator in place.
         in_place_greedy: Height of the largest-first plan with those in place; None likewise.
         in_place: Savings by operator, largest first.
@@ -68,17 +72,19 @@ class StaticReport:
     bound: int = field(metadata=key("needed_bound_bytes"))
     greedy: int | None = field(metadata=key("greedy_by_size_bytes"))
     best_fit: int | None = field(metadata=key("best_fit_bytes"))
+    searched: int | None = field(metadata=key("searched_bytes"))
     in_place_bound: int = field(metadata=key("in_place_bound_bytes"))
     in_place_greedy: int | None = field(metadata=key("in_place_greedy_by_size_bytes"))
     in_place: tuple[InPlace, ...]
 
 
-def build_static_report(step: Step, settings: Settings | None = None) -> StaticReport:
+def build_static_report(step: Step, settings: Settings | None = None, *, search_s: float = SEARCH_S) -> StaticReport:
     """Plans a step statically and compares the result with the caching allocator.
 
     Args:
         step: The step, recorded or predicted.
         settings: Settings of the caching allocator; torch's defaults where left out.
+        search_s: Time for a search below the heuristics, where they are above the bound.
     """
     issued = requests_of_step(step)
     dynamic = replay(issued.requests, settings)
@@ -99,6 +105,11 @@ def build_static_report(step: Step, settings: Settings | None = None) -> StaticR
             )
         )
     can_place = len(needed) <= _MOST_LIVES
+    by_size, by_birth = (greedy_by_size(needed), best_fit(needed)) if can_place else (None, None)
+    searched = None
+    if by_size is not None and by_birth is not None:
+        lower = min(by_size, by_birth, key=lambda one: one.height)
+        searched = search_offsets(needed, lower, time_limit_s=search_s)
     return StaticReport(
         step=step.number,
         device=issued.device,
@@ -109,8 +120,9 @@ def build_static_report(step: Step, settings: Settings | None = None) -> StaticR
         allocated=int(dynamic.allocated().max(initial=0)),
         kept_bound=kept.lower_bound(),
         bound=bound,
-        greedy=greedy_by_size(needed).height if can_place else None,
-        best_fit=best_fit(needed).height if can_place else None,
+        greedy=None if by_size is None else by_size.height,
+        best_fit=None if by_birth is None else by_birth.height,
+        searched=None if searched is None else searched.height,
         in_place_bound=joined.lower_bound(),
         in_place_greedy=greedy_by_size(joined).height if can_place else None,
         in_place=tuple(sorted(operators, key=lambda one: (-one.saved_at_bound, -one.bytes, one.operator))),

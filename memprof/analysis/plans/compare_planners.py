@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.json_values import key, or_none
@@ -50,6 +50,7 @@ def compare_planners(
     *,
     time_limit_s: float = 10.0,
     link_bytes_per_us: float = 0.0,
+    planners: Sequence[type[Planner]] | None = None,
     report: Callable[[Point], None] = lambda _: None,
 ) -> tuple[Point, ...]:
     """Runs every planner at every budget (Jain 2020, figure 5; Kirisame 2021, figure 2).
@@ -61,13 +62,14 @@ def compare_planners(
         step: A recorded step, or one built from arrays.
         shares: The budgets, as shares of the recorded peak.
         time_limit_s: Time limit of each search.
-        link_bytes_per_us: Bandwidth to host memory, for the planner that swaps.
+        link_bytes_per_us: Bandwidth to host memory, for the planners that swap: ``swap`` and ``auto``.
+        planners: The planners; all of them where left out.
         report: Called with each point.
     """
     graph = graph_of(step)
     peak = replay(graph, as_recorded(graph)).peak_bytes
     points = []
-    for kind in planner_types():
+    for kind in planner_types() if planners is None else planners:
         for share in shares:
             started = time.monotonic()
             task = ScheduleRequest(graph, int(peak * share), started + time_limit_s, link_bytes_per_us)

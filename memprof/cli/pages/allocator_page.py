@@ -169,6 +169,7 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
         ("caching allocator: peak allocated", report.allocated),
         ("static plan, in allocation order, best fit", report.best_fit),
         ("static plan, largest first", report.greedy),
+        ("static plan, lowest found by search", report.searched),
         ("peak live bytes, as recorded", report.kept_bound),
         ("lower bound: needed at once", report.bound),
         ("static plan, largest first, in place where possible", report.in_place_greedy),
@@ -275,7 +276,7 @@ def _outcomes(report: AllocatorReport) -> Table:
 
 
 def _static_verdict(report: StaticReport) -> str:
-    best = min((size for size in (report.greedy, report.best_fit) if size is not None), default=report.bound)
+    best = report.bound if report.searched is None else report.searched
     would = "would reserve" if report.device == "cpu" else "reserves"
     return (
         f"Step {report.step} needs {format_bytes(report.bound)} at least and {format_bytes(best)} with a static plan; "

@@ -13,10 +13,11 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.groups import Group, are_apart
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
+from memprof.policies.checkpoint.kept_sets import keep_entries, may_be_kept
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.runtime.model_names import module_names
 from memprof.policies.swap.policy import Swap
-from memprof.trace.schema import NONE, Bools
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: A module is chosen if the schedule treats at least this share of its saved bytes that way.
@@ -45,11 +46,7 @@ class _Choice:
 def project(
     bench: Workbench, graph: Graph, found: ScheduleResult, groups: Sequence[Group], budget_bytes: int
 ) -> Candidate | None:
-    """Chooses modules that follow a schedule, and replays the result.
-
-    A schedule drops or moves individual values; policies apply to whole modules. Chosen are the modules of which the
-    schedule drops, or moves, most of the bytes, outermost first. If that does not fit, the next in that order are
-    added; if it does, those with the lowest shares are removed while it still fits.
+    """Chooses modules that follow a schedule, and the calls of operators that they keep, and replays the result.
 
     Args:
         bench: Replays plans.
@@ -63,6 +60,85 @@ def project(
     """
     if found.runs is None:
         return None
+    plans = [_whole_modules(bench, graph, found, groups, budget_bytes)]
+    if found.moves is None:
+        regions = [region for group in groups for region in zip(group.members, group.calls, strict=True)]
+        is_again: Bools = np.bincount(found.runs, minlength=graph.ops) > 1
+        for depth in sorted({name.count(".") for name, _ in regions}):
+            inside = [region for region in regions if region[0].count(".") >= depth]
+            plans.append(_KeptCalls(bench, is_again, inside).fastest(budget_bytes))
+    return min((plan for plan in plans if plan is not None), key=lambda one: one.step_time_us, default=None)
+
+
+class _KeptCalls:
+    """Regions that keep what a schedule does not repeat: one checkpointed module each, none inside another."""
+
+    def __init__(self, bench: Workbench, is_again: Bools, modules: Sequence[tuple[str, range]]) -> None:
+        """Finds the outermost modules in which operators are repeated.
+
+        Args:
+            bench: Replays plans.
+            is_again: Whether the schedule repeats each operator, shape ``(ops,)``.
+            modules: Names of modules and the operators of their calls.
+        """
+        self._bench = bench
+        self._regions: dict[str, range] = {}
+        for name, call in sorted(modules, key=lambda module: module[0].count(".")):
+            if is_again[call.start : call.stop].any() and are_apart([name], self._regions):
+                self._regions[name] = call
+        self._order = self._drop_order(is_again)
+
+    def fastest(self, budget_bytes: int) -> Candidate | None:
+        """Returns the plan that keeps most of the calls and fits; None where none does."""
+        low, high, best = 0, len(self._order), None
+        if not high:
+            return None
+        while low <= high:
+            dropped = (low + high) // 2
+            plan = self._plan(dropped)
+            if plan is not None and self._bench.needed(plan) <= budget_bytes:
+                high = dropped - 1
+                if best is None or plan.step_time_us < best.step_time_us:
+                    best = plan
+            else:
+                low = dropped + 1
+        return best
+
+    def _drop_order(self, is_again: Bools) -> Ints:
+        """Returns the calls that may be kept: first those repeated, then the others, the least time per byte first."""
+        step = self._bench.step
+        ops = np.concatenate([np.arange(0), *map(self._keepable, self._regions.values())]).astype(np.int64)
+        density = np.nan_to_num(step.ops.duration_us[ops]) / step.born_bytes()[ops]
+        order: Ints = ops[np.lexsort((ops, density.round(9), ~is_again[ops]))]
+        return order
+
+    def _keepable(self, call: range) -> Ints:
+        """Returns the operators of a region that make something that may be kept."""
+        ops = np.arange(call.start, call.stop)
+        ops = ops[may_be_kept(self._bench.step, ops)]
+        return ops[self._bench.step.born_bytes()[ops] > 0]
+
+    def _plan(self, dropped: int) -> Candidate | None:
+        """Replays the plan that drops the first so many calls; regions that would keep all calls are left out."""
+        kept = np.zeros(len(self._bench.step.ops), dtype=np.bool_)
+        kept[self._order[dropped:]] = True
+        modules: dict[tuple[str, ...], list[str]] = {}
+        for name, call in self._regions.items():
+            ops = self._keepable(call)
+            if not kept[ops].all():
+                entries = keep_entries(self._bench.step, call, ops[kept[ops]])
+                modules.setdefault(entries, []).append(name)
+        return self._bench.try_plan(*(Checkpoint(tuple(names), keep=keep) for keep, names in modules.items()))
+
+
+def _whole_modules(
+    bench: Workbench, graph: Graph, found: ScheduleResult, groups: Sequence[Group], budget_bytes: int
+) -> Candidate | None:
+    """Chooses the modules of which the schedule drops, or moves, most of the bytes, outermost first.
+
+    If that does not fit, the next in that order are added; if it does, those with the lowest shares are removed while
+    it still fits.
+    """
     order = sorted(_choices(bench.step, graph, found, groups), key=lambda choice: -choice.share)
     chosen: list[_Choice] = []
     for choice in order:

@@ -27,7 +27,7 @@ def kept_sets(step: Step, call: range) -> list[tuple[str, ...]]:
         call: The operators of one call of the module.
     """
     ops = np.arange(call.start, call.stop)
-    ops = ops[_may_be_kept(step, ops)]
+    ops = ops[may_be_kept(step, ops)]
     sizes = step.born_bytes()[ops]
     times = np.nan_to_num(step.ops.duration_us[ops])
     is_worth_it = (sizes > 0) & (times > 0)
@@ -36,11 +36,11 @@ def kept_sets(step: Step, call: range) -> list[tuple[str, ...]]:
         return []
     order = np.argsort(-times / sizes, kind="stable")
     ends = _spread(np.cumsum(times[order]), MOST_SETS)
-    sets = (_entries(step, call, np.sort(ops[order[: end + 1]])) for end in ends)
+    sets = (keep_entries(step, call, np.sort(ops[order[: end + 1]])) for end in ends)
     return list(dict.fromkeys(sets))
 
 
-def _may_be_kept(step: Step, ops: Ints) -> Bools:
+def may_be_kept(step: Step, ops: Ints) -> Bools:
     """Marks the operators whose outputs may be kept, and that checkpoint would otherwise run again."""
     saved, uses, storages = step.saved, step.uses, step.storages
     inside = (
@@ -68,7 +68,7 @@ def _spread(total: np.ndarray[tuple[int], np.dtype[np.float64]], most: int) -> I
     return np.unique(np.searchsorted(total, wanted - 1e-9 * total[-1]))
 
 
-def _entries(step: Step, call: range, kept: Ints) -> tuple[str, ...]:
+def keep_entries(step: Step, call: range, kept: Ints) -> tuple[str, ...]:
     """Returns entries of ``keep`` for some operators of a call: kinds, operators, or numbers of their calls."""
     names = step.ops.name[call.start : call.stop]
     is_kept = np.zeros(len(names), dtype=np.bool_)
