@@ -11,8 +11,10 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 
 from memprof_dashboard import frame, ids, parts
 from memprof_dashboard.guard import guard, own_path
+from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
+from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
@@ -36,6 +38,7 @@ def create_app(
         The app; it is not running yet.
     """
     workspace = Workspace(sources)
+    side = SidePanel()
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
@@ -51,16 +54,17 @@ def create_app(
         include_pages_meta=False,
         enable_mcp=False,
     )
-    app.layout = _layout(workspace)
+    app.layout = _layout(workspace, side)
     _register(app, workspace)
     frame.register(app, workspace)
+    side.register(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
     return app
 
 
-def _layout(workspace: Workspace) -> html.Div:
+def _layout(workspace: Workspace, side: SidePanel) -> html.Div:
     is_growing = any(source.is_growing for source in workspace.sources)
     return html.Div(
         [
@@ -70,7 +74,7 @@ def _layout(workspace: Workspace) -> html.Div:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
             dcc.Download(id=ids.DOWNLOAD),
-            frame.layout(workspace),
+            frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,
                 value=View().tab,
@@ -79,6 +83,7 @@ def _layout(workspace: Workspace) -> html.Div:
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
             dcc.Loading(html.Main(id=ids.PANEL), delay_show=400, type="dot", className="loading"),
+            help_dialog(),
         ],
         className="memprof",
     )
@@ -102,6 +107,8 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.FIND, "value"),
         Input(ids.BUDGET, "value"),
         Input(ids.TABS, "value"),
+        Input(ids.SIDE, "value"),
+        Input(ids.BY, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -180,7 +187,7 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.compared.allocation_sequence import (
     AllocationSequence,
     is_recording_file,
@@ -36,6 +37,7 @@ class Rank:
         self._lock = threading.RLock()
         self._steps: dict[int, Step] = {}
         self._history: History | None = None
+        self._verdicts: dict[int | None, DeviceVerdict] = {}
 
     @property
     def history(self) -> History:
@@ -80,6 +82,23 @@ class Rank:
     def sources(self) -> Sources:
         """The lines of user code in each stack."""
         return find_sources(self.stacks)
+
+    def verdict(self, budget_bytes: int | None = None) -> DeviceVerdict:
+        """Returns whether it fits a budget, or its device; the last few answers are cached.
+
+        Raises:
+            BadInputError: The recording is damaged.
+        """
+        with self._lock:
+            if budget_bytes not in self._verdicts:
+                self._verdicts = dict(list(self._verdicts.items())[-7:])
+                self._verdicts[budget_bytes] = judge_device(self.trace, budget_bytes)
+            return self._verdicts[budget_bytes]
+
+    def step_peaks(self) -> dict[int, int]:
+        """Returns the peak of each recorded step, in order."""
+        numbers = self.steps.step[(self.steps.kind == "recorded") & (self.steps.first_op_id != NONE)].tolist()
+        return {number: self._highest(number) for number in numbers}
 
     def step(self, number: int) -> Step:
         """Returns a step; the last few are cached."""
