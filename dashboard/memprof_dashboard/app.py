@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+# Before requests are answered: plotly looks into pandas if it was imported, also if another thread is half through it.
+import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof_dashboard import frame, ids, parts
@@ -54,6 +56,7 @@ def create_app(
         include_pages_meta=False,
         enable_mcp=False,
     )
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = _layout(workspace, side)
     _register(app, workspace)
     frame.register(app, workspace)
@@ -64,9 +67,10 @@ def create_app(
     return app
 
 
-def _layout(workspace: Workspace, side: SidePanel) -> html.Div:
+def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
     is_growing = any(source.is_growing for source in workspace.sources)
-    return html.Div(
+    below: Any = {"role": "tabpanel", "aria-label": "page"}
+    return html.Main(
         [
             dcc.Location(id=ids.URL, refresh=False),
             *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO)),
@@ -82,7 +86,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Div:
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
-            dcc.Loading(html.Main(id=ids.PANEL), delay_show=400, type="dot", className="loading"),
+            dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
             help_dialog(),
         ],
         className="memprof",

@@ -103,6 +103,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
     shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
+    band = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
     figure.update_layout(
         xaxis={
             "title": {"text": f"operator{shown}", "standoff": 4, "font": {"size": 11}},
@@ -114,9 +115,9 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
             "title": {"text": unit},
             "range": [0, 1.12 * top / unit_bytes],
             "fixedrange": True,
-            "domain": [0.075, 1],
+            "domain": [band + 0.02, 1],
         },
-        yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.06], "range": [0, 1]},
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
         hovermode="x unified",
         shapes=[*lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)],
         annotations=[

@@ -139,7 +139,7 @@ def _stack(rank: Rank, op_id: int) -> list[Any]:
             items.append(html.Li(html.Details([html.Summary(count), folded])))
             hidden = []
         if frame is not None:
-            items.append(html.Li([parts.name(frame, 140), *_code(rank, stack, frame)], className="own"))
+            items.append(html.Li(_own_frame(rank, stack, frame), className="own"))
     text: Any = {"data-copy": "\n".join(frames)}
     copy = html.Button("copy", type="button", title="copy the stack", className="quiet", **text)
     return [html.H4(["Python stack, innermost first ", copy]), html.Ol(items, className="stack")]
@@ -151,10 +151,12 @@ def source_text(file: str, number: int) -> str:
     return linecache.getline(file, number).strip() if is_here else ""
 
 
-def _code(rank: Rank, stack: int, frame: str) -> list[Any]:
-    """Returns the source line of a frame, where the file is on this machine and is a plain Python file."""
-    line = next(
-        (one for one in rank.sources.user_frames[stack] if f"{one.file}:{one.line}:{one.function}" == frame), None
-    )
-    text = "" if line is None else source_text(line.file, line.line)
-    return [html.Code(text[:160])] if text else []
+def _own_frame(rank: Rank, stack: int, frame: str) -> list[Any]:
+    """Returns a frame of the user's code, with its source line where the file is on this machine."""
+    lines = rank.sources.user_frames[stack]
+    line = next((one for one in lines if f"{one.file}:{one.line}:{one.function}" == frame), None)
+    if line is None:
+        return [parts.name(frame, 140)]
+    text = source_text(line.file, line.line)
+    place = html.Span(parts.name(f"{line.place} {line.function}", 140), title=frame[:1000])
+    return [place, html.Code(text[:160])] if text else [place]
