@@ -151,7 +151,13 @@ def _register(app: Dash, workspace: Workspace) -> None:
             return no_update
         return _panel(workspace, View.from_json(place))
 
-    @app.callback(Output(ids.TICK, "data"), Input(ids.LIVE, "n_intervals"), State(ids.TICK, "data"))
+    @app.callback(
+        Output(ids.TICK, "data"),
+        Output(ids.BADGE, "children"),
+        Output(ids.BADGE, "className"),
+        Input(ids.LIVE, "n_intervals"),
+        State(ids.TICK, "data"),
+    )
     def look_again(_: Any, tick: Any) -> Any:
         has_grown = False
         for source in workspace.sources:
@@ -160,7 +166,9 @@ def _register(app: Dash, workspace: Workspace) -> None:
                     has_grown |= source.refresh()
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
-        return int(tick or 0) + 1 if has_grown else no_update
+        is_live = any(source.is_growing for source in workspace.sources)
+        words = "● live" if is_live else "recording finished" if tick else ""
+        return int(tick or 0) + 1 if has_grown else no_update, words, "badge is-live" if is_live else "badge"
 
 
 def _panel(workspace: Workspace, view: View) -> Any:

@@ -167,8 +167,14 @@ class Source:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the recording may still be in progress: it is a spool folder."""
-        return is_spool_folder(self.path)
+        """Whether the recording may still be in progress: it is a spool folder, or one that was just packed."""
+        return is_spool_folder(self.path) or self._packed is not None
+
+    @property
+    def _packed(self) -> Path | None:
+        """The file that took the place of a spool folder at the end of the job."""
+        file = self.path.with_name(self.path.name.removesuffix(".spool"))
+        return file if file != self.path and not self.path.exists() and file.is_file() else None
 
     def rank(self, number: int) -> Rank:
         """Returns one rank; the lowest where the number is unknown."""
@@ -198,11 +204,14 @@ class Source:
             return self._sequences[number]
 
     def refresh(self) -> bool:
-        """Rereads the recording where it has grown; returns whether it was reread.
+        """Rereads the recording where it has grown, or the packed file at its end; returns whether it was reread.
 
         Raises:
             BadInputError: It is gone, or damaged.
         """
+        with self._lock:
+            if (packed := self._packed) is not None:
+                self.path, self.name = packed, self.name.removesuffix(".spool")
         stamp = _stamp(self.path)
         with self._lock:
             if stamp == self._stamp:

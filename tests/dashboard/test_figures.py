@@ -158,7 +158,7 @@ def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
     assert min(drawn["lowest"]) == history.total.min()
     np.testing.assert_allclose(np.add(drawn["parameters"], drawn["temporaries"]), drawn["total"], rtol=1e-6)
     title = timeline(history, 0, count, LIGHT).layout.xaxis.title.text
-    assert title == "operator index (each pixel: max of 3)"
+    assert title == "operator (each pixel: max of 3; dotted: min)"
     assert max(overview(history, 0, 10, LIGHT).data[0].y) == pytest.approx(history.total.max() / (1 << 30), rel=1e-6)
 
 

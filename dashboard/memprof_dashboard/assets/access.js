@@ -21,8 +21,8 @@
   }
 
   function mendChoices() {
-    // Its options are labels of real inputs: a list box would hide them.
-    document.querySelectorAll(".dash-options-list").forEach(function (list) {
+    // Their options are labels of real inputs: a list box would hide them. Those of a dropdown are a list box.
+    document.querySelectorAll(".dash-radioitems, .dash-checklist").forEach(function (list) {
       const legend = list.closest("fieldset")?.querySelector("legend");
       set(list, "role", list.classList.contains("dash-radioitems") ? "radiogroup" : "group");
       set(list, "aria-label", legend?.textContent || "choices");

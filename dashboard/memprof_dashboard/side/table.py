@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from dash import html
 
 from memprof.analysis.report.module_tree import ModuleTree
-from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
@@ -20,8 +18,6 @@ from memprof_dashboard.views.search import storages_found
 
 #: Most rows; the storages beyond them are summed in the remark.
 MOST_ROWS = 80
-#: Most storages that are grouped; smaller ones are left out of a moment with more.
-_MOST_GROUPED = 20_000
 _HEADS = {"module": "module", "line": "allocated by", "stack": "stack, innermost last"}
 
 
@@ -46,7 +42,7 @@ def table_of(rank: Rank, tree: ModuleTree, view: View) -> Any:
         return parts.empty("No live storages", what)
     total = int(history.size[rows].sum())
     by = view.by if view.by in _HEADS else "module"
-    groups = group_alike(rank, tree, largest(history.size, rows, _MOST_GROUPED), by)[:MOST_ROWS]
+    groups = group_alike(rank, tree, rows, by, MOST_ROWS)
     rest = total - sum(group.size for group in groups)
     workspace = history.workspace(at) if found is None else 0
     remark = f"{len(rows):,} storage{'s' if len(rows) > 1 else ''}, {format_bytes(total)}"
@@ -61,20 +57,6 @@ def table_of(rank: Rank, tree: ModuleTree, view: View) -> Any:
         parts.table([head for head in heads if head], body, label="live at the cursor", kind="table fills"),
         parts.note(f"{remark}."),
     ]
-
-
-def largest(sizes: Ints, rows: Ints, most: int) -> Ints:
-    """Returns the largest of some rows, the largest first; of equal ones the older first.
-
-    Args:
-        sizes: Bytes of every storage.
-        rows: The rows to choose from.
-        most: How many.
-    """
-    if len(rows) > most:
-        rows = rows[np.argpartition(-sizes[rows], most - 1)[:most]]
-    ordered: Ints = rows[np.lexsort((rows, -sizes[rows]))]
-    return ordered
 
 
 def _row(group: Group, most: int, by: str, *, is_chosen: bool) -> html.Tr:

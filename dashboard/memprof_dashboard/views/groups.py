@@ -41,7 +41,7 @@ class Group:
     tensor: str
 
 
-def group_alike(rank: Rank, tree: ModuleTree, rows: Ints, by: str) -> list[Group]:
+def group_alike(rank: Rank, tree: ModuleTree, rows: Ints, by: str, most: int | None = None) -> list[Group]:
     """Groups storages, the largest group first.
 
     Args:
@@ -49,29 +49,44 @@ def group_alike(rank: Rank, tree: ModuleTree, rows: Ints, by: str) -> list[Group
         tree: Its modules, repeated layers folded.
         rows: The storages.
         by: ``module``, ``line`` or ``stack``.
+        most: How many groups to return; None for all.
     """
+    if not len(rows):
+        return []
     history = rank.history
     made = history.created[rows]
-    stacks = np.where(made == NONE, NONE, rank.op_stacks[np.maximum(made, 0)])
-    nodes = tree.nodes_of(history.owner[rows].astype(np.int64))
-    names, shapes, dtypes = (rank.storage_texts[name].codes[rows] for name in ("name", "shape", "dtype"))
-    operators = np.where(made == NONE, NONE, rank.op_names.codes[np.maximum(made, 0)].astype(np.int64))
-    found: dict[Hashable, list[int]] = {}
-    columns = (history.category[rows], history.size[rows], nodes, operators, stacks, shapes, dtypes, names)
-    for place, (category, size, node, operator, stack, shape, dtype, name) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        key: Hashable
-        if by == "module":
-            of_layers = node != NONE and tree.counts[node] > 1
-            key = (category, node, size, shape, dtype, operator, NONE if of_layers else name)
-        elif by == "line":
-            key = (category, rank.sources.of_stack(stack) or BEFORE)
-        else:
-            key = (category, frames_of(rank, stack)[-_FRAMES:])
-        found.setdefault(key, []).append(place)
-    groups = [_group(rank, tree, rows[places], by) for places in map(np.array, found.values())]
-    return sorted(groups, key=lambda group: (-group.size, group.title))
+    stacks = np.where(made == NONE, NONE, rank.op_stacks[np.maximum(made, 0)]).astype(np.int64)
+    keys: list[np.ndarray]
+    if by == "module":
+        nodes = tree.nodes_of(history.owner[rows].astype(np.int64))
+        names, shapes, dtypes = (rank.storage_texts[name].codes[rows] for name in ("name", "shape", "dtype"))
+        operators = np.where(made == NONE, NONE, rank.op_names.codes[np.maximum(made, 0)].astype(np.int64))
+        of_layers = np.append(tree.counts, 0)[nodes] > 1
+        own_names = np.where(of_layers, NONE, names.astype(np.int64))
+        keys = [history.category[rows], history.size[rows], nodes, operators, shapes, dtypes, own_names]
+    else:
+        keys = [history.category[rows], _numbered(rank, stacks, by)]
+    _, places = np.unique(np.stack([key.astype(np.int64) for key in keys], axis=1), axis=0, return_inverse=True)
+    places = places.reshape(-1)
+    sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
+    np.add.at(sums, places, history.size[rows])
+    order = np.argsort(places, kind="stable")
+    members = np.split(rows[order], np.cumsum(np.bincount(places))[:-1])
+    largest = np.argsort(-sums, kind="stable")[:most].tolist()
+    return sorted((_group(rank, tree, members[place], by) for place in largest), key=lambda one: (-one.size, one.title))
+
+
+def _numbered(rank: Rank, stacks: Ints, by: str) -> Ints:
+    """Returns a number for the line, or the innermost frames, of each stack; equal ones have one number."""
+    distinct, places = np.unique(stacks, return_inverse=True)
+    numbers: dict[Hashable, int] = {}
+    found = [
+        numbers.setdefault(
+            rank.sources.of_stack(stack) if by == "line" else frames_of(rank, stack)[-_FRAMES:], len(numbers)
+        )
+        for stack in distinct.tolist()
+    ]
+    return np.array(found, dtype=np.int64)[places.reshape(-1)]
 
 
 def frames_of(rank: Rank, stack: int) -> tuple[str, ...]:

@@ -42,6 +42,10 @@ def test_what_would_make_it_fit(look: Look, gpt: Served) -> None:
     shown.wait_text("#facts h1", "Over the budget by")
     shown.page.get_by_role("button", name="Find a plan that fits").click()
     shown.wait_text("#whatif-result .verdict", "Within 71.13 MiB")
+    shown.page.get_by_label("swap", exact=True).uncheck()
+    shown.wait_text("#whatif-stale", "searched for 80%, before the settings changed")
+    shown.page.get_by_label("swap", exact=True).check()
+    shown.page.wait_for_function("() => !document.querySelector('#whatif-stale').textContent")
 
 
 def test_what_changed(look: Look, two: Served) -> None:
