@@ -24,6 +24,8 @@ _LETTER_S, _LINE_S, _READ_S, _END_S = 0.02, 0.05, 2.4, 4.0
 _INK, _DIM, _PAPER, _PROMPT = "#d7dde5", "#8b98a8", "#12161c", "#bb9bff"
 #: Black, red, green, yellow, blue, magenta, cyan and white of a terminal.
 _ANSI = ("#5a6675", "#ff8a80", "#5fd3a6", "#f0c04e", "#6cb2ff", "#d79bf0", "#6fd3e8", "#d7dde5")
+#: What hides and shows the cursor.
+_MODES = re.compile(r"\x1b\[\?[0-9;]*[hl]")
 #: Progress that was written over: on the same line, or after the cursor went up to it; and what moves the cursor.
 _ERASED = re.compile(r"[^\n]*\n\r?(?:\x1b\[2K)?\x1b\[1A\r?(?:\x1b\[2K)?")
 _OVERWRITTEN = re.compile(r"^.*\r(?!$)|\x1b\[[0-9;?]*[A-HJKSThl]", re.MULTILINE)
@@ -32,7 +34,7 @@ COMMANDS = (
     ("memprof record -o run.memprof train.py", "", 3),
     ("memprof suggest run.memprof --budget 60% --allow checkpoint --write plan.toml", "Plans that fit", 0),
     ("memprof record --plan plan.toml -o fits.memprof train.py", "", 6),
-    ("memprof verify plan.toml run.memprof fits.memprof", "", 0),
+    ("memprof verify plan.toml run.memprof fits.memprof", "Live bytes at the peak", 0),
 )
 
 
@@ -96,7 +98,8 @@ def _run(command: str, folder: Path) -> list[Text]:
     os.close(main)
     if process.returncode:
         raise RuntimeError(f"{command} ended with {process.returncode}: {data.decode(errors='replace')[-2000:]}")
-    text = _OVERWRITTEN.sub("", _ERASED.sub("", data.decode(errors="replace").replace("\r\n", "\n")))
+    text = _MODES.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+    text = _OVERWRITTEN.sub("", _ERASED.sub("", text))
     return [Text.from_ansi(line) for line in text.rstrip().split("\n")]
 
 
