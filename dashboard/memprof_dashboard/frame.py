@@ -14,6 +14,7 @@ from memprof.trace.schema import Ints
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
+from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
@@ -32,47 +33,10 @@ _HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
 
 def layout(workspace: Workspace, side: SidePanel) -> html.Div:
     """Returns the components above the pages."""
-    options = [{"label": source.name, "value": place} for place, source in enumerate(workspace.sources)]
-    has_ranks = any(len(source.trace.ranks) > 1 for source in workspace.sources)
-    is_single = len(options) == 1
-    polite: Any = {"aria-label": "timeline"}
+    labelled: Any = {"aria-label": "timeline"}
     return html.Div(
         [
-            html.Header(
-                [
-                    html.Span("memprof", className="brand"),
-                    _chosen("recording", dcc.Dropdown(options, 0, id=ids.TRACE, clearable=False), is_hidden=is_single),
-                    html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
-                    _chosen(
-                        "compare with",
-                        dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
-                        is_hidden=is_single,
-                    ),
-                    html.Button(
-                        "⇄", id=ids.SWAP_BUTTON, title="swap the two recordings", type="button", hidden=is_single
-                    ),
-                    _chosen("rank", dcc.Dropdown(_ranks(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
-                    html.Span(id=ids.BADGE, className="badge", role="status"),
-                    html.Span(className="spring"),
-                    _chosen(
-                        "find",
-                        dcc.Input(
-                            id=ids.FIND,
-                            type="search",
-                            debounce=0.4,
-                            placeholder="module, operator, file",
-                            maxLength=200,
-                        ),
-                    ),
-                    _chosen(
-                        "budget",
-                        dcc.Input(id=ids.BUDGET, type="text", debounce=True, placeholder="24GiB or 60%", maxLength=40),
-                    ),
-                    _icon_button("◐", ids.THEME_BUTTON, "switch between light and dark"),
-                    _icon_button("?", ids.HELP_BUTTON, "keys (?)"),
-                ],
-                id=ids.HEADER,
-            ),
+            header(workspace),
             html.Div(id=ids.NOTE, role="status"),
             html.Div(id=ids.FACTS, className="verdict-bar"),
             dcc.Store(id=_DRAWN_AT),
@@ -83,7 +47,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                             html.Div(
                                 [
                                     *(
-                                        _icon_button(label, name, title)
+                                        icon_button(label, name, title)
                                         for label, name, title in (
                                             ("Peak", ids.PEAK_BUTTON, "go to the peak of the visible range (P)"),
                                             ("+", ids.IN_BUTTON, "zoom in (+)"),
@@ -108,7 +72,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                             html.Div(id=ids.TIMELINE_TABLE),
                         ],
                         className="time",
-                        **polite,
+                        **labelled,
                     ),
                     side.layout(),
                 ],
@@ -117,15 +81,6 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
         ],
         className="frame",
     )
-
-
-def _icon_button(label: str, name: str, title: str) -> html.Button:
-    labelled: Any = {"aria-label": title} if len(label) == 1 else {}
-    return html.Button(label, id=name, title=title, type="button", className="quiet", **labelled)
-
-
-def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
-    return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
 
 
 def register(app: Dash, workspace: Workspace) -> None:
@@ -163,8 +118,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         return {"trace": view.other, "other": view.trace, **start, "count": clicks}
 
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
-    def list_ranks(place: Any) -> Any:
-        return no_update if place is None else _ranks(workspace, View.from_json(place).trace)
+    def listrank_options(place: Any) -> Any:
+        return no_update if place is None else rank_options(workspace, View.from_json(place).trace)
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
@@ -254,10 +209,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def _ranks(workspace: Workspace, place: int) -> list[Any]:
-    return [{"label": f"rank {number}", "value": number} for number in workspace.source(place).trace.ranks]
-
-
 def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     rank = workspace.rank(view.trace, view.rank)
     history, now = rank.history, shown(view, rank)
@@ -272,7 +223,7 @@ def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     searched: Ints | None = None if found is None else history.bytes_of(found)
     marks = Marks(
         at=at if at >= 0 else now.at,
-        budget_bytes=budget_of(view.budget, int(history.total[now.first : now.end].max())),
+        budget_bytes=budget_of(view.budget, int(history.total.max())),
         capacity_bytes=_capacity(rank, history),
         most_bytes=most,
         device=rank.trace.manifest.machine.device_name or "device",
