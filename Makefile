@@ -49,7 +49,7 @@ TORCH_VENV := .venv-torch-$(TORCH)
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs gpu carry man dist clean
+.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs pictures gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -95,6 +95,9 @@ bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
 
 docs: $(COMPLETE) ## Build the documentation into build/site; the commands in it are run.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+pictures: $(COMPLETE) ## Make the pictures of the README and the documentation from real recordings, with a Chromium.
+	$(BIN)/python -m tests.pictures.make
 
 gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is promised there (docs/gpu.md), into build/gpu.
 	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu --out build/gpu $(GPU_ARGS)

@@ -7,12 +7,16 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+# Before requests are answered: plotly looks into pandas if it was imported, also if another thread is half through it.
+import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof_dashboard import frame, ids, parts
 from memprof_dashboard.guard import guard, own_path
+from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
+from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
@@ -36,6 +40,7 @@ def create_app(
         The app; it is not running yet.
     """
     workspace = Workspace(sources)
+    side = SidePanel()
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
@@ -51,18 +56,21 @@ def create_app(
         include_pages_meta=False,
         enable_mcp=False,
     )
-    app.layout = _layout(workspace)
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
+    app.layout = _layout(workspace, side)
     _register(app, workspace)
     frame.register(app, workspace)
+    side.register(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
     return app
 
 
-def _layout(workspace: Workspace) -> html.Div:
+def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
     is_growing = any(source.is_growing for source in workspace.sources)
-    return html.Div(
+    below: Any = {"role": "tabpanel", "aria-label": "page"}
+    return html.Main(
         [
             dcc.Location(id=ids.URL, refresh=False),
             *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO)),
@@ -70,7 +78,7 @@ def _layout(workspace: Workspace) -> html.Div:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
             dcc.Download(id=ids.DOWNLOAD),
-            frame.layout(workspace),
+            frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,
                 value=View().tab,
@@ -78,7 +86,8 @@ def _layout(workspace: Workspace) -> html.Div:
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
-            dcc.Loading(html.Main(id=ids.PANEL), delay_show=400, type="dot", className="loading"),
+            dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
+            help_dialog(),
         ],
         className="memprof",
     )
@@ -102,6 +111,8 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.FIND, "value"),
         Input(ids.BUDGET, "value"),
         Input(ids.TABS, "value"),
+        Input(ids.SIDE, "value"),
+        Input(ids.BY, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -140,7 +151,13 @@ def _register(app: Dash, workspace: Workspace) -> None:
             return no_update
         return _panel(workspace, View.from_json(place))
 
-    @app.callback(Output(ids.TICK, "data"), Input(ids.LIVE, "n_intervals"), State(ids.TICK, "data"))
+    @app.callback(
+        Output(ids.TICK, "data"),
+        Output(ids.BADGE, "children"),
+        Output(ids.BADGE, "className"),
+        Input(ids.LIVE, "n_intervals"),
+        State(ids.TICK, "data"),
+    )
     def look_again(_: Any, tick: Any) -> Any:
         has_grown = False
         for source in workspace.sources:
@@ -149,7 +166,9 @@ def _register(app: Dash, workspace: Workspace) -> None:
                     has_grown |= source.refresh()
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
-        return int(tick or 0) + 1 if has_grown else no_update
+        is_live = any(source.is_growing for source in workspace.sources)
+        words = "● live" if is_live else "recording finished" if tick else ""
+        return int(tick or 0) + 1 if has_grown else no_update, words, "badge is-live" if is_live else "badge"
 
 
 def _panel(workspace: Workspace, view: View) -> Any:
@@ -180,7 +199,7 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The fixed part of the page: recording selector, summary bar, timeline, and cursor readout."""
+"""The first screen: recordings, verdict, timeline, and beside it what is alive at the cursor."""
 
 from __future__ import annotations
 
@@ -14,94 +14,87 @@ from memprof.trace.schema import Ints
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
+from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.sources import Rank, Workspace
+from memprof_dashboard.side.panel import SidePanel
+from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.summary_bar import budget_of, facts_of, readout, rows_of
+from memprof_dashboard.summary_bar import budget_of, facts_of, hover_text, phase_legend, readout, rows_of
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
 
 _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last; None without a cursor.
 _DRAWN_AT = "drawn-at"
-_OVERVIEW = {"height": "56px"}
+_OVERVIEW = {"height": "48px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
+_HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
 
 
-def layout(workspace: Workspace) -> html.Div:
+def layout(workspace: Workspace, side: SidePanel) -> html.Div:
     """Returns the components above the pages."""
-    options = [{"label": source.name, "value": place} for place, source in enumerate(workspace.sources)]
-    has_ranks = any(len(source.trace.ranks) > 1 for source in workspace.sources)
-    is_single = len(options) == 1
+    labelled: Any = {"aria-label": "timeline"}
     return html.Div(
         [
-            html.Header(
-                [
-                    html.Span("memprof", className="brand"),
-                    _chosen("recording", dcc.Dropdown(options, 0, id=ids.TRACE, clearable=False), is_hidden=is_single),
-                    html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
-                    _chosen("rank", dcc.Dropdown(_ranks(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
-                    _chosen(
-                        "compare with",
-                        dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
-                        is_hidden=is_single,
-                    ),
-                    _chosen(
-                        "find",
-                        dcc.Input(
-                            id=ids.FIND,
-                            type="search",
-                            debounce=0.4,
-                            placeholder="module, operator or file",
-                            maxLength=200,
-                        ),
-                    ),
-                    _chosen(
-                        "budget",
-                        dcc.Input(id=ids.BUDGET, type="text", debounce=True, placeholder="24GiB or 60%", maxLength=40),
-                    ),
-                    html.Button("theme", id=ids.THEME_BUTTON, title="switch between light and dark", type="button"),
-                ],
-                id=ids.HEADER,
-            ),
-            html.Div(id=ids.FACTS, className="facts"),
+            header(workspace),
             html.Div(id=ids.NOTE, role="status"),
+            html.Div(id=ids.FACTS, className="verdict-bar"),
             dcc.Store(id=_DRAWN_AT),
             html.Div(
                 [
-                    *(
-                        html.Button(label, id=name, title=title, type="button")
-                        for label, name, title in (
-                            ("to the peak", ids.PEAK_BUTTON, "peak of the visible range (P)"),
-                            ("+", ids.IN_BUTTON, "zoom in (+)"),
-                            ("\N{MINUS SIGN}", ids.OUT_BUTTON, "zoom out (-)"),
-                            ("all", ids.ALL_BUTTON, "show everything (Home)"),
-                            ("download", ids.DOWNLOAD_BUTTON, "timeline data as CSV"),
-                        )
+                    html.Section(
+                        [
+                            html.Div(
+                                [
+                                    *(
+                                        icon_button(label, name, title)
+                                        for label, name, title in (
+                                            ("Peak", ids.PEAK_BUTTON, "go to the peak of the visible range (P)"),
+                                            ("+", ids.IN_BUTTON, "zoom in (+)"),
+                                            ("\N{MINUS SIGN}", ids.OUT_BUTTON, "zoom out (-)"),
+                                            ("All", ids.ALL_BUTTON, "show everything (Home)"),
+                                            ("CSV", ids.DOWNLOAD_BUTTON, "download the timeline as CSV"),
+                                        )
+                                    ),
+                                    html.Span("drag to zoom, click to pin the cursor", className="hint"),
+                                ],
+                                className="tools",
+                            ),
+                            dcc.Graph(
+                                id=ids.OVERVIEW,
+                                config=CONFIG | {"displayModeBar": False},
+                                responsive=True,
+                                style=_OVERVIEW,
+                            ),
+                            dcc.Graph(id=ids.TIMELINE, config=CONFIG, responsive=True, style=_TIMELINE),
+                            dcc.Graph(id=ids.TIMELINE_OTHER, config=CONFIG, responsive=True, style={"display": "none"}),
+                            html.Div(id=ids.PHASES, className="phases"),
+                            html.Div(id=ids.TIMELINE_TABLE),
+                        ],
+                        className="time",
+                        **labelled,
                     ),
-                    html.Span(
-                        "drag to zoom, click to move the cursor; ← → move by operator, with Shift by step",
-                        className="hint",
-                    ),
+                    side.layout(),
                 ],
-                className="tools",
+                className="first",
             ),
-            dcc.Graph(id=ids.OVERVIEW, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_OVERVIEW),
-            dcc.Graph(id=ids.TIMELINE, config=CONFIG, responsive=True, style=_TIMELINE),
-            dcc.Graph(id=ids.TIMELINE_OTHER, config=CONFIG, responsive=True, style={"display": "none"}),
-            html.Div(id=ids.TIMELINE_TABLE),
-            html.Div(id=ids.READOUT, className="readout", role="status"),
         ],
         className="frame",
     )
 
 
-def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
-    return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
-
-
 def register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks that draw it."""
+
+    @app.callback(Output(ids.PHASES, "children"), Input(ids.WINDOW, "data"))
+    def show_phases(window: Any) -> Any:
+        if window is None:
+            return no_update
+        view = View.from_json(window)
+        try:
+            return phase_legend(workspace.rank(view.trace, view.rank), view)
+        except MemprofError:
+            return None  # the verdict's place has the reason
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
@@ -111,9 +104,22 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(window)
         return facts_of(workspace.rank(view.trace, view.rank), view)
 
+    @app.callback(
+        Output(ids.GO, "data", allow_duplicate=True),
+        Input(ids.SWAP_BUTTON, "n_clicks"),
+        State(ids.VIEW, "data"),
+        prevent_initial_call=True,
+    )
+    def swap(clicks: Any, whole: Any) -> Any:
+        view = View.from_json(whole)
+        if not clicks or view.other < 0:
+            return no_update
+        start = {"first": -1, "end": -1, "at": -1, "storage": -1}
+        return {"trace": view.other, "other": view.trace, **start, "count": clicks}
+
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
-    def list_ranks(place: Any) -> Any:
-        return no_update if place is None else _ranks(workspace, View.from_json(place).trace)
+    def listrank_options(place: Any) -> Any:
+        return no_update if place is None else rank_options(workspace, View.from_json(place).trace)
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
@@ -131,14 +137,15 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
         Output(ids.TIMELINE_OTHER, "style"),
+        Output(ids.TIMELINE, "style"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
     )
     def draw_other(window: Any, theme: Any) -> Any:
         view = View.from_json(window)
         if window is None or view.other < 0:
-            return no_update, {"display": "none"}
-        return or_message(_timeline_beside)(workspace, view, theme), _TIMELINE
+            return no_update, {"display": "none"}, _TIMELINE
+        return or_message(_timeline_beside)(workspace, view, theme), _HALF, _HALF
 
     @app.callback(Output(ids.OVERVIEW, "figure"), Input(ids.WINDOW, "data"), Input(ids.THEME, "data"))
     @or_message
@@ -202,10 +209,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def _ranks(workspace: Workspace, place: int) -> list[Any]:
-    return [{"label": f"rank {number}", "value": number} for number in workspace.source(place).trace.ranks]
-
-
 def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     rank = workspace.rank(view.trace, view.rank)
     history, now = rank.history, shown(view, rank)
@@ -220,10 +223,12 @@ def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     searched: Ints | None = None if found is None else history.bytes_of(found)
     marks = Marks(
         at=at if at >= 0 else now.at,
-        budget_bytes=budget_of(view.budget, int(history.total[now.first : now.end].max())),
+        budget_bytes=budget_of(view.budget, int(history.total.max())),
         capacity_bytes=_capacity(rank, history),
         most_bytes=most,
+        device=rank.trace.manifest.machine.device_name or "device",
         searched=searched,
+        told=lambda op_id: hover_text(rank, op_id),
         title=workspace.source(view.trace).name if view.other >= 0 else "",
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
@@ -237,7 +242,11 @@ def _timeline_beside(workspace: Workspace, view: View, theme: Any) -> Any:
     first, end = _stretch_of(beside, rank, now.first, now.end)
     most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
     return timeline(
-        beside.history, first, end, theme_of(theme), Marks(most_bytes=most, title=workspace.source(view.other).name)
+        beside.history,
+        first,
+        end,
+        theme_of(theme),
+        Marks(most_bytes=most, title=workspace.source(view.other).name, has_legend=False),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 #: Longest name shown in full.
@@ -76,3 +77,23 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], marked: dict[int,
 def section(title: str, about: str, *parts: str, level: int = 2) -> Html:
     """Returns parts under a title, with a sentence about them."""
     return Html("".join([element(f"h{level}", title), element("p", about, kind="about") if about else "", *parts]))
+
+
+_HEADING = re.compile("<h2>(.*?)</h2>")
+
+
+def with_contents(body: str) -> str:
+    """Returns a page with a list of its sections before the first one; sections get numbers as names.
+
+    Args:
+        body: HTML whose sections begin with ``section``'s headings.
+    """
+    titles = _HEADING.findall(body)
+    if not titles:
+        return body
+    numbers = iter(range(len(titles)))
+    numbered = _HEADING.sub(lambda match: f'<h2 id="section-{next(numbers)}">{match[1]}</h2>', body)
+    # The titles are HTML already: they are taken from the page.
+    items = (f'<li><a href="#section-{number}">{title}</a></li>' for number, title in enumerate(titles))
+    contents = f'<nav aria-label="contents"><ul>{"".join(items)}</ul></nav>\n'
+    return numbered.replace('<h2 id="section-0">', f'{contents}<h2 id="section-0">', 1)

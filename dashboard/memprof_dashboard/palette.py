@@ -37,20 +37,20 @@ FILLS = {
     "unknown": Fill("uncategorized", "#999999", "/"),
 }
 
-#: Colours of the recorder's own phases, from the palette of Okabe and Ito.
+#: Colours of the recorder's own phases: muted, none of them a category's, any two apart for the colour-blind as well.
 PHASE_COLOURS = {
-    "forward": "#56B4E9",
-    "backward": "#E69F00",
-    "optimizer": "#009E73",
-    "evaluation": "#CC79A7",
-    "saving": "#0072B2",
-    "loading": "#F0E442",
-    "other": "#BBBBBB",
+    "forward": "#b5c7dd",
+    "backward": "#5c7097",
+    "optimizer": "#7ba89b",
+    "evaluation": "#b590dd",
+    "saving": "#a17c2b",
+    "loading": "#f3d395",
+    "other": "#796b79",
 }
 #: Colours of user-named phases, in order; as distinct from the others as possible, also for the colour-blind.
-_OWN_COLOURS = ("#8844EE", "#AAEE88", "#668844", "#66EEAA", "#8888EE")
+_OWN_COLOURS = ("#c57062", "#85d4a9", "#65375e", "#f0eddf", "#91562e")
 #: Display name and colour of recomputed operators in any phase.
-RECOMPUTED, RECOMPUTED_COLOUR = "recomputed", "#D55E00"
+RECOMPUTED, RECOMPUTED_COLOUR = "recomputed", "#9a3546"
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,15 @@ class Theme:
 
 
 THEMES = {
-    "light": Theme("light", "#1b1f24", "#d7dce1", "#ffffff", "#8250df", "#b3261e"),
-    "dark": Theme("dark", "#e6e9ec", "#3a4149", "#161a1e", "#c9a7ff", "#ff8a80"),
+    "light": Theme("light", "#16202c", "#dde3ea", "#ffffff", "#6d3fd1", "#b3261e"),
+    "dark": Theme("dark", "#e8ecf1", "#2f3742", "#12161c", "#bb9bff", "#ff8a80"),
 }
+
+
+def ink_on(colour: str) -> str:
+    """Returns black or white, whichever is read more easily on a colour such as ``#5c7097``."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#10151b" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
 
 def phase_colours(phases: Iterable[str]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def name(text: str, longest: int = _LONGEST) -> html.Span:
     return html.Span(f"{text[: longest // 2]}…{text[-longest // 2 :]}", title=text[:2000], className="name")
 
 
-def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, **attributes: Any) -> html.Div:
+def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = "table", **attributes: Any) -> html.Div:
     """Returns a table; heads that begin with ``>`` are of columns of numbers. A row is cells, or a ``Tr``.
 
     To dash it is one component, which the browser fills (``assets/memprof.js``): dash takes milliseconds for every
@@ -91,9 +91,9 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, **attributes
         **labelled,
     )
     if any(getattr(part, "id", None) is not None for part in whole._traverse()):  # type: ignore[no-untyped-call]  # dash's
-        return html.Div(whole, className="table", **attributes)
+        return html.Div(whole, className=kind, **attributes)
     drawn: Any = {"data-drawn": json.dumps(_plain(whole), separators=(",", ":"), ensure_ascii=False)}
-    return html.Div(className="table", **drawn, **attributes)
+    return html.Div(className=kind, **drawn, **attributes)
 
 
 def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:

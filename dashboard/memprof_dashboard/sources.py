@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.compared.allocation_sequence import (
     AllocationSequence,
@@ -37,6 +38,7 @@ class Rank:
         self._lock = threading.RLock()
         self._steps: dict[int, Step] = {}
         self._history: History | None = None
+        self._verdicts: dict[int | None, DeviceVerdict] = {}
 
     @property
     def history(self) -> History:
@@ -81,6 +83,23 @@ class Rank:
     def sources(self) -> Sources:
         """The lines of user code in each stack."""
         return find_sources(self.stacks)
+
+    def verdict(self, budget_bytes: int | None = None) -> DeviceVerdict:
+        """Returns whether it fits a budget, or its device; the last few answers are cached.
+
+        Raises:
+            BadInputError: The recording is damaged.
+        """
+        with self._lock:
+            if budget_bytes not in self._verdicts:
+                self._verdicts = dict(list(self._verdicts.items())[-7:])
+                self._verdicts[budget_bytes] = judge_device(self.trace, budget_bytes)
+            return self._verdicts[budget_bytes]
+
+    def step_peaks(self) -> dict[int, int]:
+        """Returns the peak of each recorded step, in order."""
+        numbers = self.steps.step[(self.steps.kind == "recorded") & (self.steps.first_op_id != NONE)].tolist()
+        return {number: self._highest(number) for number in numbers}
 
     def step(self, number: int) -> Step:
         """Returns a step; the last few are cached."""
@@ -149,8 +168,14 @@ class Source:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the recording may still be in progress: it is a spool folder."""
-        return is_spool_folder(self.path)
+        """Whether the recording may still be in progress: it is a spool folder, or one that was just packed."""
+        return is_spool_folder(self.path) or self._packed is not None
+
+    @property
+    def _packed(self) -> Path | None:
+        """The file that took the place of a spool folder at the end of the job."""
+        file = self.path.with_name(self.path.name.removesuffix(".spool"))
+        return file if file != self.path and not self.path.exists() and file.is_file() else None
 
     def rank(self, number: int) -> Rank:
         """Returns one rank; the lowest where the number is unknown."""
@@ -180,11 +205,14 @@ class Source:
             return self._sequences[number]
 
     def refresh(self) -> bool:
-        """Rereads the recording where it has grown; returns whether it was reread.
+        """Rereads the recording where it has grown, or the packed file at its end; returns whether it was reread.
 
         Raises:
             BadInputError: It is gone, or damaged.
         """
+        with self._lock:
+            if (packed := self._packed) is not None:
+                self.path, self.name = packed, self.name.removesuffix(".spool")
         stamp = _stamp(self.path)
         with self._lock:
             if stamp == self._stamp:

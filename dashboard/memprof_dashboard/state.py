@@ -29,11 +29,13 @@ class View:
         storage: Row of the selected storage; -1 for none.
         find: Search text: part of a module's, operator's or file's name.
         budget: Budget line, as it was typed.
+        side: How live memory at the cursor is shown, as in ``side.panel.SHOWN``; for an unknown name, the table.
+        by: What it is grouped by, as in ``side.panel.GROUPED``.
     """
 
     trace: int = 0
     rank: int = -1
-    tab: str = "live"
+    tab: str = "whatif"
     first: int = -1
     end: int = -1
     at: int = -1
@@ -41,6 +43,8 @@ class View:
     storage: int = -1
     find: str = ""
     budget: str = ""
+    side: str = "table"
+    by: str = "module"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields, ready for a store in the browser."""

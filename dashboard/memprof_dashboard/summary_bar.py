@@ -1,86 +1,139 @@
-"""Summary of a range of a recording and of the moment at the cursor: key figures, and table rows."""
+"""The verdict and key figures of a recording, the moment at the cursor in a sentence, and the timeline as rows."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 from dash import html
 
+from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NOT_FIT, NO_LIMIT, DeviceVerdict
+from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.errors import UsageError
+from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
-from memprof.units import format_bytes, format_us, parse_bytes
+from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.figures.drawn import draw
-from memprof_dashboard.palette import RECOMPUTED, fill_of
+from memprof_dashboard.figures.shared import escaped
+from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import shown
+
+#: Signs before a verdict; its words say the same.
+_ICONS = {FITS: "✓", MAY_NOT_FIT: "!", DOES_NOT_FIT: "✕", NO_LIMIT: "▲"}
 
 
 def budget_of(text: str, peak_bytes: int) -> int:
     """Parses a budget line; 0 where it is empty or invalid."""
     try:
-        if text.strip().endswith("%"):
-            return int(peak_bytes * float(text.strip().removesuffix("%")) / 100)
-        return parse_bytes(text) if text.strip() else 0
-    except (UsageError, ValueError, OverflowError):
+        return parse_budget(text, peak_bytes) if text.strip() else 0
+    except UsageError:
         return 0
 
 
 def facts_of(rank: Rank, view: View) -> Any:
-    """Returns the key figures: peak, its location, distance to the budget, largest category, missing data."""
-    history, manifest = rank.history, rank.trace.manifest
+    """Returns whether it fits, what most of the peak is, and the button to what comes next."""
+    history = rank.history
     if not history.ops:
         return parts.empty(
             "No operators", f"{rank.trace.path.name} contains no operators: the job ran no step in its window."
         )
-    now = shown(view, rank)
+    peak_bytes = int(history.total.max())
+    device = rank.verdict()
+    lines: list[Any] = [] if device.state == NO_LIMIT else [_headline(device)]
+    budget = budget_of(view.budget, peak_bytes)
+    if budget:
+        lines.append(_headline(rank.verdict(budget), is_second=bool(lines)))
+    elif view.budget.strip():
+        lines.append(html.P([_icon(MAY_NOT_FIT), _mistake(view.budget, peak_bytes)], className="warning", role="alert"))
+    if not lines:
+        at = history.peak(*rank.step_range(rank.fullest_number()))
+        at = at if int(history.total[at]) == peak_bytes else history.peak()
+        sentence = f"Peaks at {format_bytes(peak_bytes)} in {_phase(history, at)} of step {history.step[at]}"
+        lines = [html.H1([_icon(NO_LIMIT), sentence])]
+    lines.append(html.P(_facts(rank, view), className="facts-line"))
+    if not rank.trace.manifest.capture.is_complete:
+        lines.append(_incomplete(rank))
+    return [html.Div(lines, className="verdict-text"), html.Div(_next(rank, view, device, budget), className="next")]
+
+
+def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:
+    content = [_icon(verdict.state), html.Span(parts.name(verdict.sentence, 160), title=verdict.parts or None)]
+    kind = f"verdict-{verdict.state}"
+    return html.P(content, className=f"second {kind}") if is_second else html.H1(content, className=kind)
+
+
+def _icon(state: str) -> html.Span:
+    hidden: Any = {"aria-hidden": "true"}
+    return html.Span(_ICONS[state], className=f"icon {state}", **hidden)
+
+
+def _mistake(text: str, peak_bytes: int) -> str:
+    try:
+        parse_budget(text, peak_bytes)
+    except UsageError as error:
+        return f"Invalid budget: {error}"
+    return ""
+
+
+def _facts(rank: Rank, view: View) -> list[Any]:
+    """Returns the peak of the visible range, where it is, what most of it is, and how steps differ, on one line."""
+    history, now, manifest = rank.history, shown(view, rank), rank.trace.manifest
     peak = history.peak(now.first, now.end)
     size = int(history.total[peak])
     split = {name: int(history.alive_bytes(name, np.array([peak]))[0]) for name in history.categories}
-    largest = max(split, key=lambda name: split[name])
-    facts = [
-        _fact("peak", format_bytes(size), f"{size:,} B (visible range)"),
-        _fact(
-            "where", f"step {history.step[peak]}, {_phase(history, peak)}", rank.module_title(int(history.module[peak]))
+    most = max(split, key=lambda name: split[name])
+    module = rank.module_title(int(history.module[peak]))
+    line = rank.sources.of_stack(int(rank.op_stacks[peak]))
+    is_all = (now.first, now.end) == (0, history.ops)
+    facts: list[Any] = [
+        html.Span(
+            [
+                "peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
+                html.Strong(format_bytes(size)),
+            ],
+            title=f"{size:,} B",
         ),
-        _fact(
-            "largest category",
-            f"{fill_of(largest).label} {format_bytes(split[largest])}",
-            f"{split[largest] / size:.0%}",
-        ),
+        f"step {history.step[peak]}, {_phase(history, peak)}",
+        *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
+        f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
-    budget = budget_of(view.budget, size)
-    if budget:
-        over = size - budget
-        facts.append(
-            _fact("over budget" if over > 0 else "below budget", format_bytes(abs(over)), format_bytes(budget))
-        )
-    machine = manifest.machine
-    if machine.device_kind != "cpu" and machine.capacity_bytes:
-        left = machine.capacity_bytes - size
-        room = f"{format_bytes(left)} above the peak" if left >= 0 else f"peak is {format_bytes(-left)} over capacity"
-        facts.append(_fact("device", format_bytes(machine.capacity_bytes), room))
+    if steps := describe_steps(rank.step_peaks()):
+        facts.append(html.Span(steps, className="alarm", title="peak of each recorded step"))
     plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
     if len(plain) and np.isfinite(np.nanmedian(plain)):
-        facts.append(_fact("step time", format_us(float(np.nanmedian(plain))), "without the recorder"))
-    facts.append(_fact("recorded", machine.device_name or machine.device_kind, f"torch {manifest.torch_version}"))
-    remarks = [] if manifest.capture.is_complete else [_incomplete(rank)]
-    return [*facts, *remarks]
+        facts.append(html.Span(f"step {format_us(float(np.nanmedian(plain)))}", title="without the recorder"))
+    device = manifest.machine.device_name or manifest.machine.device_kind
+    facts.append(parts.name(device, 40) if device else "")
+    if manifest.torch_version:
+        facts.append(f"torch {manifest.torch_version}")
+    return [part for fact in facts if fact for part in (html.Span(" · ", className="dot"), fact)][1:]
+
+
+def _next(rank: Rank, view: View, device: DeviceVerdict, budget: int) -> list[Any]:
+    """Returns the buttons to what comes next: what fits, or what changed."""
+    buttons = []
+    is_short = device.state in (DOES_NOT_FIT, MAY_NOT_FIT) or (budget and int(rank.history.total.max()) > budget)
+    wanted = view.budget if budget else device.budget or "60%"
+    if view.other >= 0:
+        buttons.append(_step("What changed", tab="diff"))
+    label = "Find a plan that fits" if is_short else "Make it smaller"
+    go = _step(label, title=f"search plans for a budget of {wanted}", tab="whatif", budget=wanted)
+    return [*buttons, go]
+
+
+def _step(label: str, title: str | None = None, **fields: Any) -> html.Button:
+    then: Any = {"data-go": json.dumps(fields), "data-then": "whatif-search" if "budget" in fields else "tabs"}
+    return html.Button(f"{label} →", type="button", title=title, className="main", **then)
 
 
 def _incomplete(rank: Rank) -> Any:
     capture = rank.trace.manifest.capture
     place = f" in {capture.ends_at}" if capture.ends_at else ""
     return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
-
-
-def _fact(label: str, value: str, detail: str) -> html.Div:
-    return html.Div(
-        [html.Span(label, className="label"), html.Strong(parts.name(value, 40)), html.Span(parts.name(detail, 44))],
-        className="fact",
-    )
 
 
 def _phase(history: History, op_id: int) -> str:
@@ -105,6 +158,31 @@ def readout(rank: Rank, view: View) -> Any:
         *([", in ", parts.name(module)] if module else []),
         *([", ", parts.name(line.place)] if line is not None else []),
     ]
+
+
+def hover_text(rank: Rank, op_id: int) -> str:
+    """Returns what the timeline's hover says of an operator: its name, module and line, as markup."""
+    history = rank.history
+    module = rank.module_title(int(history.module[op_id]))
+    line = rank.sources.of_stack(int(rank.op_stacks[op_id]))
+    texts = [str(rank.op_names[op_id]).removesuffix(".default"), module, "" if line is None else line.place]
+    return " · ".join(escaped(text, 28) for text in texts if text)
+
+
+def phase_legend(rank: Rank, view: View) -> Any:
+    """Returns the phases of the visible range with their colours."""
+    history, now = rank.history, shown(view, rank)
+    window = slice(now.first, now.end)
+    colours = phase_colours(history.phases)
+    present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
+    keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
+    if history.runs_again[window].any():
+        keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
+    swatches = [
+        html.Span([html.Span(className="swatch", style={"background": colour}), parts.name(name, 30)], className="key")
+        for name, colour in keys
+    ]
+    return [html.Span("phases", className="soft"), *swatches]
 
 
 def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:

@@ -79,7 +79,7 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
         if request.method == "POST":
             answer = request.response()
             sizes.append((len(request.post_data or ""), len(answer.body())))
-            if '"output":"live-table.children"' in (request.post_data or ""):
+            if "live-table.children" in (request.post_data or ""):
                 tables.append(request.timing["responseEnd"] - request.timing["requestStart"])
 
     with playwright() as driver:

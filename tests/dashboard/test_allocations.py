@@ -17,6 +17,7 @@ from plotly.utils import PlotlyJSONEncoder
 from memprof.analysis.compared.alignment import Gap, common_positions
 from memprof.analysis.compared.comparison import compare_sequences
 from memprof_dashboard.figures.allocations import Aligned, allocations
+from memprof_dashboard.figures.drawn import COLUMNS
 from memprof_dashboard.pages.allocations import AllocationsPage, _range, _sides
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Workspace, open_sources
@@ -77,9 +78,9 @@ def test_long_sequences_keep_their_peak_and_count_marks(tmp_path: Path) -> None:
         snapshot(tmp_path / name, sizes)
     aligned = _aligned(Workspace(open_sources([tmp_path / "gpu.pickle", tmp_path / "dry.pickle"])))
     figure = allocations(aligned, 0, aligned.length, THEMES["dark"])
-    assert len(figure.data[0].x) == 1_000
+    assert len(figure.data[0].x) == COLUMNS
     assert max(figure.data[0].y) == 96
-    assert "max of 4" in figure.layout.xaxis.title.text
+    assert "max of 5" in figure.layout.xaxis.title.text
     marks = [int(text.partition(", and ")[2].partition(" ")[0] or 0) + 1 for text in figure.data[3].text]
     assert sum(marks) == 900
 

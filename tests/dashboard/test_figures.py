@@ -111,7 +111,7 @@ def test_lines_are_stairs_that_end_where_the_stretch_does(history: History) -> N
 def test_peak_and_steps_are_marked(history: History) -> None:
     """The peak of what is shown, in words; the step's name at its beginning."""
     notes = {note.text: note for note in timeline(history, 0, 4, LIGHT).layout.annotations}
-    assert set(notes) == {"step 0", "peak 9.00 KiB"}
+    assert set(notes) == {"step 0", "forward", "backward", "optimizer", "peak 9.00 KiB"}
     assert (notes["peak 9.00 KiB"].x, notes["peak 9.00 KiB"].y) == (2, 9)
     notes = {note.text: note for note in timeline(history, 0, 2, LIGHT).layout.annotations}
     assert "peak 7.00 KiB" in notes
@@ -158,7 +158,7 @@ def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
     assert min(drawn["lowest"]) == history.total.min()
     np.testing.assert_allclose(np.add(drawn["parameters"], drawn["temporaries"]), drawn["total"], rtol=1e-6)
     title = timeline(history, 0, count, LIGHT).layout.xaxis.title.text
-    assert title == "operator index (each pixel: max of 3)"
+    assert title == "operator (each pixel: max of 3; dotted: min)"
     assert max(overview(history, 0, 10, LIGHT).data[0].y) == pytest.approx(history.total.max() / (1 << 30), rel=1e-6)
 
 

@@ -77,7 +77,7 @@ def test_an_unknown_page_is_named_with_those_there_are(small_file: Path, name: s
     """The default page, below a sentence with the name and the pages there are."""
     app = made(small_file)
     shown = panel(app, f"?tab={name}")
-    assert f"unknown page {name!r}: give one of {', '.join(PAGES)}. This is live." in shown
+    assert f"unknown page {name!r}: give one of {', '.join(PAGES)}. This is whatif." in shown
     default = panel(app, "")
     assert "unknown page" not in default
     assert default in shown

@@ -14,7 +14,7 @@ from memprof.replay.history import History
 from memprof.replay.live import alive_at, live_bytes_by_category
 from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
-from memprof_dashboard.figures.treemap import treemap
+from memprof_dashboard.figures.boxes import treemap
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.views.boxes import OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node, find_text
 from tests.building import Module, Op, Storage, make_trace

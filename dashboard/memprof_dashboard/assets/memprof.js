@@ -4,10 +4,11 @@
 (function () {
   const PARTS = [
     ["trace", "rank", "other", "first", "end", "find", "budget"],
-    ["trace", "rank", "at", "storage", "find", "first", "end"],
+    ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
     ["trace", "rank", "other", "tab"],
   ];
-  const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"]];
+  const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
+    ["side", "side"], ["by", "by"]];
   let presses = 0;
 
   function part(view, names, tick) {
@@ -45,7 +46,17 @@
 
   document.addEventListener("keydown", function (event) {
     const inside = event.target.closest("input, textarea, select, [contenteditable], [role=listbox], [role=tab]");
+    if (event.key === "Escape" && document.activeElement.closest?.("input")) { document.activeElement.blur(); return; }
     if (inside || event.ctrlKey || event.metaKey || event.altKey) { return; }
+    const help = document.getElementById("help");
+    if (help?.open) { if (event.key === "?") { help.close(); } return; }
+    if (event.key === "?") { help?.showModal(); return; }
+    const side = { t: "table", f: "flame", m: "treemap" }[event.key.toLowerCase()];
+    if (side) { go({ side: side, storage: -1 }); return; }
+    if (/^[1-9]$/.test(event.key)) {
+      document.querySelectorAll(".tabs [role=tab], .tabs .tab")[Number(event.key) - 1]?.click();
+      return;
+    }
     if (event.key === "/") {
       const find = document.getElementById("find");
       if (find) { find.focus(); event.preventDefault(); }
@@ -65,20 +76,73 @@
 
   document.addEventListener("click", function (event) {
     const jump = event.target.closest("[data-go]");
-    if (jump) { go(JSON.parse(jump.dataset.go)); return; }
+    if (jump) {
+      go(JSON.parse(jump.dataset.go));
+      if (jump.dataset.then) { follow(jump.dataset.then); }
+      return;
+    }
+    const copied = event.target.closest("[data-copy]");
+    if (copied) { copy(copied); return; }
+    const head = event.target.closest("th button");
+    if (head) { sort(head.parentElement); return; }
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
+    if (button.id === "help-button") { document.getElementById("help").showModal(); }
+    if (button.className === "close-help") { button.closest("dialog").close(); }
     if (button.id === "theme-button") {
       setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
       localStorage.setItem("memprof-theme", document.documentElement.dataset.theme);
     }
   });
 
+  // After a jump: scrolls to the page below, and presses its button where one is named, once it is there and filled.
+  function follow(name) {
+    let tries = 0;
+    const wait = setInterval(function () {
+      const found = document.getElementById(name);
+      const field = document.getElementById("whatif-budget");
+      tries += 1;
+      if (tries > 200) { clearInterval(wait); return; }
+      if (!found || (name === "whatif-search" && !field?.value)) { return; }
+      clearInterval(wait);
+      document.getElementById("tabs").scrollIntoView({ block: "start" });
+      if (name === "whatif-search") { found.click(); }
+    }, 50);
+  }
+
+  function copy(button) {
+    const before = button.textContent;
+    navigator.clipboard.writeText(button.dataset.copy).then(
+      function () { button.textContent = "copied"; },
+      function () { button.textContent = "cannot copy"; },
+    ).finally(function () { setTimeout(function () { button.textContent = before; }, 1500); });
+  }
+
+  // Sorts a table by a column: numbers first by size, then by text; a second click turns the order around.
+  function sort(head) {
+    const body = head.closest("table").querySelector("tbody");
+    const column = Array.from(head.parentElement.children).indexOf(head);
+    const isUp = head.getAttribute("aria-sort") === "descending";
+    const key = (row) => {
+      const cell = row.children[column];
+      const text = cell?.dataset.sort ?? cell?.textContent.replaceAll(",", "") ?? "";
+      const number = Number.parseFloat(text);
+      return [Number.isNaN(number) ? -Infinity : number, text];
+    };
+    const rows = Array.from(body.children).map((row) => [key(row), row]);
+    rows.sort(([one], [other]) => other[0] - one[0] || one[1].localeCompare(other[1]));
+    if (isUp) { rows.reverse(); }
+    rows.forEach(([, row]) => body.appendChild(row));
+    Array.from(head.parentElement.children).forEach((one) => one.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
+  }
+
   // Tables: [tag, attributes, parts] as parts.table writes them. Texts are text nodes, never markup.
   const TAGS = ("table thead tbody tr th td span strong em small code kbd br div p ul ol li button").split(" ");
   const NAMES = { className: "class", colSpan: "colspan", rowSpan: "rowspan" };
-  const ATTRIBUTES = ["class", "title", "scope", "type", "colspan", "rowspan", "role", "aria-label", "data-go"];
+  const ATTRIBUTES = ["class", "title", "scope", "type", "colspan", "rowspan", "role", "aria-label", "data-go",
+    "data-sort", "data-copy"];
 
   function build(part) {
     if (!Array.isArray(part)) { return document.createTextNode(part); }
@@ -90,6 +154,13 @@
       else if (ATTRIBUTES.includes(name)) { element.setAttribute(name, value); }
     });
     parts.forEach((one) => element.appendChild(build(one)));
+    if (element.tagName === "TH" && element.textContent) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.title = "sort";
+      button.append(...element.childNodes);
+      element.appendChild(button);
+    }
     return element;
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -20,10 +21,10 @@ from memprof.units import format_bytes, format_percent, format_us
 from memprof.version import __version__
 from memprof_dashboard.export_page import export_tables as tables
 from memprof_dashboard.export_page.export_recording import commands, date_of, has_device, recording
+from memprof_dashboard.figures.boxes import treemap
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, overview, timeline
-from memprof_dashboard.figures.treemap import treemap
-from memprof_dashboard.markup import Html, element, name, section, shorten, text
+from memprof_dashboard.markup import Html, element, name, section, shorten, text, with_contents
 from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.views.boxes import boxes_by_module, bytes_by_node
@@ -68,9 +69,9 @@ def export_html(
         "policy": html.escape(_policy(plotly, script)),
         "generator": html.escape(f"memprof {__version__}"),
         "title": text(title),
-        "body": _body(report, shown, rows),
+        "body": with_contents(_body(report, shown, rows)),
         "figures": _json({"config": _SCREEN, "themes": _figures(report, shown)}),
-        "plotly": plotly,
+        "plotly": base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),
         "script": script,
     }
     # In one pass, so that substituted text is not expanded again.

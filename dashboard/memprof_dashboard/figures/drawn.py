@@ -10,7 +10,7 @@ import numpy as np
 from memprof.trace.schema import Ints
 
 #: Maximum columns drawn; more than a screen's width would be invisible.
-COLUMNS = 1_000
+COLUMNS = 800
 
 
 @dataclass(frozen=True, eq=False)

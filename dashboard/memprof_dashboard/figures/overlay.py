@@ -13,7 +13,7 @@ from memprof.trace.schema import Floats, Ints, Texts
 from memprof.units import format_bytes
 from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
-from memprof_dashboard.palette import Theme, phase_colours
+from memprof_dashboard.palette import Theme, ink_on, phase_colours
 
 #: Minimum width, in percent of the step, of a phase whose name is written on its band.
 _NAMED = 9
@@ -121,7 +121,7 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         shapes=shapes,
         annotations=[
             *annotations,
-            *(name for row, (curve, x) in enumerate(strips) for name in _names(curve, x, len(strips) - row)),
+            *(name for row, (curve, x) in enumerate(strips) for name in _names(curve, x, len(strips) - row, colours)),
         ],
         margin={"t": 36},
     )
@@ -162,7 +162,7 @@ def _strip(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> go.Hea
     )
 
 
-def _names(curve: Curve, x: Floats, row: int) -> list[dict[str, Any]]:
+def _names(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> list[dict[str, Any]]:
     """Returns the names of the phases whose band is wide enough for them."""
     edges = curve.edges()
     return [
@@ -172,7 +172,7 @@ def _names(curve: Curve, x: Floats, row: int) -> list[dict[str, Any]]:
             "yref": "y2",
             "text": escaped(str(curve.phases[first]), 20),
             "showarrow": False,
-            "font": {"size": 10, "color": "#111111"},
+            "font": {"size": 10, "color": ink_on(colours[str(curve.phases[first])])},
         }
         for first, end in pairwise(edges.tolist())
         if x[end] - x[first] >= _NAMED

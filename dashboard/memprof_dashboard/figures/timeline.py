@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from plotly import graph_objects as go
@@ -13,7 +15,16 @@ from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
-from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of, phase_colours
+from memprof_dashboard.palette import (
+    PHASE_COLOURS,
+    RECOMPUTED,
+    RECOMPUTED_COLOUR,
+    Fill,
+    Theme,
+    fill_of,
+    ink_on,
+    phase_colours,
+)
 
 #: Columns of the overview strip.
 _STRIP = 600
@@ -30,16 +41,22 @@ class Marks:
         budget_bytes: Where the budget line is, 0 for none.
         capacity_bytes: Device capacity, 0 for none.
         most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
+        device: Name of the device, for its line.
         searched: Live bytes of the search matches during each operator, None without a search.
+        told: What the hover says of an operator, by its row; None for the figures alone.
         title: Title of the figure, "" for none.
+        has_legend: Whether the categories are listed above it.
     """
 
     at: int | None = None
     budget_bytes: int = 0
     capacity_bytes: int = 0
     most_bytes: int = 0
+    device: str = ""
     searched: Ints | None = None
+    told: Callable[[int], str] | None = None
     title: str = ""
+    has_legend: bool = True
 
 
 def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks | None = None) -> go.Figure:
@@ -60,44 +77,70 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     marks = marks or Marks()
     drawn = draw(history.total, first, end)
     total = history.total[drawn.op_ids]
-    top = max(int(total.max(initial=0)), marks.most_bytes)
+    top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
     unit, unit_bytes = unit_of(top)
     x = np.append(drawn.left, end).astype(np.int32)
     figure = go.Figure()
     for category in history.categories:
         alive = history.alive_bytes(category, drawn.op_ids)
         if alive.any():
-            figure.add_trace(_area(fill_of(category), x, alive, unit, unit_bytes, theme))
-    figure.add_trace(_line("total", x, total, unit, unit_bytes, {"width": 1.5, "color": theme.ink}))
+            figure.add_trace(_area(fill_of(category), x, alive, unit, unit_bytes))
+    total_line = _line(
+        "total", x, total, unit, unit_bytes, {"width": 1.25 if drawn.is_exact else 0.75, "color": theme.ink}
+    )
+    if marks.told is not None:
+        told = [marks.told(op_id) for op_id in drawn.op_ids.tolist()]
+        total_line.update(text=[*told, told[-1]], hovertemplate=f"%{{y:,.3f}} {unit}<br>%{{text}}")
+    total_line.showlegend = False
+    figure.add_trace(total_line)
     if not drawn.is_exact:
-        figure.add_trace(
-            _line("lowest", x, drawn.lows, unit, unit_bytes, {"width": 1, "color": theme.ink, "dash": "dot"})
-        )
+        lowest = _line("lowest", x, drawn.lows, unit, unit_bytes, {"width": 1, "color": theme.ink, "dash": "dot"})
+        lowest.opacity, lowest.showlegend = 0.45, False
+        figure.add_trace(lowest)
     if marks.searched is not None:
         found = marks.searched[drawn.op_ids]
         figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
-    shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,})"
+    shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
+    band = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
     figure.update_layout(
         xaxis={
-            "title": {"text": f"operator index{shown}", "standoff": 6},
+            "title": {"text": f"operator{shown}", "standoff": 4, "font": {"size": 11}},
             "range": [first, end],
             "showgrid": False,
             "anchor": "y2",
         },
-        yaxis={"title": {"text": unit}, "range": [0, 1.12 * top / unit_bytes], "fixedrange": True, "domain": [0.06, 1]},
-        yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.035], "range": [0, 1]},
+        yaxis={
+            "title": {"text": unit},
+            "range": [0, 1.12 * top / unit_bytes],
+            "fixedrange": True,
+            "domain": [band + 0.02, 1],
+        },
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
         hovermode="x unified",
         shapes=[*lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)],
-        annotations=[*_step_names(history, first, end, theme), *_peak(drawn, total, unit_bytes, theme)],
+        annotations=[
+            *_step_names(history, first, end, theme),
+            *_phase_names(history, drawn),
+            *_line_names(marks, end, top, unit_bytes, theme),
+            *_peak(drawn, total, unit_bytes, theme),
+        ],
         dragmode="zoom",
         uirevision="kept",
-        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.06, "yanchor": "bottom"},
+        showlegend=marks.has_legend,
+        legend={
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "y": 1.05,
+            "yanchor": "bottom",
+            "font": {"size": 11},
+        },
     )
     if marks.title:
         text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
-        figure.update_layout(title=text, margin={"t": 56})
+        figure.update_layout(title=text, margin={"t": 56 if marks.has_legend else 36})
     return figure
 
 
@@ -125,13 +168,13 @@ def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
     }
 
 
-def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int, theme: Theme) -> go.Scatter:
+def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
     return go.Scatter(
         x=x,
         y=_stairs(alive, unit_bytes).astype(np.float32),  # the exact sum is the total's line
         name=escaped(fill.label),
         mode="lines",
-        line={"width": 0.5, "color": theme.ink, "shape": "hv"},
+        line={"width": 0, "shape": "hv"},
         stackgroup="alive",
         fillcolor=fill.colour,
         fillpattern={"shape": fill.pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
@@ -178,6 +221,54 @@ def _phases(history: History, drawn: Drawn) -> go.Heatmap:
     )
 
 
+def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
+    """Returns the names of the phases, written on the band where they have room."""
+    codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
+    colours = phase_colours(history.phases)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(codes)) + 1)).astype(np.int64)
+    edges = np.append(drawn.left[starts], drawn.end)
+    width = drawn.end - drawn.first
+    names = []
+    for place, (left, right) in enumerate(pairwise(edges.tolist())):
+        code = int(codes[starts[place]])
+        name = RECOMPUTED if code == len(history.phases) else history.phases[code] or "other"
+        if right - left < width * (0.02 + 0.011 * len(name)):
+            continue
+        colour = RECOMPUTED_COLOUR if name == RECOMPUTED else colours.get(name, PHASE_COLOURS["other"])
+        names.append(
+            {
+                "x": (left + right) / 2,
+                "y": 0.5,
+                "yref": "y2",
+                "text": escaped(name, 40),
+                "showarrow": False,
+                "font": {"size": 10.5, "color": ink_on(colour)},
+            }
+        )
+    return names
+
+
+def _line_names(marks: Marks, end: int, top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    """Returns the labels of the budget and the device, at the right end of their lines."""
+    names = []
+    gap = marks.capacity_bytes - marks.budget_bytes
+    is_close = marks.capacity_bytes > 0 and 0 <= gap < 0.06 * top
+    for size, label in ((marks.budget_bytes, "budget"), (marks.capacity_bytes, escaped(marks.device, 40) or "device")):
+        if 0 < size <= 1.12 * top:
+            names.append(
+                {
+                    "x": end,
+                    "y": size / unit_bytes,
+                    "xanchor": "right",
+                    "yanchor": "top" if is_close and size == marks.budget_bytes else "bottom",
+                    "text": f"{label} {format_bytes(size)}",
+                    "showarrow": False,
+                    "font": {"size": 11, "color": theme.alarm},
+                }
+            )
+    return names
+
+
 def _step_starts(history: History, first: int, end: int) -> Ints:
     """Returns the step boundaries inside a range; none where there are too many to distinguish."""
     step = history.step[first:end]
@@ -222,13 +313,15 @@ def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict
             "y": float(total[place] / unit_bytes),
             "text": f"peak {format_bytes(int(total[place]))}",
             "showarrow": True,
-            "arrowhead": 2,
-            "ax": 40 if is_left else -40,
-            "ay": -14,
+            "arrowhead": 6,
+            "arrowsize": 0.7,
+            "arrowwidth": 1.5,
+            "ax": 56 if is_left else -56,
+            "ay": -12,
             "arrowcolor": theme.ink,
-            "bgcolor": theme.paper,
-            "bordercolor": theme.ink,
-            "font": {"color": theme.ink},
+            "bgcolor": theme.ink,
+            "borderpad": 3,
+            "font": {"color": theme.paper, "size": 11.5},
         }
     ]
 
@@ -258,7 +351,7 @@ def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
     )
     framed(figure, theme)
     figure.update_layout(
-        margin={"l": 56, "r": 16, "t": 2, "b": 2},
+        margin={"l": 56, "r": 8, "t": 2, "b": 2},
         xaxis={"range": [0, max(history.ops, 1)], "visible": False},
         yaxis={"visible": False, "fixedrange": True, "range": [0, 1.1 * float(total.max(initial=0)) / unit_bytes or 1]},
         showlegend=False,

@@ -44,6 +44,8 @@ _MISTAKE = "whatif-mistake"
 _PROGRESS = "whatif-progress"
 _CLOCK = "whatif-clock"
 _STARTED = "whatif-started"
+_ASKED = "whatif-asked"  # budget and policies of the last search
+_STALE = "whatif-stale"
 
 #: Polling interval of a running search, in milliseconds.
 _TICK_MS = 400
@@ -85,9 +87,10 @@ class WhatIf:
                     className="ask",
                 ),
                 html.Div(id=_MISTAKE, role="alert"),
+                html.Div(id=_STALE, role="status"),
                 html.Div(id=_PROGRESS, role="status", className="progress"),
                 dcc.Interval(id=_CLOCK, interval=_TICK_MS, disabled=True),
-                *(dcc.Store(id=name) for name in (_SEEN, _STARTED, FOUND, COMPARED)),
+                *(dcc.Store(id=name) for name in (_SEEN, _STARTED, _ASKED, FOUND, COMPARED)),
                 dcc.Download(id=FILE),
                 html.Div(id=RESULT),
                 html.Div(plan_parts.run_table(runs_under_plans(workspace, view))),
@@ -118,6 +121,7 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
     @app.callback(
         Output(_STARTED, "data"),
         Output(_MISTAKE, "children"),
+        Output(_ASKED, "data"),
         Output(ids.GO, "data", allow_duplicate=True),
         Input(_SEARCH, "n_clicks"),
         Input(_BUDGET, "n_submit"),
@@ -131,7 +135,7 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
     def begin(*_: Any) -> Any:
         name = ctx.triggered_id
         if not ctx.triggered or not ctx.triggered[0]["value"]:
-            return no_update, no_update, no_update
+            return no_update, no_update, no_update, no_update
         place = ctx.states[f"{ids.PLACE}.data"]
         view = View.from_json(place)
         rank = workspace.rank(view.trace, view.rank)
@@ -139,18 +143,30 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
             for search in searches.of(place):
                 if search is not None:
                     search.stop()
-            return no_update, [], no_update
+            return no_update, [], no_update, no_update
         if name == _COMPARE:
             begun = searches.planners.start(key_of(view), rank, "", lambda report: run_planners(rank, report))
-            return begun.number, [], no_update
+            return begun.number, [], no_update, no_update
         budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
         form = SearchForm(str(budget or "")[:40], tuple(map(str, allowed or ())))
         try:
             form.check()
         except MemprofError as error:
-            return no_update, html.P(str(error), className="warning"), no_update
+            return no_update, html.P(str(error), className="warning"), no_update, no_update
         started = searches.plans.start(key_of(view), rank, form.budget, lambda report: find_plans(rank, form, report))
-        return -started.number, [], {"budget": form.budget}
+        return -started.number, [], [form.budget, sorted(form.allow)], {"budget": form.budget}
+
+    @app.callback(
+        Output(_STALE, "children"),
+        Input(_BUDGET, "value"),
+        Input(_ALLOW, "value"),
+        Input(_ASKED, "data"),
+    )
+    def mark_stale(budget: Any, allowed: Any, asked: Any) -> Any:
+        if not isinstance(asked, list) or asked == [str(budget or ""), sorted(map(str, allowed or ()))]:
+            return None
+        sentence = f"The plans below were searched for {str(asked[0])[:40]}, before the settings changed: search again."
+        return html.P(sentence, className="warning stale")
 
     @app.callback(
         Output(_PROGRESS, "children"),

@@ -63,9 +63,21 @@ class DryFit:
         """Whether the device has enough memory, whatever cuDNN chooses and the process uses outside the allocator."""
         return self.used_bytes <= self.capacity_bytes
 
-    def describe(self) -> str:
-        """Returns a description of one or two sentences."""
+    @property
+    def headline(self) -> str:
+        """Whether it fits, in one clause: what is needed and what the device has."""
         used, capacity = format_bytes_between(self.least_used_bytes, self.used_bytes), format_bytes(self.capacity_bytes)
+        need = f"needs {used} of {capacity}"
+        if self.fits:
+            return f"Fits on {self.machine}: {need}"
+        if self.least_used_bytes <= self.capacity_bytes:
+            return f"May not fit on {self.machine}: {need}"
+        over = format_bytes(self.least_used_bytes - self.capacity_bytes)
+        return f"Does not fit on {self.machine}: {need} (at least {over} short)"
+
+    @property
+    def parts(self) -> str:
+        """What the need is made of, in one clause."""
         reserved, allocated = format_bytes(self.reserved_bytes), format_bytes(self.allocated_bytes)
         outside = format_bytes_between(self.least_outside_bytes, self.outside_bytes)
         parts = (
@@ -74,14 +86,12 @@ class DryFit:
         if self.convolution_bytes[1]:
             less, more = (format_bytes_change(count) for count in self.convolution_bytes)
             parts += f", {less} to {more} for workspaces of convolutions, which cuDNN chooses"
-        need = f"needs {used} of {capacity}"
-        if self.fits:
-            return f"Fits on {self.machine}: {need}; {parts}."
-        largest = f"Largest category: {self.largest}, {format_percent(self.share)} of the peak."
-        if self.least_used_bytes <= self.capacity_bytes:
-            return f"May not fit on {self.machine}: {need}; {parts}. {largest}"
-        over = format_bytes(self.least_used_bytes - self.capacity_bytes)
-        return f"Does not fit on {self.machine}: {need} (at least {over} short); {parts}. {largest}"
+        return parts
+
+    def describe(self) -> str:
+        """Returns a description of one or two sentences."""
+        largest = f" Largest category: {self.largest}, {format_percent(self.share)} of the peak."
+        return f"{self.headline}; {self.parts}.{'' if self.fits else largest}"
 
 
 def _of_convolutions(trace: Trace) -> tuple[int, int]:

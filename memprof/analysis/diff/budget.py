@@ -58,21 +58,29 @@ class BudgetVerdict:
         """Exit code for a command that fails unless the run stayed within the budget."""
         return {True: 0, False: GateFailedError.exit_code, None: InconclusiveError.exit_code}[self.fits]
 
-    def describe(self) -> str:
-        """Returns a one-sentence description."""
-        budget = format_bytes(self.budget_bytes)
+    @property
+    def headline(self) -> str:
+        """Whether it stayed within the budget, in one clause with both figures."""
         if self.measured_bytes is None:
-            return f"cannot determine whether it is within the budget of {budget}: {self.unknown}."
+            return (
+                f"cannot determine whether it is within the budget of {format_bytes(self.budget_bytes)}: {self.unknown}"
+            )
         least = "at least " if self.unknown else ""
         figures = f"{least}{format_bytes_of(self.measured_bytes, self.budget_bytes)}"
-        rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
         if self.fits is None:
-            return f"cannot determine whether it is within the budget: {figures}; {self.unknown}."
+            return f"cannot determine whether it is within the budget: {figures}; {self.unknown}"
         if self.fits:
-            return f"within the budget, {self.how}: {figures}."
+            return f"within the budget, {self.how}: {figures}"
         how = "" if self.how == "measured" else f", {self.how}"
+        return f"OVER the budget by {format_bytes(self.excess_bytes)}{how}: {figures}"
+
+    def describe(self) -> str:
+        """Returns a one-sentence description."""
+        if self.fits is not False:
+            return f"{self.headline}."
+        rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
         step = "" if self.step is None else f" in step {self.step}"
-        return f"OVER the budget by {format_bytes(self.excess_bytes)}{how}: {figures}{step}{rank}."
+        return f"{self.headline}{step}{rank}."
 
     def to_json(self) -> dict[str, Any]:
         """Returns the verdict as JSON containers."""

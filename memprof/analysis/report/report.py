@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.ranks.rank_report import RankComparison, RankPeak, compare_ranks, job_notes
 from memprof.analysis.report.breakdown import (
@@ -136,6 +137,7 @@ class Report:
         devices: The whole devices of the job, each at its fullest; none on the CPU.
         notes: Caveats on the figures.
         plan: Effect of the plan in force, in words, "" without a plan.
+        verdict: Whether the job fits its device.
         run: For a light recording, the whole run as JSON containers, else None.
         post_mortem: For a job in which memory ran out, the failed request and the live memory, else None.
     """
@@ -164,6 +166,7 @@ class Report:
     devices: tuple[DeviceUse, ...]
     notes: tuple[Note, ...]
     plan: str
+    verdict: DeviceVerdict
     run: dict[str, Any] | None = None
     post_mortem: PostMortem | None = None
 
@@ -231,6 +234,7 @@ def build_report(
         notes=run_notes(trace, peak.allocated_bytes) + notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),
         post_mortem=examine(trace),
+        verdict=judge_device(trace),
         plan=_describe_plan(trace.manifest),
     )
 

@@ -6,12 +6,14 @@ import shlex
 
 from rich.text import Text
 
+from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.steps_in_words import describe_steps, list_steps
 from memprof.cli.page import Page, printable
 from memprof.cli.pages import rank_tables
 from memprof.cli.pages import report_tables as tables
+from memprof.cli.pages.drawings import draw_timeline
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
 from memprof.units import format_bytes, format_percent, format_us
@@ -48,6 +50,8 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
     if report.post_mortem is not None:
         for line in describe_post_mortem(report.post_mortem):
             page.add(Text(printable(line), style="" if line.startswith("  ") else "yellow"))
+    elif report.verdict.state != NO_LIMIT:
+        page.add(Text(printable(f"{report.verdict.sentence}; {report.verdict.parts}.")))
     for note in report.notes:
         if note.is_warning:
             page.add(Text(f"warning: {printable(note.text)}", style="yellow"))
@@ -55,6 +59,8 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         page.add(Text(_describe_shown(report, report.at_moment)))
     if table is None:
         page.add(Text(_facts(report), style="dim"))
+        for drawn in draw_timeline(report.step, page.width) if page.is_terminal else ():
+            page.add(drawn)
         _add_all(page, report, top)
         remarks = [note for note in report.notes if not note.is_warning]
         if remarks:

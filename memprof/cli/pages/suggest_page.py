@@ -16,6 +16,7 @@ from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.check_page import check_table, describe_check, describe_none
+from memprof.cli.pages.drawings import draw_front
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.emit.switches import switches_of
 from memprof.planners.search.candidate import Candidate
@@ -58,6 +59,10 @@ def fill_suggestion(
         page.add(Text(printable(_schedule(found)), style="dim"))
     if warning := _reserves_more(found):
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    if page.is_terminal:
+        page.add("")
+        for line in _front(found, page.width):
+            page.add(line)
     page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
     page.add_section("Dry runs", check_table(checked or ()), "the plans as applied, in order")
     page.add_section("Over budget", _other_table(found), "closest candidate of each kind")
@@ -124,6 +129,16 @@ def _reserves_more(found: Suggestion) -> str:
         f"as modelled, the allocator reserves {format_bytes(reserved)} for the fastest plan's "
         f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {'; '.join(ways)}."
     )
+
+
+def _front(found: Suggestion, width: int) -> list[Text]:
+    """Returns the plans of the page by peak and step time, drawn; nothing where step times are unknown."""
+    recorded = found.answer.recorded
+    if not recorded.step_time_us or not math.isfinite(recorded.step_time_us):
+        return []
+    plans = [one for one in (*found.plans, *found.others) if math.isfinite(one.step_time_us)]
+    points = [(one.peak_bytes, one.step_time_us / recorded.step_time_us - 1) for one in (recorded, *plans)]
+    return draw_front(points, found.answer.search_request.budget_bytes, width)
 
 
 def _schedule(found: Suggestion) -> str:

@@ -92,7 +92,7 @@ class Served:
     workspace: Workspace
 
     def address(self, search: str = "") -> str:
-        """Returns what memprof prints; ``search`` is the view, such as ``tab=live&at=3``."""
+        """Returns what memprof prints; ``search`` is the view, such as ``tab=diff&at=3``."""
         return f"{self.origin}/?token={self.token}{search and '&'}{search}"
 
 
@@ -156,7 +156,7 @@ class Shown:
         """Clicks a tab, and waits until its page has filled."""
         self.wait_idle()  # parts that still arrive above the tabs push them from under the mouse
         self.page.locator(".tabs .tab", has_text=re.compile(f"^{re.escape(title)}$")).click()
-        if name != "live":
+        if name != "whatif":
             self.wait_view(tab=name)
         self.wait_idle()
         self.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 0")

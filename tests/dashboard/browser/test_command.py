@@ -78,7 +78,7 @@ def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None
 
 
 def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path: Path) -> None:
-    """The spool of a recording that goes on: operators that it records later appear, and the job trains on."""
+    """The spool of a recording that goes on: operators recorded later appear; at its end the packed file is shown."""
     (tmp_path / "train.py").write_text(ENDLESS)
     command = [
         sys.executable,
@@ -114,6 +114,10 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
                 arg=before,
             )
             assert job.poll() is None
+            assert page.inner_text("#badge") == "● live"
+            (tmp_path / "stop").touch()
+            job.stdout.read()
+            page.wait_for_function("() => document.querySelector('#badge').textContent === 'recording finished'")
             page.goto("about:blank")  # it asks every second: not of a server that is gone
             server.shutdown()
             server.server_close()
@@ -122,6 +126,8 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
             (tmp_path / "stop").touch()
             job.stdout.read()
     assert job.returncode == 0
+    assert sources[0].path == tmp_path / "run.memprof"
+    assert not sources[0].is_growing
 
 
 def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_both_sides_are_shown_until_it_is_interrupted(show: Callable[..., Shown]
         assert "<img src=x" in page.text_content("#allocations-graph .hoverlayer")
         assert page.locator("img[src=x]").count() == 0
         assert _HOSTILE in page.text_content("#panel .table")
-        shown.open_tab("live", "Live at the cursor")
+        shown.open_tab("blocks", "Lifetimes")
         page.wait_for_selector("#timeline", state="visible")
         page.goto("about:blank")
         process.send_signal(signal.SIGINT)

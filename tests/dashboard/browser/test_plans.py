@@ -32,7 +32,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown.wait_text("#panel", "No search run yet")
     _search(shown, "60%")
     shown.page.wait_for_selector("#whatif-pareto .points path", state="attached")
-    shown.wait_view(tab="whatif", budget="60%")
+    shown.wait_view(budget="60%")
     shown.wait_text("#whatif-result", "Plans that fit")
     shown.page.get_by_role("button", name="checkpoint").first.click()
     shown.wait_text("#whatif-detail h3", "checkpoint")
@@ -41,7 +41,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     # The leftmost point of the front is the plan of the least peak.
     at: Any = shown.page.evaluate(
         "() => { const point = document.querySelectorAll('#whatif-pareto .trace.scatter')[1].querySelector('.point');"
-        " const box = point.getBoundingClientRect(); window.scrollTo(0, box.top - 300);"
+        " const box = point.getBoundingClientRect(); window.scrollTo(0, scrollY + box.top - 300);"
         " const now = point.getBoundingClientRect(); return [now.x + now.width / 2, now.y + now.height / 2]; }"
     )
     shown.page.mouse.move(*at)
@@ -65,7 +65,7 @@ def test_coming_back_shows_what_was_found(look: Show, gpt: Served) -> None:
     _search(shown, "70%")
     verdict = "Within 62.24 MiB: checkpoint"
     shown.wait_text("#whatif-result .verdict", verdict)
-    shown.page.locator("#tabs").get_by_text(PAGES["live"].TITLE, exact=True).click()
+    shown.page.locator("#tabs").get_by_text(PAGES["blocks"].TITLE, exact=True).click()
     shown.page.wait_for_selector("#whatif-result", state="detached")
     shown.page.locator("#tabs").get_by_text(PAGES["whatif"].TITLE, exact=True).click()
     shown.wait_text("#whatif-result .verdict", verdict)

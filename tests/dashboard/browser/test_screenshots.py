@@ -29,4 +29,4 @@ def test_view_is_drawn(look: Callable[..., Shown], two: Served, tmp_path: Path, 
         "() => [document.documentElement.scrollWidth, innerWidth, getComputedStyle(document.body).backgroundColor]"
     )
     assert measured[0] <= measured[1]
-    assert measured[2] == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 26, 30)"}[theme]
+    assert measured[2] == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 28)"}[theme]

@@ -147,7 +147,7 @@ def test_corrupt_table_is_told_on_the_page(show: Show, serve: Serve, tmp_path: P
     path.write_bytes(data)
     shown = show(serve(path), is_drawn=False)
     shown.wait_text("#facts", "is damaged")
-    shown.wait_text("#panel", "damaged")
+    shown.wait_text("#live-table", "damaged")
 
 
 def test_trace_deleted_while_open(show: Show, serve: Serve, tmp_path: Path, small_tables: Tables) -> None:

@@ -1,0 +1,173 @@
+"""The panel at the cursor: its switches, and the callbacks that fill it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html, no_update
+
+from memprof.analysis.report.module_tree import ModuleTree, folded_tree
+from memprof.units import format_bytes
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.boxes import flame, treemap
+from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.page import theme_of
+from memprof_dashboard.palette import fill_of
+from memprof_dashboard.side.detail import detail_of
+from memprof_dashboard.side.table import table_of
+from memprof_dashboard.sources import MemprofError, Rank, Workspace
+from memprof_dashboard.state import View
+from memprof_dashboard.views.boxes import MOST_BOXES, Box, boxes_by_category, boxes_by_module, bytes_by_node
+from memprof_dashboard.views.code_boxes import boxes_by_code
+from memprof_dashboard.views.reactions import shown
+
+#: Ways to show what is alive, by the name that stands in the URL.
+SHOWN = {"table": "Table", "flame": "Flame graph", "treemap": "Treemap"}
+#: What it is grouped by; ``category`` is a way of pictures, the table's rows are of one category each.
+GROUPED = {"module": "module", "line": "line", "stack": "stack", "category": "category"}
+
+_TABLE = "live-table"
+_DETAIL = "live-detail"
+_PICTURE = "live-picture"
+_GRAPH = "boxes-graph"
+_REMARK = "boxes-remark"
+_AS_TABLE = "boxes-table"
+_MOST_ROWS = 200
+
+
+class SidePanel:
+    """What is alive at the cursor."""
+
+    def __init__(self) -> None:
+        """Starts without a recording."""
+        self._trees: weakref.WeakKeyDictionary[Rank, ModuleTree] = weakref.WeakKeyDictionary()
+
+    def layout(self) -> html.Section:
+        """Returns the panel, which follows the cursor."""
+        labelled: Any = {"aria-label": "alive at the cursor"}
+        return html.Section(
+            [
+                html.Div(id=ids.READOUT, className="readout", role="status"),
+                html.Div(
+                    [_switch(ids.SIDE, SHOWN, "shown as"), _switch(ids.BY, GROUPED, "grouped by")], className="switches"
+                ),
+                html.Div(id=_DETAIL, className="detail"),
+                html.Div(id=_TABLE, className="side-table"),
+                html.Div(
+                    [
+                        dcc.Graph(
+                            id=_GRAPH, config=CONFIG | {"displayModeBar": False}, responsive=True, className="boxes"
+                        ),
+                        html.Div(id=_REMARK),
+                        html.Div(id=_AS_TABLE),
+                    ],
+                    id=_PICTURE,
+                    className="picture",
+                    style={"display": "none"},
+                ),
+            ],
+            className="side",
+            **labelled,
+        )
+
+    def register(self, app: Dash, workspace: Workspace) -> None:
+        """Registers the callbacks."""
+
+        @app.callback(Output(_DETAIL, "children"), Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
+        def fill(cursor: Any) -> Any:
+            if cursor is None:
+                return no_update, no_update
+            view = View.from_json(cursor)
+            try:
+                rank = workspace.rank(view.trace, view.rank)
+                detail = detail_of(rank, self._tree(rank), view)
+                is_table = detail is None and view.side not in ("flame", "treemap")
+                return detail, table_of(rank, self._tree(rank), view) if is_table else None
+            except MemprofError as error:
+                return None, parts.error(str(error))
+
+        @app.callback(
+            Output(_PICTURE, "style"),
+            Output(_GRAPH, "figure"),
+            Output(_REMARK, "children"),
+            Output(_AS_TABLE, "children"),
+            Input(ids.CURSOR, "data"),
+            Input(ids.THEME, "data"),
+        )
+        def draw(cursor: Any, theme: Any) -> Any:
+            view = View.from_json(cursor)
+            if cursor is None or view.side not in ("flame", "treemap") or view.storage >= 0:
+                return {"display": "none"}, no_update, no_update, no_update
+            try:
+                rank = workspace.rank(view.trace, view.rank)
+                if not rank.history.ops:
+                    return {}, message("No operators were recorded.", theme_of(theme)), None, None
+                at = shown(view, rank).at
+                boxes = self._boxes(rank, at, view.by)
+            except MemprofError as error:
+                return {}, message("Cannot draw this chart.", theme_of(theme)), parts.error(str(error)), None
+            figure = (flame if view.side == "flame" else treemap)(boxes, theme_of(theme), view.find)
+            return {}, figure, _remark(rank, at, boxes), _table(boxes)
+
+    def _tree(self, rank: Rank) -> ModuleTree:
+        if rank not in self._trees:
+            self._trees[rank] = folded_tree(rank.modules)
+        return self._trees[rank]
+
+    def _boxes(self, rank: Rank, at: int, by: str) -> list[Box]:
+        if by in ("line", "stack"):
+            return boxes_by_code(rank, at, by_stack=by == "stack")
+        tree = self._tree(rank)
+        by_node = bytes_by_node(rank.history, tree, at)
+        if by == "category":
+            return boxes_by_category(by_node, tree, {name: fill_of(name).label for name in by_node})
+        return boxes_by_module(by_node, tree)
+
+
+def _switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
+    return html.Fieldset(
+        [
+            html.Legend(label, className="unseen"),
+            dcc.RadioItems(
+                [{"label": text, "value": value} for value, text in options.items()],
+                next(iter(options)),
+                id=name,
+                inline=True,
+                className="segmented",
+            ),
+        ]
+    )
+
+
+def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:
+    total, summed = int(rank.history.total[at]), boxes[0].size
+    remark = f"{summed:,} B"
+    if summed != total:
+        remark += f", of which operator {at:,} freed {format_bytes(summed - total)} before it allocated any"
+    cut = f"; the {MOST_BOXES} largest boxes" if len(boxes) > MOST_BOXES else ""
+    return parts.note(f"{remark}{cut}. Color: dominant category. Click a box to zoom in, the bar above to zoom out.")
+
+
+def _table(boxes: list[Box]) -> Any:
+    total = max(boxes[0].size, 1)
+    order = sorted(range(1, len(boxes)), key=lambda place: -boxes[place].size)[:_MOST_ROWS]
+    rows = [
+        [
+            parts.name(_path(boxes, place)),
+            f"{boxes[place].size:,}",
+            f"{boxes[place].size / total:.1%}",
+            fill_of(boxes[place].category).label,
+        ]
+        for place in order
+    ]
+    return parts.as_table(["box", ">bytes", ">share", "dominant category"], rows, label="boxes")
+
+
+def _path(boxes: list[Box], place: int) -> str:
+    """Returns the labels from the outermost box to one."""
+    labels: list[str] = []
+    while boxes[place].parent >= 0:
+        labels.append(boxes[place].label)
+        place = boxes[place].parent
+    return " / ".join(reversed(labels))

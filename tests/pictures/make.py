@@ -1,0 +1,157 @@
+"""Makes the pictures of the documentation: `make pictures`, or `python -m tests.pictures.make NAME...` for some."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from werkzeug.serving import make_server
+
+from memprof_dashboard.app import create_app
+from memprof_dashboard.sources import open_sources
+from tests.browsing import find_browser, playwright
+from tests.pictures.catalogue import (
+    BIG,
+    FITS,
+    FOLDER,
+    GPT,
+    JOBS,
+    LSTM,
+    PICTURES,
+    RANKS,
+    RESNET,
+    SESSION,
+    THEMES,
+    Picture,
+)
+from tests.pictures.diagrams import write_diagrams
+from tests.pictures.session import record_session
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "pictures"
+_TRAIN = "sample_traces/gpt/train.py"
+_SIZE = ["--layers", "32", "--width", "1280", "--heads", "20", "--length", "1024", "--batch-size", "8"]
+#: Counts the answers that a page waits for.
+_COUNTS = """(() => {
+  const ask = window.fetch;
+  window.asked = {waiting: 0, quiet: 0};
+  const count = (by) => { window.asked.waiting += by; window.asked.quiet = 0; };
+  window.fetch = (...all) => { count(1); return ask(...all).finally(() => count(-1)); };
+})()"""
+#: Where a part of the page is, whatever is scrolled.
+_BOX = """selector => {
+  const box = document.querySelector(selector).getBoundingClientRect();
+  return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height};
+}"""
+_IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 30"
+#: Colours of a picture's palette, and the most of a page's height that is shown of it.
+_COLOURS, _MOST_HEIGHT = 256, 800
+
+
+def record_all() -> None:
+    """Records what is not in the repository, dry; what is there already is kept."""
+    for name in (GPT, RESNET, LSTM):
+        shutil.copy(ROOT / "sample_traces" / name.partition(".")[0] / "run.memprof", BUILD / name)
+    dry = ["record", "-q", "-f", "--dry-run", "--device", "rtx4090"]
+    _memprof(BIG, *dry, "-o", str(BUILD / BIG), _TRAIN, *_SIZE)
+    plan = str(BUILD / "plan.toml")
+    _memprof(
+        "plan.toml", "suggest", str(BUILD / BIG), "--budget", "20GiB", "--forbid", "precision", "-f", "--write", plan
+    )
+    _memprof(FITS, *dry, "--plan", plan, "-o", str(BUILD / FITS), _TRAIN, *_SIZE)
+    for name, (script, steps) in JOBS.items():
+        _memprof(name, "record", "-q", "-f", "--steps", str(steps), "-o", str(BUILD / name), script)
+    job = ["torchrun", "--nproc-per-node", "4", "tests/pictures/ranks_job.py"]
+    _memprof(RANKS, "record", "-q", "-f", "-o", str(BUILD / RANKS), "--", *job)
+
+
+def _memprof(made: str, *words: str) -> None:
+    """Runs a command of memprof that makes a file, unless it is there."""
+    if not (BUILD / made).exists():
+        subprocess.run([sys.executable, "-m", "memprof", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def served(paths: list[Path]) -> Iterator[str]:
+    """Serves the dashboard on recordings, and returns its address."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", 0, create_app(open_sources(paths), token="pictures").server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.port}/?token=pictures"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def shoot(browser: Any, picture: Picture, theme: str, address: str) -> Path:
+    """Makes one picture in one theme."""
+    size = {"width": picture.width, "height": picture.height}
+    context = browser.new_context(viewport=size, color_scheme=theme)
+    context.set_default_timeout(120_000)
+    context.add_init_script(_COUNTS)
+    page = context.new_page()
+    page.goto(f"{address}&{picture.search}")
+    page.wait_for_selector("#timeline .main-svg", state="attached")
+    page.wait_for_function(_IS_QUIET)
+    for selector in picture.clicks:
+        page.locator(selector).first.click()
+        page.wait_for_function(_IS_QUIET)
+    page.wait_for_selector(picture.waits, state="attached")
+    page.wait_for_function(_IS_QUIET)
+    page.mouse.move(0, 0)
+    path = ROOT / FOLDER / f"{picture.name}-{theme}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if picture.part:
+        box = page.evaluate(_BOX, picture.part)
+        page.screenshot(path=str(path), full_page=True, clip={**box, "height": min(box["height"], _MOST_HEIGHT)})
+    else:
+        page.screenshot(path=str(path))
+    context.close()
+    with Image.open(path) as image:
+        # The colours of a chart are few: a palette is a third of the size, and nothing is seen of it.
+        image.convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
+    return path
+
+
+def main(names: list[str]) -> int:
+    """Makes all pictures, or those of some names."""
+    chromium = find_browser()
+    if chromium is None:
+        print("make pictures needs a Chromium: apt install chromium", file=sys.stderr)
+        return 2
+    BUILD.mkdir(parents=True, exist_ok=True)
+    os.chdir(BUILD)  # pages show the path of a recording as it was given
+    wanted = [picture for picture in PICTURES if not names or picture.name in names]
+    if wanted:
+        record_all()
+    with playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for picture in wanted:
+            with served([Path(name) for name in picture.recordings]) as address:
+                for theme in THEMES:
+                    path = shoot(browser, picture, theme, address)
+                    print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+        browser.close()
+    if not names:
+        for path in write_diagrams(ROOT):
+            print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+    if not names or SESSION in names:
+        path = record_session(ROOT, BUILD / "session", ROOT / FOLDER / f"{SESSION}.svg")
+        print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
