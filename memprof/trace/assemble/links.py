@@ -65,8 +65,8 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
 
     Derived, so that no hook is needed in the job: a storage was saved by forward operator f when an operator of
     f's backward node reads it and it existed after f ran. A forward storage that is read when forward runs again
-    inside backward was kept by the checkpoint, and is attributed to the first operator that read it as it was kept: after
-    it was last changed in place, where one did.
+    inside backward was kept by the checkpoint, and is attributed to the first operator that read it after its
+    last change in place.
 
     Args:
         uses: Which operator uses which storage.
@@ -89,7 +89,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
     is_repeat = is_recompute[use_op]
     if is_repeat.any():
         in_forward = ~is_backward[use_op]
-        # A region keeps what its input became: operators that read it before it was last changed in place are not its own.
+        # A region keeps what its input became: operators that read it before its last change in place are not its own.
         changed = np.full(len(storages), NONE, dtype=np.int64)
         is_change = in_forward & (uses.role[reads] == "mutate")
         np.maximum.at(changed, use_storage[is_change], use_op[is_change])
