@@ -28,7 +28,8 @@ def first_values(step: Step) -> Ints:
     is_first = (ops.name == "aten.cat.default") & (reads == 1)
     values = np.flatnonzero(is_first[1:] & is_first[:-1] & (ops.module_id[1:] == ops.module_id[:-1])) + 1
     empty = np.append(0, np.cumsum(is_empty))
-    return values[empty[values] - empty[np.maximum(values - _NEAR, 0)] >= 2]
+    found: Ints = values[empty[values] - empty[np.maximum(values - _NEAR, 0)] >= 2]
+    return found
 
 
 def cache_ends(step: Step, types: Types) -> Ints:

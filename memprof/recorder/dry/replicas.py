@@ -11,9 +11,11 @@ from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
+import torch.distributed as _distributed
 from torch.nn.parallel import DistributedDataParallel
 
+#: torch.distributed, whose names below are not all exported for type checkers.
+dist: Any = _distributed
 #: Buckets of parameters and buffers that torch's broadcast has under way at a time.
 _IN_FLIGHT = 2
 
@@ -25,8 +27,7 @@ def dry_replicas(refuse: Callable[[str], NoReturn]) -> None:
         refuse: Ends the job with a message.
     """
     wrapper: Any = DistributedDataParallel
-    distributed: Any = dist
-    if not distributed.is_available():
+    if not dist.is_available():
         return
     original = wrapper.__init__
 
@@ -43,11 +44,11 @@ def dry_replicas(refuse: Callable[[str], NoReturn]) -> None:
         refuse("communication hooks of DistributedDataParallel cannot be dry-run; start the job without them.")
 
     wrapper.__init__ = init
-    distributed.Reducer = Reducer
-    distributed.Logger = _Logger
-    distributed._broadcast_coalesced = _flatten_in_turn
-    distributed._verify_params_across_processes = lambda *_: None
-    distributed._register_comm_hook = distributed._register_builtin_comm_hook = refuse_hook
+    dist.Reducer = Reducer
+    dist.Logger = _Logger
+    dist._broadcast_coalesced = _flatten_in_turn
+    dist._verify_params_across_processes = lambda *_: None
+    dist._register_comm_hook = dist._register_builtin_comm_hook = refuse_hook
 
 
 class Reducer:
@@ -73,7 +74,7 @@ class Reducer:
         *_: object,
     ) -> None:
         """Allocates the buckets; arguments are those of torch's."""
-        self._parameters = list(parameters)
+        self._parameters: list[Any] = list(parameters)  # torch's methods for hooks are not annotated
         self._limits = [first_bucket_bytes, bucket_bytes]
         self._as_views = as_views
         self._can_rebuild = not find_unused
