@@ -9,7 +9,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, LASTING, RECURRENT, SHORT, is_one_of
-from memprof.policies.precision.cached import first_values
+from memprof.policies.rewrite.key_caches import first_values
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import numpy as np
 from memprof.trace.schema import NONE, Ints
 
 if TYPE_CHECKING:
-    from memprof.policies.precision.flow import Types
     from memprof.trace.step import Step
 
 #: Operators before the first values within which the empty tensors are made.
@@ -32,12 +31,18 @@ def first_values(step: Step) -> Ints:
     return found
 
 
-def cache_ends(step: Step, types: Types) -> Ints:
-    """Returns until when a cache holds each storage: until the model has returned; NONE elsewhere, ``(storages,)``."""
+def cache_ends(step: Step, region: Ints, region_end: Ints) -> Ints:
+    """Returns until when a cache holds each storage: until the model has returned; NONE elsewhere, ``(storages,)``.
+
+    Args:
+        step: The step.
+        region: The call of the model that each operator runs in, NONE outside, ``(ops,)``.
+        region_end: Last operator of each call.
+    """
     values = first_values(step)
     created = step.storages.created_op_id
     is_cached = np.isin(created, np.append(values, values - 1)) & (created != NONE)
     ends = np.full(len(created), NONE, dtype=np.int64)
-    region = types.region[created[is_cached]]
-    ends[is_cached] = np.where(region != NONE, types.region_end[region], NONE)
+    call = region[created[is_cached]]
+    ends[is_cached] = np.where(call != NONE, region_end[call], NONE)
     return ends
