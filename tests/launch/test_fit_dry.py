@@ -103,7 +103,11 @@ def rehearsal(script: str, recorded_bytes: int, device: str = "") -> tuple[Rehea
 
 def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None:
     """A refused dry run is reported once, with a warning, and not repeated."""
-    script = "import torch\ntorch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
+    script = (
+        "import os, torch\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='29500')\n"
+        "torch.distributed.init_process_group('gloo', rank=0, world_size=2)\n"
+        "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
+    )
     runs, found, said = rehearsal(script, 1000)
     plan = Plan((Checkpoint(modules=("0",)),))
     assert runs.peak_under(plan) is None

@@ -58,6 +58,8 @@ for step in range(6):
     [
         ("CastOutputToFloat(head.bfloat16())", {"lm_head.0"}),
         ("CastOutputToFloat(head)", {"lm_head.0"}),
+        ("CastOutputToFloat(head.double())", {"lm_head.0"}),
+        ("head.double()", {"lm_head"}),
         ("Adapted(head)", set()),
         ("head", {"lm_head"}),
     ],
@@ -67,6 +69,8 @@ def test_heads_proposed_are_linears(head: str, found: set[str], tmp_path: Path) 
     text = _JOB.replace("HEAD", head)
     if "bfloat16" in head:
         text = text.replace("self.body(x)", "self.body(x).bfloat16()")
+    if "double" in head:
+        text = text.replace("self.body(x)", "self.body(x).double()")
     (tmp_path / "job.py").write_text(text)
     plain = record(tmp_path, "job.py")
     proposed = [one for one in candidates(plain.step, 1).whole_step if isinstance(one, ChunkedLoss)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memprof.policies.loss.recorded import CrossEntropy, Head
 
 LOW = ("float16", "bfloat16")
+_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 
 
 class ForwardEmitter:
@@ -44,10 +45,13 @@ class ForwardEmitter:
         self._target = int(one.targets[np.argmax(storages.allocated_bytes[one.targets])])
         self._target_bytes = int(storages.allocated_bytes[self._target])
         self._is_low = str(storages.dtype[one.logits]) in LOW
+        #: Whether softmax and gradient of a chunk are of another type than the logits: 32 bits.
+        self._is_cast = self._is_low or one.is_cast_by_model
         self._logit_bytes = int(storages.allocated_bytes[one.logits])
-        # Softmax and gradient of a chunk are kept in 32 bits: twice the bytes of 16-bit logits.
-        self._wide_bytes = self._logit_bytes * (2 if self._is_low else 1)
-        self._share_bytes = self._target_bytes // 2  # one number of 4 bytes for each index of 8
+        item = _BYTES.get(str(storages.dtype[one.logits]), 4)
+        self._item = 4 if self._is_cast else item
+        self._wide_bytes = self._logit_bytes // item * self._item
+        self._share_bytes = self._target_bytes // 8 * self._item  # one number for each index of 8 bytes
         durations = np.nan_to_num(ops.duration_us)
         self._softmax_us = float(durations[one.log_softmax])
         self._likelihood_us = float(durations[one.likelihood])
@@ -100,15 +104,15 @@ class ForwardEmitter:
                 writes=[insertion.next_storage, insertion.next_storage + 1],
                 duration_us=max(self._likelihood_us * share, self._small_us),
             )
-            losses.append(insertion.storage(4, op))
-            insertion.storage(4, op, op)  # the summed weight, which is unused
+            losses.append(insertion.storage(self._item, op))
+            insertion.storage(self._item, op, op)  # the summed weight, which is unused
             for storage in (softmax, *held):
                 insertion.free(storage, op)
         self._reduce(losses, like, before)
 
     def _was_cast(self) -> bool:
-        """Whether autocast converted all logits to 32 bits, which chunks do one by one."""
-        return self._is_low and len(self._one.backward) > 0 and self._one.logits != self._softmax_input()
+        """Whether autocast or the model converted all logits to 32 bits, which chunks do one by one."""
+        return self._is_cast and len(self._one.backward) > 0 and self._one.logits != self._softmax_input()
 
     def _softmax_input(self) -> int:
         uses = self._step.uses
@@ -185,7 +189,7 @@ class ForwardEmitter:
             writes=[insertion.next_storage],
             duration_us=small,
         )
-        stacked = insertion.storage(4 * len(losses), op)
+        stacked = insertion.storage(self._item * len(losses), op)
         op = insertion.op(
             "aten.sum.default",
             like=like,
@@ -194,7 +198,7 @@ class ForwardEmitter:
             writes=[insertion.next_storage],
             duration_us=small,
         )
-        total = insertion.storage(4, op)
+        total = insertion.storage(self._item, op)
         op = insertion.op(
             "aten.div.Tensor",
             like=like,

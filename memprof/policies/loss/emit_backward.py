@@ -35,7 +35,7 @@ class Emitter(ForwardEmitter):
         )
         # Of the loss's own type: the number of samples that divides it is a whole one.
         is_low = one.upstream != NONE and str(self._step.storages.dtype[one.upstream]) in LOW
-        scale = insertion.storage(2 if is_low else 4, scale_op)
+        scale = insertion.storage(2 if is_low else self._item, scale_op)
         last = scale_op
         for rows in self.parts:
             share = rows / self.rows
@@ -84,7 +84,7 @@ class Emitter(ForwardEmitter):
             if head is not None:
                 logits, _ = self._chunk_logits(like, before, share, forward)
             converted = NONE
-            if self._is_low:  # softmax with another dtype converts its input first
+            if self._is_cast:  # softmax with another dtype, or the model, converts its input first
                 op = insertion.op(
                     "aten._to_copy.default", like=like, before=before, reads=[logits], forward_op_id=forward
                 )
@@ -108,7 +108,7 @@ class Emitter(ForwardEmitter):
                     insertion.free(storage, op)
         last = self._subtract_targets(work, like, before, share, scale)
         if head is not None:
-            if self._sums_wide():
+            if self._is_cast:
                 op = insertion.op(
                     "aten._to_copy.default", like=like, before=before, reads=[work], forward_op_id=forward
                 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
 from memprof.policies.rewrite.frozen import frozen_parameters
+from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
@@ -261,5 +262,7 @@ def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirecte
     is_forward = types.forward[uses.op_id] == NONE
     np.maximum.at(forward_read, uses.storage_id[is_forward], uses.op_id[is_forward])
     rows = np.flatnonzero(is_candidate & (forward_read != NONE))
-    ends = nodes.python_end(rows, forward_read[rows])
+    ends = np.maximum(
+        nodes.python_end(rows, forward_read[rows]), cache_ends(step, types.region, types.region_end)[rows]
+    )
     casts.free(rows, np.minimum(casts.freed[rows], np.maximum(ends, kept[rows])))

@@ -9,6 +9,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, LASTING, RECURRENT, SHORT, is_one_of
+from memprof.policies.rewrite.key_caches import first_values
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
@@ -47,9 +48,14 @@ def reached_by_float32(
     inputs, states = _first_states(step, is_factory, is_float)
     is_factory[states] = False
     sources = np.flatnonzero(is_source | is_factory)
+    values = first_values(step)
+    # Concatenated with an empty tensor of the keys' type, values are as wide as these.
+    is_key = np.isin(uses.op_id + 1, values) & (uses.role == "read")
     start = count + len(step.ops)
-    heads = np.concatenate([reads_storage, count + created[targets], np.full(len(sources), start), inputs])
-    tails = np.concatenate([count + reads_op, targets, sources, states])
+    heads = np.concatenate(
+        [reads_storage, count + created[targets], np.full(len(sources), start), inputs, uses.storage_id[is_key]]
+    )
+    tails = np.concatenate([count + reads_op, targets, sources, states, count + uses.op_id[is_key] + 1])
     graph = sparse.csr_array((np.ones(len(heads), dtype=np.int8), (heads, tails)), shape=(start + 1, start + 1))
     reached = csgraph.breadth_first_order(graph, start, return_predecessors=False)
     is_reached = np.zeros(start + 1, dtype=np.bool_)

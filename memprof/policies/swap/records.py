@@ -102,14 +102,15 @@ def find_records(
     in_transform = is_in_transform(step)
     if is_packed.any() and in_transform[forward[is_packed]].all():
         raise PolicyError(IN_TRANSFORM.format(what="The chosen modules run", policy="replacing saved tensors"))
-    is_packed &= ~in_transform[forward]
+    reruns = find_reruns(step)
+    # Hooks of a region that is run again take all that is saved inside.
+    is_packed &= ~(in_transform | reruns.cover(len(ops)))[forward]
     hooked = int(is_packed.sum())
     # Storages that existed before the outermost call belong to the caller, and stay.
     is_packed &= created >= calls.top_start[forward]
     is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
     is_packed &= storages.requested_bytes[storage] >= minimum_bytes
-    reruns = find_reruns(step)
-    goes_in = calls.surround(reruns.first, reruns.last) & ~in_transform[reruns.first]
+    goes_in = calls.surround(reruns.first, reruns.last, reruns.again) & ~in_transform[reruns.first]
     goes_in &= storages.created_op_id[reruns.storage] >= calls.top_start[reruns.first]
     goes_in &= ~np.isin(storages.category[reruns.storage], _OWNED) & np.isin(storages.dtype[reruns.storage], dtypes)
     goes_in &= storages.requested_bytes[reruns.storage] >= minimum_bytes
@@ -200,6 +201,7 @@ class Calls:
     def __init__(self, step: Step, is_chosen: Bools) -> None:
         calls, total = step.module_calls, len(step.ops)
         self.first, self.last, self.parent = calls.first_op_id, calls.last_op_id, calls.parent_call_id
+        self.module, self.is_recompute = calls.module_id, calls.is_recompute
         self.inner = np.full(total, NONE, dtype=np.int64)
         self.region_of = np.full(total, NONE, dtype=np.int64)
         self.top_start = np.zeros(total, dtype=np.int64)
@@ -227,10 +229,23 @@ class Calls:
             self.wrapped_end[ops[is_new]] = self.last[owner[is_new]]
             has_wrapped[ops[is_new]] = True
 
-    def surround(self, first: Ints, last: Ints) -> Bools:
-        """Returns whether calls of chosen modules surround spans of operators."""
+    def surround(self, first: Ints, last: Ints, again: Ints) -> Bools:
+        """Returns whether calls of chosen modules surround regions: those that are repeated with one lie inside of it.
+
+        Args:
+            first: First operator of each region in forward.
+            last: Last operator of it.
+            again: First operator of its recomputation.
+        """
         region = self.region_of[first]
         is_around: Bools = (region != NONE) & (self.last[region] >= last)
+        rows = np.flatnonzero(is_around)
+        module = self.module[region[rows]]
+        is_inside = np.zeros(len(rows), dtype=np.bool_)
+        for call in np.flatnonzero(self.is_recompute & np.isin(self.module, module)).tolist():
+            is_again = (self.first[call] <= again[rows]) & (again[rows] <= self.last[call])
+            is_inside |= is_again & (module == self.module[call])
+        is_around[rows[is_inside]] = False
         return is_around
 
 

@@ -35,6 +35,15 @@ class Reruns:
     again: Ints
     is_use: Bools
 
+    def cover(self, total: int) -> Bools:
+        """Marks the operators of forward inside regions, shape ``(total,)``."""
+        depth = np.zeros(total + 1, dtype=np.int64)
+        regions = np.unique(np.stack([self.first, self.last + 1], axis=1), axis=0)
+        np.add.at(depth, regions[:, 0], 1)
+        np.subtract.at(depth, regions[:, 1], 1)
+        is_inside: Bools = np.cumsum(depth)[:total] > 0
+        return is_inside
+
 
 def find_reruns(step: Step) -> Reruns:
     """Finds the storages that are inputs of recomputed regions."""
@@ -97,11 +106,13 @@ def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
     makes = np.zeros(len(ops), dtype=np.bool_)
     makes[step.storages.created_op_id[made_before]] = True
     runs: list[_Run] = []
+    # What the recomputation saves is detached in between.
+    counts = np.cumsum(ops.is_recompute | (ops.name != "aten.detach.default")).tolist()
     before = NONE
     for op_id in np.flatnonzero(ops.is_recompute).tolist():
         candidates = places.get(keys[op_id], [])
         position = bisect_right(candidates, runs[-1].last) if runs else 0
-        if before == op_id - 1 and position < len(candidates):
+        if before == counts[op_id] - 1 and position < len(candidates):
             place = candidates[position]
             runs[-1].has_kept |= bool(makes[runs[-1].last + 1 : place].any())
             runs[-1].last = place
@@ -113,7 +124,7 @@ def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
             runs.append(_Run(place, place, op_id))
         else:
             continue
-        before = op_id
+        before = counts[op_id]
     return runs
 
 

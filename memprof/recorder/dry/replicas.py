@@ -1,28 +1,174 @@
-"""Ends a dry run at DistributedDataParallel, which copies gradients to its own memory without torch's operators."""
+"""Dry-runs DistributedDataParallel on one rank, where it copies gradients into buckets and sends nothing.
+
+torch's reducer writes to the memory of tensors, which those of a dry run have none of. A reducer written in operators
+stands in for it; all else of DistributedDataParallel runs as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
+import torch
+import torch.distributed as _distributed
 from torch.nn.parallel import DistributedDataParallel
 
+#: torch.distributed, whose names below are not all exported for type checkers.
+dist: Any = _distributed
+#: Buckets of parameters and buffers that torch's broadcast has under way at a time.
+_IN_FLIGHT = 2
 
-def refuse_replicas(refuse: Callable[[str], NoReturn]) -> None:
-    """Makes the wrapper report that it cannot be dry-run, instead of failing with an error of torch's.
+
+def dry_replicas(refuse: Callable[[str], NoReturn]) -> None:
+    """Lets DistributedDataParallel run on one rank, and refuses it on several.
 
     Args:
         refuse: Ends the job with a message.
     """
     wrapper: Any = DistributedDataParallel
+    if not dist.is_available():
+        return
     original = wrapper.__init__
 
     @wraps(original)
-    def init(*_: Any, **__: Any) -> None:
-        refuse(
-            "torch.nn.parallel.DistributedDataParallel cannot be dry-run: it copies gradients without torch's "
-            "operators, into buckets of the same size. Start the job without it; simulate its ranks with --shard ddp:N."
-        )
+    def init(self: Any, module: Any, *args: Any, process_group: Any = None, **kwargs: Any) -> None:
+        if dist.is_initialized() and dist.get_world_size(process_group) > 1:
+            refuse(
+                "torch.nn.parallel.DistributedDataParallel can only be dry-run on one rank (WORLD_SIZE=1). Start the "
+                "job without it; simulate its ranks with --shard ddp:N."
+            )
+        original(self, module, *args, process_group=process_group, **kwargs)
+
+    def refuse_hook(*_: Any) -> None:
+        refuse("communication hooks of DistributedDataParallel cannot be dry-run; start the job without them.")
 
     wrapper.__init__ = init
+    dist.Reducer = Reducer
+    dist.Logger = _Logger
+    dist._broadcast_coalesced = _flatten_in_turn
+    dist._verify_params_across_processes = lambda *_: None
+    dist._register_comm_hook = dist._register_builtin_comm_hook = refuse_hook
+
+
+class Reducer:
+    """Buckets of gradients, as torch's reducer allocates and fills them.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp. Buffers are allocated with the wrapper and once more, in the order
+    in which gradients arrived, before the second forward. A complete gradient is copied into its bucket, and back when
+    backward ends; with ``gradient_as_bucket_view`` it is a view of the bucket from then on.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        buckets: Sequence[Sequence[int]],
+        size_limits: Sequence[int],
+        group: object,
+        expect_sparse: Sequence[bool],
+        bucket_bytes: int,
+        find_unused: bool,
+        as_views: bool,
+        names: object,
+        first_bucket_bytes: int,
+        *_: object,
+    ) -> None:
+        """Allocates the buckets; arguments are those of torch's."""
+        self._parameters: list[Any] = list(parameters)  # torch's methods for hooks are not annotated
+        self._limits = [first_bucket_bytes, bucket_bytes]
+        self._as_views = as_views
+        self._can_rebuild = not find_unused
+        self._is_expected = self._is_under_way = False
+        self._arrived: list[int] = []
+        self._views: dict[int, torch.Tensor] = {}
+        self._allocate(buckets)
+        if find_unused:  # which parameters were used, on the processor and on the device
+            count, device = len(self._parameters), self._parameters[0].device
+            self._used = [torch.zeros(count, dtype=torch.int32), torch.empty(count, dtype=torch.int32, device=device)]
+        self._handles = [
+            one.register_post_accumulate_grad_hook(lambda parameter, number=number: self._take(number, parameter))
+            for number, one in enumerate(self._parameters)
+        ]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Returns a method for all that concerns other ranks and logs."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+    def prepare_for_backward(self, outputs: object) -> None:
+        """Expects gradients in the next backward: those of ``no_sync`` are left alone."""
+        self._is_expected = True
+
+    def _rebuild_buckets(self) -> bool:
+        """Allocates the buckets anew in the order of arrival, once."""
+        if not self._can_rebuild or len(self._arrived) < len(self._parameters):
+            return False
+        self._can_rebuild = False
+        self._views.clear()
+        members = [self._parameters[number] for number in self._arrived]
+        found, _ = dist._compute_bucket_assignment_by_size(members, self._limits)
+        self._allocate([[self._arrived[place] for place in bucket] for bucket in found])
+        return True
+
+    def _remove_autograd_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _allocate(self, buckets: Sequence[Sequence[int]]) -> None:
+        for bucket in buckets:
+            members = [self._parameters[number] for number in bucket]
+            buffer = torch.empty(sum(one.numel() for one in members), dtype=members[0].dtype, device=members[0].device)
+            offset = 0
+            for number, one in zip(bucket, members, strict=True):
+                flat = buffer[offset : offset + one.numel()]
+                is_dense = one.is_contiguous() or one.is_contiguous(memory_format=torch.channels_last)
+                self._views[number] = flat.as_strided(one.shape, one.stride()) if is_dense else flat.view(one.shape)
+                offset += one.numel()
+
+    @torch.no_grad()
+    def _take(self, number: int, parameter: torch.Tensor) -> None:
+        if not self._is_expected:
+            return
+        if not self._is_under_way:
+            self._is_under_way = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._finish)
+        if self._can_rebuild and number not in self._arrived:
+            self._arrived.append(number)
+        gradient, view = parameter.grad, self._views[number]
+        assert gradient is not None
+        if gradient.untyped_storage() is not view.untyped_storage():
+            view.copy_(gradient)
+            if self._as_views:
+                parameter.grad = view
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._is_under_way = self._is_expected = False
+        if self._as_views:
+            return
+        for number, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                parameter.grad.copy_(self._views[number])
+
+
+class _Logger:
+    """Logs nothing, in place of the logger of a reducer."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Returns a method for whatever is logged."""
+        return lambda *_, **__: None
+
+
+@torch.no_grad()
+def _flatten_in_turn(group: object, tensors: Sequence[torch.Tensor], buffer_bytes: int, source: int = 0) -> None:
+    """Allocates what a broadcast copies tensors to and back from: flat buffers, two at a time."""
+    found, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_bytes])
+    under_way: list[torch.Tensor] = []
+    for bucket in found:
+        under_way.append(torch.cat([tensors[place].reshape(-1) for place in bucket]))
+        del under_way[:-_IN_FLIGHT]

@@ -21,7 +21,7 @@ from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
-from memprof.recorder.dry.replicas import refuse_replicas
+from memprof.recorder.dry.replicas import dry_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -68,7 +68,7 @@ class DryRun:
     def install(self) -> None:
         """Waits for the first model."""
         self._files.install()
-        refuse_replicas(self._refuse)
+        dry_replicas(self._refuse)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             self._begin_at(owner)
         if self._device is not None:

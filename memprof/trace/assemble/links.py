@@ -65,7 +65,8 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
 
     Derived, so that no hook is needed in the job: a storage was saved by forward operator f when an operator of
     f's backward node reads it and it existed after f ran. A forward storage that is read when forward runs again
-    inside backward was kept by the checkpoint, and is attributed to the first operator that read it.
+    inside backward was kept by the checkpoint, and is attributed to the first operator that read it after its
+    last change in place.
 
     Args:
         uses: Which operator uses which storage.
@@ -80,12 +81,20 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
     maker = forward_op[use_op]
     created = created_op[use_storage]
     by_node = (maker != NONE) & ~is_recompute[use_op] & (created <= maker)
+    # A node that runs forward again detaches what that forward saves: these reads are not of what the node saved.
+    is_detached = ops.name[use_op] == "aten.detach.default"
+    by_node &= ~(is_detached & np.isin(maker, np.unique(forward_op[is_recompute])))
     kept, makers, readers = use_storage[by_node], maker[by_node], use_op[by_node]
 
     is_repeat = is_recompute[use_op]
     if is_repeat.any():
         in_forward = ~is_backward[use_op]
-        readers_order = np.argsort(use_op[in_forward], kind="stable")
+        # A region keeps what its input became: operators that read it before its last change in place are not its own.
+        changed = np.full(len(storages), NONE, dtype=np.int64)
+        is_change = in_forward & (uses.role[reads] == "mutate")
+        np.maximum.at(changed, use_storage[is_change], use_op[is_change])
+        is_before = use_op <= changed[use_storage]
+        readers_order = np.lexsort((use_op[in_forward], is_before[in_forward]))
         read_storage, first = np.unique(use_storage[in_forward][readers_order], return_index=True)
         first_reader = use_op[in_forward][readers_order][first]
         repeated = use_storage[is_repeat]

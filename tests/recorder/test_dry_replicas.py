@@ -1,0 +1,66 @@
+"""DistributedDataParallel on one rank: its buckets are allocated in a dry run as in a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recorder.recorded import record
+
+_JOB = """
+import os, socket, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(free.getsockname()[1]))
+cuda = torch.cuda.is_available()
+dist.init_process_group("nccl" if cuda else "gloo", rank=0, world_size=RANKS)
+torch.manual_seed(0)
+layers = [nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 64)) for _ in range(4)]
+net = DistributedDataParallel(nn.Sequential(*layers).to("cuda" if cuda else "cpu"), bucket_cap_mb=0.5, OPTIONS)
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(6):
+    optimizer.zero_grad()
+    with net.no_sync():
+        net(torch.randn(32, 64, device="cuda" if cuda else "cpu")).square().mean().backward()
+    net(torch.randn(32, 64, device="cuda" if cuda else "cpu")).square().mean().backward()
+    optimizer.step()
+"""
+_OPTIONS = ("gradient_as_bucket_view=False", "gradient_as_bucket_view=True", "find_unused_parameters=True")
+
+
+def _write(folder: Path, options: str, ranks: int = 1) -> None:
+    (folder / "job.py").write_text(_JOB.replace("OPTIONS", options).replace("RANKS", str(ranks)))
+
+
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_peak_is_that_of_a_real_run(options: str, tmp_path: Path) -> None:
+    """Gradients and their buckets are counted, also where one is a view of the other."""
+    _write(tmp_path, options)
+    real = record(tmp_path, "job.py")
+    dry = record(tmp_path, "--dry-run", "job.py", name="dry.memprof")
+    assert dry.returncode == 0
+    assert abs(real.peak - dry.peak) <= 64, (real.peak, dry.peak)
+
+
+def test_runs_on_a_card(tmp_path: Path) -> None:
+    """Buckets lie on the card; gradients that are views of them take less."""
+    peaks = []
+    for options in _OPTIONS[:2]:
+        _write(tmp_path, options)
+        peaks.append(record(tmp_path, "--dry-run", "--device", "rtx4090", "job.py", name="card.memprof").peak)
+    assert peaks[0] > peaks[1]
+
+
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    """One message that names the way to go on, and status 125."""
+    _write(tmp_path, "", ranks=2)
+    ended = record(tmp_path, "--dry-run", "job.py", name="dry.memprof")
+    assert ended.returncode == 125
+    assert "DistributedDataParallel can only be dry-run on one rank" in ended.stderr
+    assert "--shard ddp:N" in ended.stderr
+    assert "Traceback" not in ended.stderr
