@@ -22,6 +22,9 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_between
 
+#: Searches with a smaller budget, where the allocator would reserve more than a device has.
+_MOST_TIGHTER = 2
+
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
@@ -100,10 +103,21 @@ def suggest(
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    answer = explore(basis.step, search_request, report, basis.others, basis.dry_steps)
-    answer, plans = with_room(
-        basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
-    )
+    answer, plans = _searched(basis, trace.manifest, search_request, report)
+    budget = search_request.budget_bytes
+    for _ in range(_MOST_TIGHTER if search_request.counts_reserved else 0):
+        excess = _reserved_excess(basis, trace.manifest, answer)
+        if excess <= 0 or excess >= budget:
+            break
+        budget -= excess
+        again, others = _searched(basis, trace.manifest, replace(search_request, budget_bytes=budget), report)
+        if again.best is None:
+            budget += excess // 2
+            again, others = _searched(basis, trace.manifest, replace(search_request, budget_bytes=budget), report)
+        if again.best is None:
+            break
+        over = (one for one in again.others if search_request.needed(one) > search_request.budget_bytes)
+        answer, plans = replace(again, search_request=search_request, others=tuple(over)), others
     known = {kinds_of(one.policies) for one in answer.fitting}
     return Suggestion(
         trace=str(trace.path),
@@ -114,6 +128,22 @@ def suggest(
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings),
     )
+
+
+def _searched(
+    basis: Basis, manifest: Manifest, search_request: SearchRequest, report: Callable[[Candidate], None]
+) -> tuple[SearchResult, tuple[Candidate, ...]]:
+    """Returns a search's result, and the plans to show."""
+    answer = explore(basis.step, search_request, report, basis.others, basis.dry_steps)
+    return with_room(basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting)))
+
+
+def _reserved_excess(basis: Basis, manifest: Manifest, answer: SearchResult) -> int:
+    """Returns the bytes by which the segments of the fastest plan exceed the budget, as modelled; 0 on the CPU."""
+    if answer.best is None:
+        return 0
+    reserved = reserved_under(basis.fullest_under(answer.best.plan), manifest, answer.best.plan)
+    return 0 if reserved is None else reserved - answer.search_request.budget_bytes
 
 
 def describe_least(found: Suggestion) -> str:

@@ -123,6 +123,7 @@ def read_search_request(
             most_slowdown=slowdown,
             time_limit_s=time_limit,
             most_host_bytes=host_bytes,
+            counts_reserved=machine is not None,
             **more,
         )
 

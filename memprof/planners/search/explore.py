@@ -46,6 +46,7 @@ class SearchRequest:
         planner: Planner whose schedule determines the modules that run again; ``auto`` uses its own search.
         link_bytes_per_us: Bandwidth to the swap target, for planners that offload.
         most_host_bytes: Most bytes of pinned host memory that copies may take; None for any.
+        counts_reserved: Whether the budget is a device's memory, in which what the allocator reserves must fit.
         measured: Plans that were run already, such as compiled ones, whose effect can only be measured.
         is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak must fit the
             budget, not the upper end of its interval.
@@ -61,6 +62,7 @@ class SearchRequest:
     planner: str = "auto"
     link_bytes_per_us: float = 0.0
     most_host_bytes: int | None = None
+    counts_reserved: bool = False
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
     learned: SeenErrors = field(default_factory=SeenErrors)
