@@ -251,6 +251,24 @@ def test_effects_are_measured_once_for_combinations_that_differ_in_the_update() 
     assert len(bench.archive) - before < len(find_options(step, [Checkpoint])) + 10
 
 
+def test_changes_of_the_best_plan_are_tried_in_the_end() -> None:
+    """The result fits, is never slower, and is the same in every search."""
+    step = step_named("gpt")
+    budget = int(live_bytes(step).during.max()) * 6 // 10
+    results = []
+    for _ in range(2):
+        bench = bench_of(step)
+        selection = Selection(bench, {"checkpoint"}, budget)
+        selection.choose(())
+        before, tried = bench.fitting(budget)[0], len(bench.archive)
+        selection.refine()
+        after = bench.fitting(budget)[0]
+        assert len(bench.archive) > tried
+        assert after.step_time_us <= before.step_time_us
+        results.append(after)
+    assert results[0] == results[1]
+
+
 def test_combinations_that_cannot_be_faster_are_left_out() -> None:
     """A form of the update that takes as long as another is not searched after it; the plain step always is."""
     step = step_named("gpt")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.kinds import kept_operators
+from memprof.policies.checkpoint.kinds import kept_operators, spell_calls
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
@@ -74,3 +74,13 @@ def test_entries_are_read_and_described():
 def test_wrong_numbers_are_refused(kind):
     with pytest.raises(PolicyError, match=r"aten\.mm\.default#1\+3|such as aten\.mm\.default"):
         Checkpoint(("layers.*",), keep=(kind,))
+
+
+def test_calls_in_a_row_are_written_as_a_range() -> None:
+    """What is spelled is read again as the same calls, and a number that is none is refused."""
+    for numbers, text in (((1,), "1"), ((1, 2), "1+2"), ((1, 2, 3), "1-3"), ((1, 3, 4, 5, 9), "1+3-5+9")):
+        assert spell_calls(numbers) == text
+        assert kept_operators([f"aten.mm.default#{text}"]).calls == {"aten.mm.default": frozenset(numbers)}
+    for text in ("0", "1-", "-2", "1+", "1-2-3", "9999999"):
+        with pytest.raises(PolicyError, match="numbers of an operator's calls"):
+            Checkpoint(("layers.*",), keep=(f"aten.mm.default#{text}",))

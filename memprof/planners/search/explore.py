@@ -214,6 +214,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         is_promising = best is None or not frame or base.step_time_us < best.step_time_us
         if not bench.fits(base, search_request.budget_bytes) and is_promising:
             selection.choose(frame)
+    selection.refine()
     return frames
 
 

@@ -6,12 +6,14 @@ then replayed as a whole, and what the sum got wrong at each moment is corrected
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, in_order
+from memprof.planners.search.groups import are_apart
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import live_at
 from memprof.planners.search.workbench import Workbench, rank
@@ -51,6 +53,7 @@ class Mixture:
         self._live: Floats = effects.live.astype(np.float64)
         self._margin = 0.0
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
+        self._best: tuple[Candidate, Ints] | None = None
 
     def least_us(self) -> float:
         """Returns the step time if choices could be made in part, a lower bound as added up; infinite if none fits."""
@@ -75,7 +78,43 @@ class Mixture:
                 best = found, chosen
         if best is None:
             return None
-        found, chosen = self._improved(*best)
+        self._best = self._improved(*best)
+        return self._finished(*self._best)
+
+    def refined(self, tries: int) -> Candidate | None:
+        """Adds, removes and exchanges single choices at random, and keeps what is faster and fits.
+
+        Args:
+            tries: Number of plans to try.
+
+        Returns:
+            The fastest mixture found; None if ``search`` has found none.
+        """
+        if self._best is None:
+            return None
+        best, chosen = self._best
+        draw = random.Random(0)
+        for _ in range(tries):
+            changed = self._changed(chosen, draw)
+            found = self._try(changed)
+            if found is not None and self._fits(found) and rank(found) < rank(best):
+                best, chosen = found, changed
+        self._best = best, chosen
+        return self._finished(best, chosen)
+
+    def _changed(self, chosen: Ints, draw: random.Random) -> Ints:
+        """Drops a choice, adds one in place of those it excludes, or both."""
+        modules = self._effects.modules
+        kept, what = set(chosen.tolist()), draw.randrange(3)
+        if kept and what != 0:
+            kept.discard(draw.choice(sorted(kept)))
+        if what != 1:
+            column = draw.randrange(len(modules))
+            kept = {other for other in kept if are_apart([modules[other]], [modules[column]])} | {column}
+        return np.array(sorted(kept), dtype=np.int64)
+
+    def _finished(self, found: Candidate, chosen: Ints) -> Candidate:
+        """Returns a mixture with its choices in order and the best settings of its policies."""
         return self._with_variants(self._tidied(found, chosen))
 
     def _choose(self, needed: Floats) -> Ints | None:

@@ -18,6 +18,8 @@ from memprof.trace.schema import Ints
 
 #: Share of the step time by which another combination of policies has to be faster to be searched.
 _WORTH_TRYING = 2e-3
+#: Changes of the best plan tried in the end: at most, and operators replayed for them at most.
+_MOST_REFINED, _REFINED_OPS = 200, 100_000
 
 
 class Selection:
@@ -38,6 +40,7 @@ class Selection:
         chooses = {type(option.policy) for option in self._options}
         self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
+        self._searches: dict[tuple[Policy, ...], Mixture] = {}  # by the plans they led to
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
@@ -56,16 +59,27 @@ class Selection:
         if frame and best is not None and search.least_us() > best.step_time_us * (1 - _WORTH_TRYING):
             return
         mixture = search.search()
+        if mixture is not None:
+            self._searches[mixture.policies] = search
         kinds = effects.kinds
         is_best = mixture is not None and (best is None or mixture.step_time_us < best.step_time_us)
         for kind in kinds if len(kinds) > 1 and frame in self._measured and (is_best or not frame) else ():
-            Mixture(self._bench, frame, effects.of_kind(kind), self._budget).search()
+            alone = Mixture(self._bench, frame, effects.of_kind(kind), self._budget)
+            found = alone.search()
+            if found is not None:
+                self._searches.setdefault(found.policies, alone)
         fitting = [row for row in range(len(effects.options)) if effects.peak(effects.columns_of(row)) <= self._budget]
         if fitting:
             cheapest = min(fitting, key=lambda row: float(effects.cost_us[effects.columns_of(row)].sum()))
             self._trim(frame, effects.options[cheapest])
         elif mixture is None:
             self._bench.try_plan(*frame, *effects.policies(_lowest(effects)))
+
+    def refine(self) -> None:
+        """Tries changes of the best mixture at random: many where a replay is quick."""
+        best = next(iter(self._bench.fitting(self._budget)), None)
+        if best is not None and best.policies in self._searches:
+            self._searches[best.policies].refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
 
     def _effects(self, frame: tuple[Policy, ...]) -> Effects | None:
         """Returns the effects of the options on top of a combination.

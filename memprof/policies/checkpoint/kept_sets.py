@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.policies.checkpoint.kinds import KINDS
+from memprof.policies.checkpoint.kinds import KINDS, spell_calls
 from memprof.trace.schema import Bools, Ints
 from memprof.trace.step import Step
 
@@ -76,7 +76,7 @@ def keep_entries(step: Step, call: range, kept: Ints) -> tuple[str, ...]:
     entries: list[str] = []
     for name in dict.fromkeys(names[is_kept].tolist()):
         calls = is_kept[names == name]
-        numbers = "" if calls.all() else "#" + "+".join(str(number + 1) for number in np.flatnonzero(calls))
+        numbers = "" if calls.all() else "#" + spell_calls((np.flatnonzero(calls) + 1).tolist())
         entries.append(f"{name}{numbers}")
     for kind in _NAMED_KINDS:
         of_kind = [name for name in KINDS[kind] if name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memprof.errors import PolicyError
@@ -77,7 +77,10 @@ def changes_in_place(name: str) -> str:
 
 
 #: One entry of ``keep``: a kind or an operator, the latter with the numbers of its calls or for all of them.
-_ENTRY = re.compile(r"(?P<name>[^#]+)(?:#(?P<calls>[1-9][0-9]*(?:\+[1-9][0-9]*)*))?")
+_CALLS = r"[1-9][0-9]{0,5}(?:-[1-9][0-9]{0,5})?"
+_ENTRY = re.compile(rf"(?P<name>[^#]+)(?:#(?P<calls>{_CALLS}(?:\+{_CALLS})*))?")
+#: As many calls in a row are written as a range.
+_RANGE_FROM = 3
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def check_kinds(kinds: Iterable[str]) -> None:
         if entry is None or (name in KINDS and entry["calls"]):
             raise PolicyError(
                 f"cannot read {kind!r}: write the numbers of an operator's calls in the module after its name, such as "
-                "aten.mm.default#1+3 for the first and the third."
+                "aten.mm.default#1+3 for the first and the third, or #2-5."
             )
 
 
@@ -143,11 +146,34 @@ def kept_operators(kinds: Iterable[str]) -> KeptOperators:
     for kind in kinds:
         name, _, numbers = kind.partition("#")
         if numbers:
-            calls.setdefault(name, set()).update(map(int, numbers.split("+")))
+            calls.setdefault(name, set()).update(_read_calls(numbers))
         else:
             always.update(KINDS.get(name, (name,)))
     some = {name: frozenset(numbers) for name, numbers in calls.items() if name not in always}
     return KeptOperators(frozenset(always), some)
+
+
+def _read_calls(numbers: str) -> set[int]:
+    """Reads the numbers of calls: ``1+3-5``."""
+    found: set[int] = set()
+    for part in numbers.split("+"):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def spell_calls(numbers: Sequence[int]) -> str:
+    """Spells rising numbers of calls, as an entry of ``keep`` has them behind ``#``: ``1+3-5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) >= _RANGE_FROM else map(str, run)
+    return "+".join(parts)
 
 
 def short_kind(kind: str) -> str:
