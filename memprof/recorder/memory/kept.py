@@ -15,7 +15,7 @@ from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.live_objects import live_objects
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
-_MOST_TENSORS, _MOST_OF_A_KIND = 160, 48
+_MOST_TENSORS, _MOST_OF_A_KIND = 240, 96
 #: Growth shows in this many recorded steps; with fewer, there is nothing to explain.
 LEAST_STEPS = 3
 #: A kind is followed if there are this many more than at the count before: one more is what a step leaves behind.

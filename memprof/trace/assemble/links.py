@@ -90,8 +90,11 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
     if is_repeat.any():
         in_forward = ~is_backward[use_op]
         # A region keeps what its input became: operators that read it before its last change in place are not its own.
+        # Changes after the region has run again, such as the optimizer's, are none of its input.
+        again = np.full(len(storages), len(ops), dtype=np.int64)
+        np.minimum.at(again, use_storage[is_repeat], use_op[is_repeat])
         changed = np.full(len(storages), NONE, dtype=np.int64)
-        is_change = in_forward & (uses.role[reads] == "mutate")
+        is_change = in_forward & (uses.role[reads] == "mutate") & (use_op < again[use_storage])
         np.maximum.at(changed, use_storage[is_change], use_op[is_change])
         is_before = use_op <= changed[use_storage]
         readers_order = np.lexsort((use_op[in_forward], is_before[in_forward]))
