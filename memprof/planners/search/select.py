@@ -11,7 +11,7 @@ from memprof.planners.search.effects import Effects, Option, find_options
 from memprof.planners.search.groups import are_apart
 from memprof.planners.search.measure import live_at, measure_effects
 from memprof.planners.search.mixture import Mixture
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.registry import policy_types
 from memprof.trace.schema import Ints
@@ -19,7 +19,7 @@ from memprof.trace.schema import Ints
 #: Share of the step time by which another combination of policies has to be faster to be searched.
 _WORTH_TRYING = 2e-3
 #: Changes of the best plan tried in the end: at most, and operators replayed for them at most.
-_MOST_REFINED, _REFINED_OPS = 200, 100_000
+_MOST_REFINED, _REFINED_OPS = 200, 50_000
 
 
 class Selection:
@@ -40,7 +40,7 @@ class Selection:
         chooses = {type(option.policy) for option in self._options}
         self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
-        self._searches: dict[tuple[Policy, ...], Mixture] = {}  # by the plans they led to
+        self._searches: list[tuple[Candidate, Mixture]] = []
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
@@ -60,14 +60,14 @@ class Selection:
             return
         mixture = search.search()
         if mixture is not None:
-            self._searches[mixture.policies] = search
+            self._searches.append((mixture, search))
         kinds = effects.kinds
         is_best = mixture is not None and (best is None or mixture.step_time_us < best.step_time_us)
         for kind in kinds if len(kinds) > 1 and frame in self._measured and (is_best or not frame) else ():
             alone = Mixture(self._bench, frame, effects.of_kind(kind), self._budget)
             found = alone.search()
             if found is not None:
-                self._searches.setdefault(found.policies, alone)
+                self._searches.append((found, alone))
         fitting = [row for row in range(len(effects.options)) if effects.peak(effects.columns_of(row)) <= self._budget]
         if fitting:
             cheapest = min(fitting, key=lambda row: float(effects.cost_us[effects.columns_of(row)].sum()))
@@ -77,9 +77,9 @@ class Selection:
 
     def refine(self) -> None:
         """Tries changes of the best mixture at random: many where a replay is quick."""
-        best = next(iter(self._bench.fitting(self._budget)), None)
-        if best is not None and best.policies in self._searches:
-            self._searches[best.policies].refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
+        if self._searches:
+            _, fastest = min(self._searches, key=lambda one: rank(one[0]))
+            fastest.refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
 
     def _effects(self, frame: tuple[Policy, ...]) -> Effects | None:
         """Returns the effects of the options on top of a combination.
