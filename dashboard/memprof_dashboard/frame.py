@@ -1,4 +1,4 @@
-"""The first screen: recordings, verdict, timeline, and beside it what is alive at the cursor."""
+"""The first screen: the recordings, the verdict, the timeline, and next to it the tensors alive at the cursor."""
 
 from __future__ import annotations
 

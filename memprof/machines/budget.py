@@ -1,4 +1,4 @@
-"""Parses memory budgets: a size, a share of the recorded peak, or a device's capacity; and host memory beside it."""
+"""Parses memory budgets: a size, a share of the recorded peak, or a device's capacity, plus limits on host memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def split_budget(text: str | None) -> tuple[str | None, int | None]:
         The device's part, None where there is none, and the smaller of the others; None without them.
 
     Raises:
-        UsageError: A part is neither, is given twice, or is no size.
+        UsageError: A part has an unknown name, is repeated, or is not a size.
     """
     if text is None:
         return None, None

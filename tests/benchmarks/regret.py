@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, find_options
+from memprof.planners.search.effects import Effects, changed_at_random, find_options
 from memprof.planners.search.explore import SearchRequest, explore
-from memprof.planners.search.groups import are_apart, around
+from memprof.planners.search.groups import around
 from memprof.planners.search.measure import measure_effects
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
@@ -134,7 +134,7 @@ def _improved(step: Step, start: Candidate, request: SearchRequest, seconds: flo
     draw, best, chosen = random.Random(0), start, _columns(effects, start.policies)
     ends = time.monotonic() + seconds / 3
     while time.monotonic() < ends:
-        changed = _changed(effects, chosen, draw)
+        changed = changed_at_random(effects, chosen, draw)
         found = bench.try_plan(*frame, *effects.policies(changed))
         if found is not None and request.needed(found) <= request.budget_bytes and rank(found) < rank(best):
             best, chosen = found, changed
@@ -153,19 +153,6 @@ def _columns(effects: Effects, policies: tuple[Policy, ...]) -> Ints:
                 if same and not any(name in around(effects.modules[other]) for other in found):
                     found.append(column)
     return np.array(sorted(found), dtype=np.int64)
-
-
-def _changed(effects: Effects, chosen: Ints, draw: random.Random) -> Ints:
-    """Adds a column, and removes those it excludes; removes one; or both."""
-    kept = set(chosen.tolist())
-    what = draw.randrange(3)
-    if kept and what != 0:
-        kept.discard(draw.choice(sorted(kept)))
-    if what != 1:
-        column = draw.randrange(len(effects.modules))
-        name = effects.modules[column]
-        kept = {other for other in kept if are_apart([effects.modules[other]], [name])} | {column}
-    return np.array(sorted(kept), dtype=np.int64)
 
 
 def _steepest(step: Step) -> float:

@@ -76,7 +76,7 @@ def test_fragmentation_is_found_and_a_setting_named(fragmented: Path, capsys: py
 
 
 def test_a_setting_is_advised_only_where_it_beats_what_was_recorded(tmp_path: Path) -> None:
-    """Where the device reserved less than the model says, a setting that saves of the model's figure is no advice."""
+    """If the device reserved less than modelled, a setting that only beats the modelled figure is not recommended."""
     ops = [*RISING, Op(frees=[f"kept{n}" for n in range(6)])]
     tables = make_tables([ops], [*SIZES, *KEPT], [Module("layers.0")])
     step = Trace.open(write(tmp_path / "rising.memprof", tables)).fullest_step()

@@ -86,6 +86,7 @@ class _KeptCalls:
         for name, call in sorted(modules, key=lambda module: module[0].count(".")):
             if is_again[call.start : call.stop].any() and are_apart([name], self._regions):
                 self._regions[name] = call
+        self._keepable = {name: self._may_keep(call) for name, call in self._regions.items()}
         self._order = self._drop_order(is_again)
 
     def fastest(self, budget_bytes: int) -> Candidate | None:
@@ -107,12 +108,12 @@ class _KeptCalls:
     def _drop_order(self, is_again: Bools) -> Ints:
         """Returns the calls that may be kept: first those repeated, then the others, the least time per byte first."""
         step = self._bench.step
-        ops = np.concatenate([np.arange(0), *map(self._keepable, self._regions.values())]).astype(np.int64)
+        ops = np.concatenate([np.arange(0), *self._keepable.values()]).astype(np.int64)
         density = np.nan_to_num(step.ops.duration_us[ops]) / step.born_bytes()[ops]
         order: Ints = ops[np.lexsort((ops, density.round(9), ~is_again[ops]))]
         return order
 
-    def _keepable(self, call: range) -> Ints:
+    def _may_keep(self, call: range) -> Ints:
         """Returns the operators of a region that make something that may be kept."""
         ops = np.arange(call.start, call.stop)
         ops = ops[may_be_kept(self._bench.step, ops)]
@@ -124,7 +125,7 @@ class _KeptCalls:
         kept[self._order[dropped:]] = True
         modules: dict[tuple[str, ...], list[str]] = {}
         for name, call in self._regions.items():
-            ops = self._keepable(call)
+            ops = self._keepable[name]
             if not kept[ops].all():
                 entries = keep_entries(self._bench.step, call, ops[kept[ops]])
                 modules.setdefault(entries, []).append(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memprof.planners.search.groups import Group, find_groups
+from memprof.planners.search.groups import Group, are_apart, find_groups
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import by_number
 from memprof.trace.schema import Floats, Ints
@@ -153,6 +154,18 @@ def merged(policies: Sequence[Policy]) -> tuple[Policy, ...]:
         modules = tuple(sorted((*getattr(known, "modules", ()), *getattr(policy, "modules", ())), key=by_number))
         found[key] = policy if known is None else replace(policy, modules=modules)  # type: ignore[type-var]
     return tuple(found.values())
+
+
+def changed_at_random(effects: Effects, chosen: Ints, draw: random.Random) -> Ints:
+    """Drops one of some chosen columns, adds one in place of those it excludes, or both."""
+    kept, what = set(chosen.tolist()), draw.randrange(3)
+    if kept and what != 0:
+        kept.discard(draw.choice(sorted(kept)))
+    if what != 1:
+        column = draw.randrange(len(effects.modules))
+        name = effects.modules[column]
+        kept = {other for other in kept if are_apart([effects.modules[other]], [name])} | {column}
+    return np.array(sorted(kept), dtype=np.int64)
 
 
 def in_order(effects: Effects, chosen: Ints) -> Ints:

@@ -12,8 +12,7 @@ from itertools import islice
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, in_order
-from memprof.planners.search.groups import are_apart
+from memprof.planners.search.effects import Effects, changed_at_random, in_order
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import live_at
 from memprof.planners.search.workbench import Workbench, rank
@@ -95,23 +94,12 @@ class Mixture:
         best, chosen = self._best
         draw = random.Random(0)
         for _ in range(tries):
-            changed = self._changed(chosen, draw)
+            changed = changed_at_random(self._effects, chosen, draw)
             found = self._try(changed)
             if found is not None and self._fits(found) and rank(found) < rank(best):
                 best, chosen = found, changed
         self._best = best, chosen
         return self._finished(best, chosen)
-
-    def _changed(self, chosen: Ints, draw: random.Random) -> Ints:
-        """Drops a choice, adds one in place of those it excludes, or both."""
-        modules = self._effects.modules
-        kept, what = set(chosen.tolist()), draw.randrange(3)
-        if kept and what != 0:
-            kept.discard(draw.choice(sorted(kept)))
-        if what != 1:
-            column = draw.randrange(len(modules))
-            kept = {other for other in kept if are_apart([modules[other]], [modules[column]])} | {column}
-        return np.array(sorted(kept), dtype=np.int64)
 
     def _finished(self, found: Candidate, chosen: Ints) -> Candidate:
         """Returns a mixture with its choices in order and the best settings of its policies."""

@@ -98,7 +98,7 @@ def _find(tensors: list[torch.Tensor]) -> list[Holder]:
 
 
 def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], own: set[int]) -> list[Any]:
-    """Follows the references to some objects one step back; returns the objects found that are no variables."""
+    """Follows the references to some objects one step back; returns those of the referrers that are not variables."""
     here = {id(one): one for one in frontier}
     for number, one in here.items():
         variable = search.local.get(number)

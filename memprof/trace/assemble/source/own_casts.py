@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from memprof.trace.assemble.source.lines import PLACE, forget_sources, function_around, lines_of
+from memprof.trace.assemble.source.lines import PLACE, function_around, lines_of
 from memprof.trace.schema import NONE, Ops, Stacks
 
 #: In source code: ``x.float()``, ``softmax(x, dtype=torch.float32)``, ``x.to(other.dtype)``, ``x.type_as(other)``.
@@ -37,7 +37,6 @@ def find_own_casts(ops: Ops, stacks: Stacks) -> tuple[int, ...]:
         return tuple(one for one in used if _may_cast(str(texts[one])))
     finally:
         _names_type.cache_clear()
-        forget_sources()
 
 
 def _may_cast(frames: str) -> bool:

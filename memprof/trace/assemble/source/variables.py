@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.trace.assemble.source.lines import PLACE, forget_sources
+from memprof.trace.assemble.source.lines import PLACE
 from memprof.trace.assemble.source.statements import Function, Statement, forget_functions, function_at
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Ops, Stacks, Storages, Uses
 
@@ -80,7 +80,6 @@ def held_by_variables(ops: Ops, storages: Storages, uses: Uses, calls: ModuleCal
         held = _Followed(ops, storages, uses, calls, stacks).held()
     finally:
         forget_functions()
-        forget_sources()
     # A recorded free is the truth: what was followed wrongly must not outlast it.
     freed = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     return np.where(held <= freed, held, NONE)
