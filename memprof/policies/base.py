@@ -151,6 +151,11 @@ class Policy(ABC):
         return rewritten
 
     @property
+    def splits_all_blocks(self) -> bool:
+        """Whether the caching allocator gives every request a block of its own size under it."""
+        return False
+
+    @property
     def takes_host(self) -> bool:
         """Whether it keeps tensors of a device in host memory."""
         return False
@@ -182,6 +187,16 @@ class Policy(ABC):
     @property
     def variants(self) -> tuple[Policy, ...]:
         """The same policy with other settings that a search tries once modules are chosen; none by default."""
+        return ()
+
+    def narrower(self, step: Step) -> tuple[Policy, ...]:
+        """Returns the same policy for parts of what it concerns, each larger than the one before; none by default.
+
+        A search that has found a plan with the whole tries how little of it is enough.
+
+        Args:
+            step: The recorded step.
+        """
         return ()
 
     @property

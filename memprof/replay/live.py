@@ -10,7 +10,7 @@ from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Storages
 from memprof.trace.step import Step, sum_at
 
 #: Categories live at the start of a step; prediction errors concern what it makes in addition.
-_FOUND = ("parameter", "buffer", "optimizer_state", "input")
+FOUND = ("parameter", "buffer", "optimizer_state", "input")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ def live_bytes_by_category(step: Step) -> dict[str, Ints]:
     present = set(storages.category)
     known = [category for category in CATEGORIES if category in present or category == "workspace"]
     split = {
-        category: _during(storages.take(storages.category == category), ops)
+        category: sum_during(storages.take(storages.category == category), ops)
         for category in [*known, *sorted(present - set(known))]
     }
     split["workspace"] = split["workspace"] + step.ops.workspace_bytes
@@ -59,17 +59,26 @@ def live_bytes_by_category(step: Step) -> dict[str, Ints]:
 
 def made_bytes(step: Step) -> Ints:
     """Returns the live bytes during each operator except weights, optimizer state and inputs, shape ``(ops,)``."""
-    is_found = np.isin(step.storages.category, _FOUND)
-    made: Ints = live_bytes(step).during - _during(step.storages.take(is_found), len(step.ops))
+    is_found = np.isin(step.storages.category, FOUND)
+    made: Ints = live_bytes(step).during - sum_during(step.storages.take(is_found), len(step.ops))
     return np.maximum(made, 0)
 
 
-def _during(storages: Storages, ops: int) -> Ints:
-    """Returns the live bytes of some storages during each operator, including those freed right after it."""
-    born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)
-    freed = sum_at(storages.freed_op_id, storages.allocated_bytes, ops)
-    at_start = storages.allocated_bytes[storages.created_op_id == NONE].sum()
-    during: Ints = at_start + np.cumsum(born) - (np.cumsum(freed) - freed)
+def sum_during(storages: Storages, ops: int, amounts: Ints | None = None) -> Ints:
+    """Sums an amount over the storages live during each operator, including those freed right after it.
+
+    Args:
+        storages: Storages of a step.
+        ops: Number of its operators.
+        amounts: The amount of each storage; its allocated bytes if omitted.
+
+    Returns:
+        The sums, shape ``(ops,)``.
+    """
+    amounts = storages.allocated_bytes if amounts is None else amounts
+    born = sum_at(storages.created_op_id, amounts, ops)
+    freed = sum_at(storages.freed_op_id, amounts, ops)
+    during: Ints = amounts[storages.created_op_id == NONE].sum() + np.cumsum(born) - (np.cumsum(freed) - freed)
     return during
 
 

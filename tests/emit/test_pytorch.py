@@ -29,6 +29,7 @@ PLANS = {
     "scaled parts": ("resnet", "[accumulate]\nmicro_batches = 2\n[precision]\ndtype = 'fp16'", None),
     "swap": ("gpt", "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = 0", 0),
     "states": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nminimum_bytes = 1", 0),
+    "some states": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nmodules = ['layers.1', 'token']", 0),
     "in backward": ("gpt", "[optimizer]\nin_backward = true\nloop = 'foreach'", 0),
     "fused": ("gpt", "[optimizer]\nloop = 'fused'", 0),
     "compiled": ("gpt", "[compile]\nmodules = ['layers.*.mlp']\nactivation_budget = 0.5", 0),
@@ -45,7 +46,19 @@ PLANS = {
 }
 
 #: Held in the main by the others, "all" foremost.
-SLOWER = {"regions", "segments", "bf16", "accumulate", "scaled parts", "swap", "fused", "runtime", "pure", "compiled"}
+SLOWER = {
+    "states",
+    "regions",
+    "segments",
+    "bf16",
+    "accumulate",
+    "scaled parts",
+    "swap",
+    "fused",
+    "runtime",
+    "pure",
+    "compiled",
+}
 SLOW = pytest.mark.slow
 
 
@@ -71,7 +84,7 @@ def test_emitted_code_trains_as_memprof_does(name: str) -> None:
         assert found.peak_bytes - applied.peak_bytes == difference, compare(applied.step, found.step)
 
 
-@pytest.mark.slow  # "states" and "all" move as much
+@pytest.mark.slow  # "some states" and "all" move as much
 def test_a_copy_ahead_is_said_to_be_missing() -> None:
     """With prefetch the emitted code waits instead: its peak is that of prefetch = 0, and a note says so."""
     plan = "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = {}"

@@ -312,3 +312,23 @@ def test_modules_that_save_what_others_made_are_groups_too() -> None:
     assert live_bytes(own).during.max() < live_bytes(step).during.max()
     only = {option.group.pattern for option in find_options(step, [Checkpoint])}
     assert "layers.*.mlp.2" not in only
+
+
+def test_no_more_state_is_moved_than_is_needed() -> None:
+    """Of the optimizer's state, the fastest plan moves a part, which costs less than all of it."""
+    step = step_named("gpt")
+    bench = bench_of(step)
+    budget = int(live_bytes(step).during.max()) * 3 // 10
+    selection = Selection(bench, {"swap"}, budget)
+    whole = Swap(what="optimizer", to="disk")
+    selection.choose((whole,))
+    before = bench.fitting(budget)[0]
+    selection.narrow()
+    after = bench.fitting(budget)[0]
+    (part,) = (one for one in after.policies if isinstance(one, Swap) and one.what == "optimizer")
+    assert whole in before.policies
+    assert not part.is_whole
+    assert after.step_time_us < before.step_time_us
+    assert part in whole.narrower(step)
+    sizes = [int(live_bytes(each.transform(step)).during.max()) for each in whole.narrower(step)]
+    assert sizes == sorted(sizes, reverse=True)

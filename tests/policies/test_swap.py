@@ -153,6 +153,7 @@ def test_nothing_large_enough_changes_nothing_in_memory():
         ("shared", {}),
         ("gpt", {"what": "optimizer", "minimum_bytes": 0}),
         ("resnet", {"what": "optimizer"}),
+        ("gpt", {"what": "optimizer", "modules": ("layers.0", "head"), "minimum_bytes": 0}),
         ("gpt", {"what": "parameters", "minimum_bytes": 0}),
         ("shared", {"what": "parameters", "modules": ("**",)}),
     ],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis
-from memprof.errors import PolicyError
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.workbench import Workbench
 from memprof.policies.allocator.policy import Allocator
 from memprof.trace.manifest import Manifest
 
@@ -47,9 +48,9 @@ def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int
     reserved = reserved_under(basis.fullest_under(one.plan), manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:
         return one
-    roomier = replace(one, policies=(*one.policies, Allocator(expandable_segments=True)))
-    try:
-        reserved = reserved_under(basis.fullest_under(roomier.plan), manifest, roomier.plan)
-    except PolicyError:
+    bench = Workbench(basis.step, deadline=math.inf, others=basis.others, dry_steps=basis.dry_steps)
+    roomier = bench.try_plan(*one.policies, Allocator(expandable_segments=True))
+    if roomier is None:
         return one
-    return roomier if reserved is not None and reserved <= budget_bytes else one
+    reserved = reserved_under(basis.fullest_under(roomier.plan), manifest, roomier.plan)
+    return replace(roomier, host_bytes=one.host_bytes) if reserved is not None and reserved <= budget_bytes else one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.allocator.room import with_room
@@ -24,6 +24,9 @@ from memprof.units import format_bytes, format_bytes_between
 
 #: Searches with a smaller budget, where the allocator would reserve more than a device has.
 _MOST_TIGHTER = 2
+
+#: A search's result, and the plans to show.
+_Searched = tuple[SearchResult, tuple[Candidate, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,21 +106,10 @@ def suggest(
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    answer, plans = _searched(basis, trace.manifest, search_request, report)
-    budget = search_request.budget_bytes
-    for _ in range(_MOST_TIGHTER if search_request.counts_reserved else 0):
-        excess = _reserved_excess(basis, trace.manifest, answer)
-        if excess <= 0 or excess >= budget:
-            break
-        budget -= excess
-        again, others = _searched(basis, trace.manifest, replace(search_request, budget_bytes=budget), report)
-        if again.best is None:
-            budget += excess // 2
-            again, others = _searched(basis, trace.manifest, replace(search_request, budget_bytes=budget), report)
-        if again.best is None:
-            break
-        over = (one for one in again.others if search_request.needed(one) > search_request.budget_bytes)
-        answer, plans = replace(again, search_request=search_request, others=tuple(over)), others
+    search = partial(_searched, basis, trace.manifest, search_request, report)
+    answer, plans = search(search_request.budget_bytes)
+    if search_request.counts_reserved:
+        answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
     return Suggestion(
         trace=str(trace.path),
@@ -131,11 +123,46 @@ def suggest(
 
 
 def _searched(
-    basis: Basis, manifest: Manifest, search_request: SearchRequest, report: Callable[[Candidate], None]
-) -> tuple[SearchResult, tuple[Candidate, ...]]:
-    """Returns a search's result, and the plans to show."""
-    answer = explore(basis.step, search_request, report, basis.others, basis.dry_steps)
-    return with_room(basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting)))
+    basis: Basis,
+    manifest: Manifest,
+    search_request: SearchRequest,
+    report: Callable[[Candidate], None],
+    budget_bytes: int,
+) -> _Searched:
+    """Searches within a budget, which may be smaller than the one requested."""
+    smaller = replace(search_request, budget_bytes=budget_bytes)
+    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps)
+    answer, plans = with_room(
+        basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
+    )
+    if budget_bytes < search_request.budget_bytes:
+        over = (one for one in answer.others if search_request.needed(one) > search_request.budget_bytes)
+        answer = replace(answer, search_request=search_request, others=tuple(over))
+    return answer, plans
+
+
+def _within_device(
+    basis: Basis,
+    manifest: Manifest,
+    search: Callable[[int], _Searched],
+    answer: SearchResult,
+    plans: tuple[Candidate, ...],
+) -> _Searched:
+    """Searches with smaller budgets while the allocator would reserve more for the fastest plan than the device has."""
+    budget = answer.search_request.budget_bytes
+    for _ in range(_MOST_TIGHTER):
+        excess = _reserved_excess(basis, manifest, answer)
+        if not 0 < excess < budget:
+            break
+        for less in (excess, (excess + 1) // 2):
+            found = search(budget - less)
+            if found[0].best is not None:
+                break
+        else:
+            break
+        budget -= less
+        answer, plans = found
+    return answer, plans
 
 
 def _reserved_excess(basis: Basis, manifest: Manifest, answer: SearchResult) -> int:

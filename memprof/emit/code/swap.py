@@ -154,8 +154,9 @@ _STATE = '''
 class _StateElsewhere:
     """Moves an optimizer's state: it is in memory during step() alone."""
 
-    def __init__(self, optimizer, carrier, minimum_bytes):
+    def __init__(self, optimizer, carrier, minimum_bytes, modules=None):
         self.optimizer, self.carrier, self.minimum_bytes = optimizer, carrier, max(minimum_bytes, 1)
+        self.chosen = None if modules is None else {p for module in modules for p in module.parameters()}
         self.out = []
         optimizer.register_step_pre_hook(self.bring_back)
         optimizer.register_step_post_hook(self.send)
@@ -164,7 +165,9 @@ class _StateElsewhere:
 
     def send(self, *_):
         """Moves every state tensor that is a storage of its own."""
-        for state in self.optimizer.state.values():
+        for parameter, state in self.optimizer.state.items():
+            if self.chosen is not None and parameter not in self.chosen:
+                continue
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor) or value.device.type != self.carrier.device_type:
                     continue
@@ -196,14 +199,17 @@ def swap_code(policy: Swap, number: int) -> Code:
         number: Index of the swap in the plan, from 0: each has its own file.
     """
     helpers = [_BYTES_OF, _DISK if policy.to == "disk" else _HOST]
-    imports = ["import torch", *(("import tempfile",) if policy.to == "disk" else ())]
+    imports = ["import torch", "import functools", *(("import tempfile",) if policy.to == "disk" else ())]
     carrier = f"_Disk({text_of(policy.folder) if policy.folder else 'None'})" if policy.to == "disk" else "_Host()"
     if policy.what == "optimizer":
-        made = f"_StateElsewhere(optimizer, {carrier}, minimum_bytes={policy.minimum_bytes})"
-        imports.append("import functools")
+        chosen = ""
+        if not policy.is_whole:
+            imports += MODULES_IMPORTS
+            helpers.append(MODULES)
+            chosen = f", modules={call('_modules', 'model', list_of(expressions(policy.modules)))}.values()"
+        made = f"_StateElsewhere(optimizer, {carrier}, minimum_bytes={policy.minimum_bytes}{chosen})"
         return Code(tuple(imports), (*helpers, _NOTHING, _STATE), (made,), needs_optimizer=True)
     imports += [
-        "import functools",
         "import weakref",
         "from torch import nn",
         "from torch.utils._pytree import tree_leaves",

@@ -141,7 +141,8 @@ def _sort_swap(found: Sorted, policy: Swap, stage: int, policies: tuple[Policy, 
         device = {"device": "nvme", "nvme_path": policy.folder or "/tmp"}
     if policy.what == "optimizer":
         _add_zero(found, stage, offload_optimizer=device)
-        found.take({}, f"{policy.describe()}: DeepSpeed also runs the update on the CPU.")
+        whole = "" if policy.is_whole else " It moves the state of all parameters, not only of the plan's modules."
+        found.take({}, f"{policy.describe()}: DeepSpeed also runs the update on the CPU.{whole}")
     elif policy.what == "parameters":
         _add_zero(found, stage, offload_param=device)
         found.take({}, f"{policy.describe()}: moves all parameters, not only those of the plan's modules.")

@@ -97,7 +97,7 @@ class _KeptCalls:
         while low <= high:
             dropped = (low + high) // 2
             plan = self._plan(dropped)
-            if plan is not None and self._bench.needed(plan) <= budget_bytes:
+            if plan is not None and self._bench.fits(plan, budget_bytes):
                 high = dropped - 1
                 if best is None or plan.step_time_us < best.step_time_us:
                     best = plan
@@ -147,16 +147,16 @@ def _whole_modules(
             chosen.append(choice)
     more = [choice for choice in order if choice.is_apart_from(chosen)]
     best = _replayed(bench, chosen)
-    while more and (best is None or bench.needed(best) > budget_bytes):
+    while more and (best is None or not bench.fits(best, budget_bytes)):
         chosen.append(more.pop(0))
         more = [choice for choice in more if choice.is_apart_from(chosen)]
         best = _replayed(bench, chosen)
-    if best is None or bench.needed(best) > budget_bytes:
+    if best is None or not bench.fits(best, budget_bytes):
         return None
     for choice in reversed(tuple(chosen)):
         rest = [other for other in chosen if other != choice]
         less = _replayed(bench, rest)
-        if less is not None and bench.needed(less) <= budget_bytes and less.step_time_us < best.step_time_us:
+        if less is not None and bench.fits(less, budget_bytes) and less.step_time_us < best.step_time_us:
             chosen, best = rest, less
     return best
 

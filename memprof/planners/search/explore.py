@@ -215,6 +215,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         if not bench.fits(base, search_request.budget_bytes) and is_promising:
             selection.choose(frame)
     selection.refine()
+    selection.narrow()
     return frames
 
 

@@ -28,7 +28,11 @@ _SIMPLER, _IN_ORDER = 1e-3, 1e-3
 
 
 class Mixture:
-    """Searches mixtures on top of one combination of other policies."""
+    """Searches mixtures on top of one combination of other policies.
+
+    Attributes:
+        frame: The combination.
+    """
 
     def __init__(self, bench: Workbench, frame: tuple[Policy, ...], effects: Effects, budget_bytes: int) -> None:
         """Prepares a search.
@@ -40,7 +44,7 @@ class Mixture:
             budget_bytes: Most bytes that a plan may need.
         """
         self._bench = bench
-        self._frame = frame
+        self.frame = frame
         self._effects = effects
         self._budget = budget_bytes
         self._knapsack = Knapsack(effects)
@@ -125,7 +129,7 @@ class Mixture:
         return self._bench.fits(found, self._budget)
 
     def _try(self, chosen: Ints) -> Candidate | None:
-        return self._bench.try_plan(*self._frame, *self._effects.policies(chosen))
+        return self._bench.try_plan(*self.frame, *self._effects.policies(chosen))
 
     def _ban(self, chosen: Ints) -> bool:
         """Bans the option of a refused mixture with the fewest modules; returns whether others are left."""
@@ -137,7 +141,7 @@ class Mixture:
 
     def _learn(self, chosen: Ints, found: Candidate) -> None:
         """Takes over what adding up got wrong: the bytes at each moment, and how long copies wait for each other."""
-        policies = (*self._frame, *self._effects.policies(chosen))
+        policies = (*self.frame, *self._effects.policies(chosen))
         live = live_at(self._base, self._bench.steps_under(policies)[0], self._effects.moments)
         if live is None:  # only how far the peak is off is known
             self._margin += self._bench.needed(found) - self._budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -80,6 +81,44 @@ class Selection:
         if self._searches:
             _, fastest = min(self._searches, key=lambda one: rank(one[0]))
             fastest.refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
+
+    def narrow(self) -> None:
+        """Finds the least part of what a policy of the fastest plan concerns, such as optimizer state, that is enough.
+
+        Its cost grows with the part, as what it frees does: first with choices of modules made anew for each part, then
+        with those of the fastest plan.
+        """
+        policies = self._fastest()
+        frames = (mixture.frame for _, mixture in self._searches)
+        frame = max((each for each in frames if set(each) <= set(policies)), key=len, default=policies)
+        for policy in policies:
+            self._narrow(policy, frame, self._mixed)
+        policies = self._fastest()
+        for policy in policies:
+            self._narrow(policy, policies, lambda plan: self._bench.try_plan(*plan))
+
+    def _narrow(
+        self, policy: Policy, plan: tuple[Policy, ...], tried: Callable[[tuple[Policy, ...]], Candidate | None]
+    ) -> None:
+        """Bisects the parts of a policy in a plan; what is tried is in the bench's archive."""
+        parts = policy.narrower(self._bench.step)
+        low, high = -1, len(parts)  # the first does not fit; the second, which is the policy itself, does
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(tried(tuple(parts[middle] if each == policy else each for each in plan))):
+                high = middle
+            else:
+                low = middle
+
+    def _mixed(self, frame: tuple[Policy, ...]) -> Candidate | None:
+        """Returns the fastest mixture found on top of a combination; None if none fits."""
+        effects = None if self._bench.try_plan(*frame) is None else self._effects(frame)
+        return None if effects is None else Mixture(self._bench, frame, effects, self._budget).search()
+
+    def _fastest(self) -> tuple[Policy, ...]:
+        """Returns the policies of the fastest plan that fits, none where none does."""
+        found = next(iter(self._bench.fitting(self._budget)), None)
+        return () if found is None else found.policies
 
     def _effects(self, frame: tuple[Policy, ...]) -> Effects | None:
         """Returns the effects of the options on top of a combination.

@@ -24,8 +24,9 @@ _LEAST_SPLIT_MB = 20
 class Allocator(Policy):
     """Sets options of the CUDA caching allocator in the environment of the job.
 
-    They change reserved bytes and fragmentation; ``roundup_power2_divisions`` also changes allocated bytes. Both are
-    replayed through the model of the caching allocator. They have no effect on devices other than CUDA.
+    They change reserved bytes and fragmentation; ``roundup_power2_divisions`` and ``expandable_segments`` also change
+    allocated bytes. All are replayed through the model of the caching allocator. They have no effect on devices other
+    than CUDA.
 
     Attributes:
         expandable_segments: Grow segments in place instead of allocating new ones.
@@ -85,6 +86,11 @@ class Allocator(Policy):
     def changes_forward(self) -> bool:
         """Never: tensors stay as they are."""
         return False
+
+    @property
+    def splits_all_blocks(self) -> bool:
+        """With expandable segments, whose blocks are split to 512 bytes."""
+        return self.expandable_segments
 
     @property
     def why_not_torch(self) -> str:

@@ -21,14 +21,14 @@ def transform(step: Step, policy: Allocator) -> Step:
     """Returns the step with the block sizes and reserved bytes under the options; on CPU, the step unchanged.
 
     The step's requests are replayed through the model of the caching allocator. ``roundup_power2_divisions`` enlarges
-    blocks, which torch's counters of allocated bytes include; the other options change only reserved bytes, which are
-    written to the step's counters.
+    blocks, and ``expandable_segments`` splits all of them to the size of their request: torch's counters of allocated
+    bytes show both. The other options change only reserved bytes, which are written to the step's counters.
     """
     device = device_of(step)
     if not device.startswith("cuda"):
         return step
     settings = settings_from_options(policy.options())
-    if policy.roundup_power2_divisions > 1:
+    if policy.roundup_power2_divisions > 1 or policy.expandable_segments:
         step = _with_rounded_sizes(step, device, settings)
     return dataclasses.replace(step, memory=_counters(step, device, reserved_by_op(step, settings)))
 
@@ -54,13 +54,14 @@ def _counters(step: Step, device: str, reserved: Ints) -> Memory:
 
 
 def _with_rounded_sizes(step: Step, device: str, settings: Settings) -> Step:
-    """Returns the step with every block of a device rounded up to the steps between powers of two."""
+    """Returns the step with the size that the settings give every block of a device."""
     storages = step.storages
     is_own = (storages.device == device) & (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
     distinct, place = np.unique(storages.requested_bytes[is_own], return_inverse=True)
     sizes = np.array([rounded_request(int(size), settings.divisions) for size in distinct], dtype=np.int64)
     allocated = storages.allocated_bytes.copy()
-    allocated[is_own] = np.maximum(allocated[is_own], sizes[place])
+    least = 0 if settings.expandable_segments else allocated[is_own]
+    allocated[is_own] = np.maximum(least, sizes[place])
     return dataclasses.replace(step, storages=storages.replace(allocated_bytes=allocated))
 
 

@@ -11,6 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run, steps_under
 from memprof.replay.live import live_bytes, made_bytes
+from memprof.replay.unsplit import Unsplit
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
@@ -54,7 +55,8 @@ def interval_of(
     allocates beyond those live at its start, operator by operator, so they are small where weights dominate. The
     errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
     made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
-    recording does not show: the lower bound is without it.
+    recording does not show: the lower bound is without it. On a device, blocks that the allocator does not split are
+    larger than requested (``replay/unsplit.py``); which are changes with the plan.
 
     Args:
         policies: The plan.
@@ -77,9 +79,20 @@ def interval_of(
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
+    if policies and not any(policy.splits_all_blocks for policy in policies):
+        below, above = _unsplit_bytes(recorded[0], predicted)
+        least, most = max(0, least - below), most + above
     if any(policy.changes_forward for policy in modelled):
         least = max(0, least - max(map(_idle_bytes, predicted), default=0))
     return Interval(least, most)
+
+
+def _unsplit_bytes(recorded: Step, predicted: Sequence[Step]) -> tuple[int, int]:
+    """Returns by how much blocks that the allocator does not split may lower and raise a peak; 0 and 0 on the CPU."""
+    unsplit = Unsplit.of(recorded)
+    peak = _peak(predicted, 0.0)
+    least, most = (max(bounds) for bounds in zip(*map(unsplit.bounds_of_peak, predicted), strict=True))
+    return max(0, peak - least), max(0, most - peak)
 
 
 def _idle_bytes(step: Step) -> int:

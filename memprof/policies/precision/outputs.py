@@ -36,6 +36,7 @@ def cast_outputs(casts: Casts) -> None:
     ops, made = casts.insert(
         sources, ends + 1, ends, to_short=np.zeros(len(sources), dtype=np.bool_), freed=freed, category="activation"
     )
+    _keep_until_returned(casts, ends, ops)
     # NONE as an end of life means "outlives the step" here, not "freed at once".
     casts.draft.free(made[freed == NONE], NONE)
     casts.redirect(rows, made[np.searchsorted(sources, read)][cast_of])
@@ -54,6 +55,29 @@ def cast_outputs(casts: Casts) -> None:
     is_left &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
     np.maximum.at(kept, uses.storage_id[is_left], nodes.end[uses.op_id[is_left]])
     casts.free(sources, np.where(kept[sources] == NONE, ops, kept[sources]))
+
+
+def _keep_until_returned(casts: Casts, ends: Ints, ops: Ints) -> None:
+    """Makes a call of the root module end with the casts of its outputs.
+
+    What was made before the call and freed at its end, such as the outputs of the step before in the caller's variable,
+    is kept until then.
+
+    Args:
+        casts: The step being rewritten.
+        ends: The last operator of the call that each cast follows.
+        ops: The casts.
+    """
+    storages, region = casts.step.storages, casts.types.region
+    last = np.full(len(casts.step.ops), NONE, dtype=np.int64)
+    np.maximum.at(last, ends, ops)
+    is_from_outside = (storages.created_op_id == NONE) | (region[storages.created_op_id] == NONE)
+    is_kept = is_from_outside & (storages.freed_op_id != NONE)
+    rows = np.flatnonzero(is_kept & (last[storages.freed_op_id] != NONE))
+    casts.free(rows, last[storages.freed_op_id[rows]])
+    calls = casts.draft.module_calls
+    ends_so = (calls.parent_call_id == NONE) & (calls.last_op_id != NONE) & (last[calls.last_op_id] != NONE)
+    casts.draft.module_calls = calls.replace(last_op_id=np.where(ends_so, last[calls.last_op_id], calls.last_op_id))
 
 
 def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:

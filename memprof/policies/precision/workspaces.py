@@ -57,13 +57,16 @@ def short_workspaces(
         at_most: Whether to assume the most that convolutions were seen to take.
     """
     ops, uses, storages = step.ops, step.uses, step.storages
-    if types.device == "cuda":
-        return
     forward = types.forward
     of_op = np.where(forward != NONE, forward, np.arange(len(ops)))
     is_inside = types.region[of_op] != NONE
     workspace = draft.ops.workspace_bytes.copy()
     own = workspace[: len(ops)]
+    if types.device == "cuda":
+        # Most of what cuDNN takes are copies of operands in another layout. Workspaces of cuBLAS stay as they are.
+        own[is_inside & types.is_short_out[of_op] & (types.names[of_op] == "convolution")] //= 2
+        draft.ops = draft.ops.replace(workspace_bytes=workspace)
+        return
     # Copies in another layout, and pointwise temporaries, have the type of their source.
     own[is_inside & types.is_short_out[of_op]] //= 2
     # A pointwise operator with operands of two types first copies the short ones to float32.

@@ -51,7 +51,9 @@ def apply(job: Job, policy: Swap) -> None:
     if policy.what == "optimizer":
         from memprof.policies.swap.states import swap_states
 
-        swap_states(job, carrier, policy.minimum_bytes)
+        modules = job.modules_named()
+        chosen = None if policy.is_whole else frozenset(p for name in names for p in modules[name].parameters())
+        swap_states(job, carrier, policy.minimum_bytes, chosen)
     elif policy.what == "parameters":
         from memprof.policies.swap.parameters import swap_parameters
 

@@ -11,9 +11,10 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.runtime.model_names import chosen_modules
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
-from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
+from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched, with_children
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
@@ -51,10 +52,15 @@ def state_to_move(step: Step, policy: Swap) -> Ints:
     updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
     if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
         raise PolicyError(NO_HISTORY)
-    moved = np.flatnonzero(_can_move(step, policy, "optimizer_state"))
+    can_move = _can_move(step, policy, "optimizer_state")
+    if not policy.is_whole:
+        owner = step.storages.module_id
+        can_move &= (owner != NONE) & with_children(step, chosen_modules(step, policy.modules))[owner]
+    moved = np.flatnonzero(can_move)
     if not len(moved):
+        where = "" if policy.is_whole else " of the chosen modules"
         raise PolicyError(
-            f"The step has no optimizer state of {policy.minimum_bytes:,} bytes or more; swap has no effect."
+            f"The step has no optimizer state{where} of {policy.minimum_bytes:,} bytes or more; swap has no effect."
         )
     return moved
 

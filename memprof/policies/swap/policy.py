@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
+
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
+from memprof.policies.runtime.model_names import module_names
+from memprof.trace.schema import NONE
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +33,8 @@ class Swap(Policy):
     """Moves saved tensors, optimizer state or parameters out of the device while they are not needed.
 
     Attributes:
-        modules: Patterns of module names, "." for the whole model; their parameters are moved, or the tensors saved
-            during their forward.
+        modules: Patterns of module names, "." for the whole model: their parameters are moved, or the optimizer state
+            of these, or the tensors saved during their forward.
         what: One of WHAT.
         to: host for a CUDA device, disk for a job on the processor.
         minimum_bytes: Smaller storages stay.
@@ -81,6 +85,11 @@ class Swap(Policy):
             raise PolicyError(f"swap: invalid gbps {self.gbps}; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
         if self.folder and self.to != "disk":
             raise PolicyError("swap uses a folder only on disk; write to = 'disk' or leave folder out.")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it concerns the whole model, and everything else that its optimizers update."""
+        return self.modules == (".",)
 
     @property
     def handles_saved(self) -> bool:
@@ -147,9 +156,22 @@ class Swap(Policy):
             return ()
         return tuple(replace(self, prefetch=number) for number in _PREFETCHES if number != self.prefetch)
 
+    def narrower(self, step: Step) -> tuple[Policy, ...]:
+        """The state of one module, of those with least to that with most, or of the ones with most."""
+        if self.what != "optimizer":
+            return ()
+        storages, names = step.storages, module_names(step)
+        is_state = (storages.category == "optimizer_state") & (storages.module_id != NONE)
+        size = np.zeros(len(names), dtype=np.int64)
+        np.add.at(size, storages.module_id[is_state], storages.requested_bytes[is_state])
+        largest = [names[row] for row in np.argsort(-size, kind="stable").tolist() if size[row] >= self.minimum_bytes]
+        own = [name for name in largest if name and (self.is_whole or name in self.modules)]
+        parts = [own[row : row + 1] for row in range(len(own) - 1, -1, -1)] + [own[:row] for row in range(2, len(own))]
+        return tuple(replace(self, modules=tuple(sorted(part))) for part in parts) if len(own) > 1 else ()
+
     def describe(self) -> str:
         """Describes what is moved, and where."""
-        chosen = "" if self.what == "optimizer" or self.modules == (".",) else f" of {condensed(self.modules)}"
+        chosen = "" if self.is_whole else f" of {condensed(self.modules)}"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )

@@ -173,15 +173,21 @@ def called_modules(step: Step, patterns: Sequence[str]) -> Bools:
     return is_chosen & is_called
 
 
+def with_children(step: Step, is_chosen: Bools) -> Bools:
+    """Marks the chosen modules and all modules inside them, shape ``(modules,)``."""
+    is_inside = is_chosen.copy()
+    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents precede their children
+        is_inside[row] |= parent != NONE and is_inside[parent]
+    return is_inside
+
+
 def require_untouched(step: Step, is_chosen: Bools) -> None:
     """Checks that no other policy handles what the chosen modules save: only one pair of hooks takes effect.
 
     Raises:
         PolicyError: One does.
     """
-    is_inside = is_chosen.copy()
-    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents precede their children
-        is_inside[row] |= parent != NONE and is_inside[parent]
+    is_inside = with_children(step, is_chosen)
     ours = np.flatnonzero(np.isin(step.ops.name, _INSERTED) & (step.ops.phase == "forward"))
     modules = step.ops.module_id[ours]
     if (is_inside[modules] & (modules != NONE)).any():

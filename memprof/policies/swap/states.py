@@ -24,14 +24,23 @@ NO_VALUES = (
 )
 
 
-def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
-    """Installs hooks around the updates of all optimizers, and around saving and loading their state."""
+def swap_states(
+    job: Job, carrier: Carrier, minimum_bytes: int, parameters: frozenset[torch.Tensor] | None = None
+) -> None:
+    """Installs hooks around the updates of all optimizers, and around saving and loading their state.
+
+    Args:
+        job: The job.
+        carrier: Moves storages out and back.
+        minimum_bytes: Smaller tensors stay.
+        parameters: Those whose state is moved; None for all.
+    """
     for optimizer in job.optimizers:
         known = _moving.get(optimizer)
         if known is not None:  # it updates another model, too
             job.put_around_updates(optimizer, known.around)
             continue
-        states = _States(optimizer, carrier, max(minimum_bytes, 1))
+        states = _States(optimizer, carrier, max(minimum_bytes, 1), parameters)
         _moving.keep(job, states)
         for hook in (
             optimizer.register_step_pre_hook(states.before_step),
@@ -63,8 +72,15 @@ class _Out:
 class _States:
     """The state of one optimizer, and which tensors of it are out."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, carrier: Carrier, minimum_bytes: int) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        carrier: Carrier,
+        minimum_bytes: int,
+        parameters: frozenset[torch.Tensor] | None,
+    ) -> None:
         self.optimizer = optimizer
+        self._parameters = parameters
         self._carrier = carrier
         self._minimum_bytes = minimum_bytes
         self._out: dict[torch.Tensor, list[_Out]] = {}
@@ -105,6 +121,8 @@ class _States:
     def _send(self, parameters: list[torch.Tensor]) -> None:
         leaving = []
         for parameter in parameters:
+            if self._parameters is not None and parameter not in self._parameters:
+                continue
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if self._moves(value):

@@ -15,15 +15,17 @@ from memprof.trace.step import Step
 
 #: Order of events around one operator: outputs are allocated, it runs, then storages that die with it are freed.
 _BIRTH, _WORK, _WORKED, _DEATH = 0, 1, 2, 3
+#: Runs of a step: blocks of the first lie around those of a job's start, and the second differs from later ones.
+RUNS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class StepRequests:
-    """The requests of a step run twice, so that the second run starts from what the first left behind.
+    """The requests of a step that follows others, so that it starts from what they left behind.
 
     Attributes:
         requests: The requests.
-        steady_from: The first event of the second run.
+        steady_from: The first event of the last run.
         op_id: Operator of the step during or after which each event happens, NONE before the first,
             shape ``(events,)``.
         storage_id: Storage of each allocation, NONE for workspaces, shape ``(allocations,)``.
@@ -42,15 +44,15 @@ class StepRequests:
 def requests_of_step(step: Step) -> StepRequests:
     """Lists the requests of a step.
 
-    Storages live before the step are allocated first, in order of birth. The step is then run twice: storages that
-    outlive the first run (gradients, say) replace, in the second, those live at the start of the step. On a device,
-    only its own memory counts; a step recorded on CPU makes the requests it would make on a device. Memory is allocated
-    on the stream of the operator that makes it.
+    Storages live before the step are allocated first, in order of birth, except optimizer state, which a job's first
+    update makes. The step is then run ``RUNS`` times: storages that outlive one run (gradients, say) replace, in the
+    next, those live at the start of the step. On a device, only its own memory counts; a step recorded on CPU makes the
+    requests it would make on a device. Memory is allocated on the stream of the operator that makes it.
 
     Args:
         step: The step, recorded or predicted.
     """
-    return requests_of_steps([step, step])
+    return requests_of_steps([step] * RUNS)
 
 
 def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
@@ -70,10 +72,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     made = np.flatnonzero(issued.made_by != NONE)
     # Allocations are numbered run by run: first the first run's subjects, then those each later run makes.
     current = np.arange(len(issued.size))
-    runs = [
-        (np.full(len(issued.base), ALLOCATE), issued.base, np.full(len(issued.base), NONE)),
-        (issued.kind, issued.about, issued.moment),
-    ]
+    runs = issued.first_run(steps[0])
     subject, size = [current], [issued.size]
     count = len(issued.size)
     leaving = np.setdiff1d(np.flatnonzero(again != NONE), made)
@@ -191,6 +190,26 @@ class _RunRequests:
             moment=moment[order],
             device=device,
         )
+
+    def first_run(self, step: Step) -> list[tuple[Ints, Ints, Ints]]:
+        """Returns the events before a job's first step, and those of that step, which makes the optimizer's state.
+
+        Args:
+            step: The step.
+        """
+        updates = np.flatnonzero(step.ops.phase == "optimizer")
+        found = self.storages.take(self.base)
+        is_state = (found.category == "optimizer_state") & (found.freed_op_id == NONE)
+        late = self.base[is_state & bool(len(updates))]
+        early = np.setdiff1d(self.base, late)
+        begin = int(updates[0]) if len(late) else NONE
+        place = int(np.searchsorted(self.moment, begin))
+        first = (
+            np.insert(self.kind, place, np.full(len(late), ALLOCATE)),
+            np.insert(self.about, place, late),
+            np.insert(self.moment, place, np.full(len(late), begin)),
+        )
+        return [(np.full(len(early), ALLOCATE), early, np.full(len(early), NONE)), first]
 
     def written(self, runs: list[tuple[Ints, Ints, Ints]], subject: Ints, size: Ints) -> StepRequests:
         """Concatenates runs into one sequence.

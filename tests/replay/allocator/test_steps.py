@@ -8,7 +8,7 @@ import pytest
 
 from memprof.replay.allocator.events import ALLOCATE, replay
 from memprof.replay.allocator.rules import Settings
-from memprof.replay.allocator.steps import requests_of_step, requests_of_steps, reserved_by_op
+from memprof.replay.allocator.steps import RUNS, requests_of_step, requests_of_steps, reserved_by_op
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -48,8 +48,25 @@ def test_requests_follow_births_workspaces_and_deaths() -> None:
     kinds = ["+" if kind == ALLOCATE else "-" for kind in asked.requests.kind.tolist()]
     first = ["+16", "-12", "+18", "+workspace", "-workspace", "+12", "-16", "-18"]
     written = [f"{kind}{subject}" for kind, subject in zip(kinds, subjects, strict=True)]
-    assert written == ["+12", "+12", *first, *first]
-    assert asked.steady_from == 10
+    assert written == ["+12", "+12", *first * RUNS]
+    assert asked.steady_from == 2 + 8 * (RUNS - 1)
+
+
+def test_the_first_update_makes_the_state_of_the_optimizer() -> None:
+    """Later steps find it there; a job that starts has none, so its blocks lie among those of the first step."""
+    step = make_step(
+        [Op(makes=["a"]), Op(makes=["b"], phase="backward", frees=["a"]), Op(phase="optimizer", frees=["b"])],
+        [
+            Storage("weight", MIB, "parameter"),
+            Storage("state", 2 * MIB, "optimizer_state"),
+            Storage("a", 3 * MIB),
+            Storage("b", 4 * MIB),
+        ],
+    )
+    asked = requests_of_step(step)
+    sizes = (asked.requests.size[asked.requests.allocation] / MIB).astype(int).tolist()
+    assert sizes == [1, 3, 4, 3, 2, 4, *[3, 4, 3, 4] * (RUNS - 1)]
+    assert asked.op_id.tolist()[:6] == [NONE, 0, 1, 1, 2, 2]
 
 
 def test_the_second_run_frees_what_the_first_left() -> None:
@@ -92,7 +109,7 @@ def test_steps_of_several_sizes_follow_each_other() -> None:
     assert int(done.allocated().max()) > int(live_bytes(two_layers()).during.max())
     alone = max(int(replay(requests_of_step(one).requests).reserved().max()) for one in (step, larger))
     assert int(done.reserved().max()) >= alone
-    twice = requests_of_steps([step, step])
-    assert twice.requests.size.tolist() == requests_of_step(step).requests.size.tolist()
+    again = requests_of_steps([step] * RUNS)
+    assert again.requests.size.tolist() == requests_of_step(step).requests.size.tolist()
     with pytest.raises(ValueError, match="same operators and storages"):
         requests_of_steps([step, make_step([Op()], [])])
