@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from functools import cache
@@ -25,6 +26,7 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.registry import policy_types
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import Memory
 from memprof.trace.step import Step
 from tests.planners.promises import step_named
 from tests.recorder.recorded import record
@@ -59,7 +61,7 @@ def test_effects_on_all_modules_add_up_to_the_replayed_step(name: str) -> None:
     bench, effects = effects_of(name)
     for row, option in enumerate(effects.options):
         columns = effects.columns_of(row)
-        under = bench.steps_under((option.policy,))[0]
+        under = bench.steps_under(option.policies)[0]
         assert effects.peak(columns) == pytest.approx(live_bytes(under).during.max(), abs=1)
         assert effects.cost_us[columns].sum() == pytest.approx(under.duration_us - bench.step.duration_us)
 
@@ -84,7 +86,7 @@ def problem(random: np.random.Generator, columns: int, moments: int) -> Effects:
     names = ["a", "a.x", "a.y", "b", "b.x", "c"]
     modules = tuple(random.choice(names, columns).tolist())
     group = Group("*", tuple(names), 0, 0.0, (), is_whole=False)
-    options = tuple(Option(Checkpoint, group, (name,), np.zeros(1, dtype=np.int64)) for name in modules)
+    options = tuple(Option((Checkpoint,), group, (name,), np.zeros(1, dtype=np.int64)) for name in modules)
     return Effects(
         frame=(),
         options=options,
@@ -164,7 +166,7 @@ def test_a_mixture_fits_and_no_single_choice_is_faster(name: str, percent: int) 
     bench = bench_of(step)
     for option in find_options(step, [Checkpoint, Swap]):
         for count in range(1, len(option.members) + 1):
-            one = bench.try_plan(option.make(option.members[:count]))
+            one = bench.try_plan(*option.make(option.members[:count]))
             if one is not None and one.interval.most_bytes <= found.search_request.budget_bytes:
                 assert found.best.step_time_us <= one.step_time_us * 1.002
 
@@ -332,3 +334,28 @@ def test_no_more_state_is_moved_than_is_needed() -> None:
     assert part in whole.narrower(step)
     sizes = [int(live_bytes(each.transform(step)).during.max()) for each in whole.narrower(step)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_fewer_copies_at_a_time_make_what_is_moved_fit() -> None:
+    """Options move with as many copies as hide them best; where nothing else fits, with fewer."""
+    recorded = step_named("gpt")
+    device = np.full(len(recorded.storages), "cuda:0", dtype=np.object_)
+    storages = recorded.storages.replace(device=device)
+    bench = bench_of(dataclasses.replace(recorded, storages=storages, memory=Memory.empty()))
+    effects = measure_effects(bench, (), find_options(bench.step, [Swap]))
+    few, many = (bench.try_plan(Swap(("layers.*",), prefetch=number)) for number in (1, 4))
+    assert effects is not None
+    assert few is not None
+    assert many is not None
+    assert bench.needed(few) < bench.needed(many)
+    found = Mixture(bench, (), effects, bench.needed(few)).search()
+    assert found is not None
+    assert found.policies == few.policies
+
+
+def test_what_runs_again_can_have_its_inputs_moved() -> None:
+    """Such an option is in the search: a policy of each kind for the same modules."""
+    options = find_options(step_named("gpt"), [Checkpoint, Swap])
+    both = [option for option in options if len(option.makers) == 2]
+    assert {type(policy) for option in both for policy in option.policies} == {Checkpoint, Swap}
+    assert all(one.modules == other.modules for one, other in (option.policies for option in both))

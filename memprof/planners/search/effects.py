@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -27,20 +28,24 @@ class Option:
     """One thing to do with any of some modules that run the same operators.
 
     Attributes:
-        make: Makes the policy for those chosen.
+        makers: Make the policies for those chosen.
         group: The group they belong to.
         members: Their names.
         sizes: A number for each; those whose operators make storages of the same sizes share one. Shape ``(members,)``.
     """
 
-    make: Maker
+    makers: tuple[Maker, ...]
     group: Group
     members: tuple[str, ...]
     sizes: Ints
 
+    def make(self, modules: tuple[str, ...]) -> tuple[Policy, ...]:
+        """Makes the policies for some modules."""
+        return tuple(maker(modules) for maker in self.makers)
+
     @property
-    def policy(self) -> Policy:
-        """The policy for all of them."""
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies for all of them."""
         return self.make(self.group.pattern_for(self.members))
 
 
@@ -93,11 +98,11 @@ class Effects:
     @property
     def kinds(self) -> tuple[type[Policy], ...]:
         """The kinds of policies among the options."""
-        return tuple(dict.fromkeys(type(option.policy) for option in self.options))
+        return tuple(dict.fromkeys(type(policy) for option in self.options for policy in option.policies))
 
     def of_kind(self, kind: type[Policy]) -> Effects:
         """Returns the effects for choosing among the options of one kind of policy: the others cost infinitely much."""
-        is_other = np.array([type(option.policy) is not kind for option in self.options])[self.option_of]
+        is_other = np.array([{*map(type, option.policies)} != {kind} for option in self.options])[self.option_of]
         return replace(self, cost_us=np.where(is_other, np.inf, self.cost_us))
 
     def columns_of(self, option: int) -> Ints:
@@ -114,14 +119,15 @@ class Effects:
         for option in np.unique(self.option_of[chosen]).tolist():
             picked = self.options[option]
             names = {self.modules[column] for column in chosen[self.option_of[chosen] == option].tolist()}
-            made.append(picked.make(picked.group.pattern_for(names)))
+            made += picked.make(picked.group.pattern_for(names))
         return merged(made)
 
 
 def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
     """Lists what some policies can do with the groups of a step.
 
-    Members of a group that run different operators have options of their own.
+    Members of a group that run different operators have options of their own. A policy for what modules make is also
+    combined with one that handles the inputs they save: what runs again needs its inputs, which can be moved.
     """
     groups = find_groups(step)
     known = {group.pattern for group in groups}
@@ -135,12 +141,14 @@ def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:
         alike: dict[tuple[str, ...], list[int]] = {}
         for place, call in enumerate(group.calls):
             alike.setdefault(tuple(step.ops.name[call.start : call.stop]), []).append(place)
-        for kind in kinds:
-            if kind.takes_inputs or group.pattern in known:
-                for places in alike.values():
-                    members = tuple(group.members[place] for place in places)
-                    makers = kind.module_choices(step, group.calls[places[0]])
-                    found += [Option(make, group, members, sizes[places]) for make in makers]
+        own = [kind for kind in kinds if kind.takes_inputs or group.pattern in known]
+        for places in alike.values():
+            members = tuple(group.members[place] for place in places)
+            makers = {kind: kind.module_choices(step, group.calls[places[0]]) for kind in own}
+            alone = [(maker,) for made_by in makers.values() for maker in made_by]
+            first = [(kind.takes_inputs, made_by[0]) for kind, made_by in makers.items() if made_by]
+            inner, outer = ([maker for takes, maker in first if takes == wanted] for wanted in (False, True))
+            found += [Option(each, group, members, sizes[places]) for each in (*alone, *product(inner, outer))]
     return found
 
 

@@ -40,7 +40,7 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
     base = bench.steps_under(frame)[0]
     measured = []
     for option in options:
-        policies = (*frame, option.policy)
+        policies = (*frame, *option.policies)
         if bench.try_plan(*policies) is not None:
             measured.append((option, _Replayed.of(base, bench.steps_under(policies)[0])))
         if bench.is_late():

@@ -7,6 +7,7 @@ then replayed as a whole, and what the sum got wrong at each moment is corrected
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -23,6 +24,8 @@ from memprof.trace.schema import Floats, Ints
 _MOST_ROUNDS = 6
 #: Single choices replaced by cheaper ones at the end, and the replacements tried for each.
 _MOST_IMPROVED, _MOST_TRIED = 8, 3
+#: Share of the budget by which bytes added up, or copies that wait for others, may be too high.
+_OFF = 0.25
 #: Share of the step time that a plan may take longer if it consists of fewer options, or has its choices in order.
 _SIMPLER, _IN_ORDER = 1e-3, 1e-3
 
@@ -66,8 +69,11 @@ class Mixture:
         """Returns the fastest mixture found that fits; None if there is none."""
         best: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
+        whole = iter(self._whole_options())
         for _ in range(_MOST_ROUNDS):
             chosen = self._choose(self._live + self._margin - self._budget)
+            if best is None and (chosen is None or tuple(chosen.tolist()) in seen):
+                chosen = next(whole, None)
             if chosen is None or self._bench.is_late() or tuple(chosen.tolist()) in seen:
                 break
             seen.add(tuple(chosen.tolist()))
@@ -77,6 +83,8 @@ class Mixture:
                     break
                 continue
             self._learn(chosen, found)
+            if best is None:
+                found = self._fitting_variant(found)
             if self._fits(found) and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
         if best is None:
@@ -124,6 +132,12 @@ class Mixture:
                 cost_us = fewer_us
         simpler = self._knapsack.choose(cost_us, needed)
         return chosen if simpler is None else simpler
+
+    def _whole_options(self) -> list[Ints]:
+        """Returns the columns of each option that could fit for all modules if adding up is off, cheapest first."""
+        columns = map(self._effects.columns_of, range(len(self._effects.options)))
+        near = [each for each in columns if self._effects.peak(each) <= self._budget * (1 + _OFF)]
+        return sorted(near, key=lambda each: float(self._cost_us[each].sum()))
 
     def _fits(self, found: Candidate) -> bool:
         return self._bench.fits(found, self._budget)
@@ -195,12 +209,25 @@ class Mixture:
             return best
         return found if found.step_time_us <= best.step_time_us * (1 + _IN_ORDER) else best
 
+    def _fitting_variant(self, found: Candidate) -> Candidate:
+        """Returns a plan that is a little above the budget with a setting that makes it fit; itself if none does."""
+        if self._fits(found) or self._bench.needed(found) > self._budget * (1 + _OFF):
+            return found
+        tried = [self._bench.try_plan(*changed) for changed in _variants(found.policies)]
+        fitting = [one for one in tried if one is not None and self._fits(one)]
+        return min(fitting, key=rank, default=found)
+
     def _with_variants(self, best: Candidate) -> Candidate:
         """Tries other settings of the policies that have variants."""
-        for policy in best.policies:
-            for other in policy.variants:
-                changed = tuple(other if each is policy else each for each in best.policies)
-                found = self._bench.try_plan(*changed)
-                if found is not None and self._fits(found) and rank(found) < rank(best):
-                    return self._with_variants(found)
+        for changed in _variants(best.policies):
+            found = self._bench.try_plan(*changed)
+            if found is not None and self._fits(found) and rank(found) < rank(best):
+                return self._with_variants(found)
         return best
+
+
+def _variants(policies: tuple[Policy, ...]) -> Iterator[tuple[Policy, ...]]:
+    """Yields a plan with each other setting of each policy that has variants."""
+    for policy in policies:
+        for other in policy.variants:
+            yield tuple(other if each is policy else each for each in policies)

@@ -38,7 +38,7 @@ class Selection:
         self._budget = budget_bytes
         kinds = [kind for kind in policy_types() if kind.name in allowed]
         self._options = find_options(bench.step, kinds)
-        chooses = {type(option.policy) for option in self._options}
+        chooses = {type(policy) for option in self._options for policy in option.policies}
         self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
         self._searches: list[tuple[Candidate, Mixture]] = []
@@ -145,11 +145,11 @@ class Selection:
         low, high = 0, len(option.members)  # the first does not fit; the second does, as predicted
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(self._bench.try_plan(*frame, option.make(option.members[:middle]))):
+            if self._fits(self._bench.try_plan(*frame, *option.make(option.members[:middle]))):
                 high = middle
             else:
                 low = middle
-        self._bench.try_plan(*frame, option.make(option.group.pattern_for(option.members[:high])))
+        self._bench.try_plan(*frame, *option.make(option.group.pattern_for(option.members[:high])))
 
 
 def _lowest(effects: Effects) -> Ints:
