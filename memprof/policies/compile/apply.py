@@ -11,6 +11,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules, outermost
+from memprof.policies.runtime.own_types import is_dry_run
 
 if TYPE_CHECKING:
     from memprof.policies.compile.policy import Compile
@@ -26,7 +27,7 @@ def apply(job: Job, policy: Compile) -> None:
     modules = job.modules_named()
     names = outermost(match_modules(policy.modules, modules))
     compiler = os.environ.get("CXX") or "g++"
-    if job.device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++")):
+    if job.device.type == "cpu" and not is_dry_run() and not (shutil.which(compiler) or shutil.which("clang++")):
         raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")
     backend = _backend(policy.activation_budget)
     for name in names:
@@ -44,7 +45,7 @@ def _backend(budget: float) -> Callable[..., Any]:
         PolicyError: This torch does not support such a budget.
     """
     import torch._functorch.config as settings
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import compile_fx as compiler
 
     if not hasattr(settings, "activation_memory_budget"):
         raise PolicyError("activation_memory_budget requires torch 2.4 or newer.")
@@ -52,6 +53,6 @@ def _backend(budget: float) -> Callable[..., Any]:
     def compile_under_budget(graph: Any, inputs: Any) -> Any:
         # What is kept for backward is settled while forward is compiled.
         with settings.patch(activation_memory_budget=budget):
-            return compile_fx(graph, inputs)
+            return compiler.compile_fx(graph, inputs)  # looked up late: a dry run replaces it
 
     return compile_under_budget

@@ -149,7 +149,7 @@ class DryRun:
         allow_subclasses()
         self._kernels = Kernels()
         self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device)
-        self._regions = CompiledRegions(self._mode, self._answers, self._refuse)
+        self._regions = CompiledRegions(self._mode, self._refuse)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         self._mode.__enter__()
@@ -279,10 +279,11 @@ class DryRun:
         compile_for_real = torch_module.compile
 
         @wraps(compile_for_real)
-        def compile_dry(*args: Any, **settings: Any) -> Any:
-            if self._regions is not None and not sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING):
-                self._regions.prepare()
-            return compile_for_real(*args, **settings)
+        def compile_dry(model: Any = None, **settings: Any) -> Any:
+            is_own = sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING)
+            if is_own or (self._regions is not None and self._regions.prepare()):
+                return compile_for_real(model, **settings)
+            return model if model is not None else lambda function: function
 
         torch_module.save = self._files.save
         torch_module.compile = compile_dry
