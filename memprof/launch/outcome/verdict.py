@@ -117,7 +117,17 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
-    sentences = [sentence, fits, *compiled, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    sentences = [
+        sentence,
+        fits,
+        *compiled,
+        made_up,
+        ends,
+        *missed,
+        result.remark,
+        *job_notes(trace, is_part=bool(part)),
+        part,
+    ]
     shown = shlex.quote(str(result.path))
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:

@@ -30,12 +30,23 @@ def apply(job: Job, policy: Compile) -> None:
     if job.device.type == "cpu" and not is_dry_run() and not (shutil.which(compiler) or shutil.which("clang++")):
         raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")
     backend = _backend(policy.activation_budget)
+    if names == [""] and policy.activation_budget < 1:
+        _limit_own_regions(job, policy.activation_budget)
     for name in names:
         job.wrap_forward(modules[name], lambda before: torch.compile(before, backend=backend))
     job.notes.append(
         f"{len(names)} module{'s are' if len(names) > 1 else ' is'} compiled in the first steps, which take longer; "
         "compiled dropout draws other random numbers."
     )
+
+
+def _limit_own_regions(job: Job, budget: float) -> None:
+    """Sets the budget of what the job compiles by itself, in which a region of this policy would be only inlined."""
+    import torch._functorch.config as settings
+
+    before = settings.activation_memory_budget
+    settings.activation_memory_budget = budget
+    job.on_undo(lambda: setattr(settings, "activation_memory_budget", before))
 
 
 def _backend(budget: float) -> Callable[..., Any]:

@@ -116,7 +116,9 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
-        found = [part.notes() for part in (self._answers, self._kernels, self._regions, self._device) if part is not None]
+        found = [
+            part.notes() for part in (self._answers, self._kernels, self._regions, self._device) if part is not None
+        ]
         return [note for notes in found for note in notes]
 
     def _is_begun(self) -> bool:

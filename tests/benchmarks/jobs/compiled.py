@@ -1,4 +1,4 @@
-"""Trains one of twelve small models under torch.compile: python compiled.py NAME [--steps N] [--budget SHARE]."""
+"""Trains one of twelve small models under torch.compile: python compiled.py NAME [--steps N] [--eager]."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class Transformer(nn.Module):
 class Residual(nn.Module):
     """Two convolutions beside a shortcut; with a time, scaled by its embedding."""
 
-    def __init__(self, before: int, after: int, stride: int = 1, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+    def __init__(
+        self, before: int, after: int, stride: int = 1, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
+    ) -> None:
         """Creates it."""
         super().__init__()
         self.one, self.two = nn.Conv2d(before, after, 3, stride, 1), nn.Conv2d(after, after, 3, 1, 1)
@@ -242,13 +244,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=1.0)
     parser.add_argument("--eager", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     model, batch = model_named(args.name)
-    if args.budget < 1:
-        torch._functorch.config.activation_memory_budget = args.budget
     compiled = model if args.eager else torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(args.steps):

@@ -119,11 +119,13 @@ def _written(sources: Sequence[Any]) -> frozenset[int]:
     """Returns the positions of the arguments that a kernel writes to.
 
     Args:
-        sources: What the kernel is compiled from: for C++ the types of its arguments and its source, for Triton its name
-            and its source.
+        sources: What the kernel is compiled from: for C++ the types of its arguments and its source, for Triton its
+            name and its source.
     """
     if sources and isinstance(sources[0], list):
         return frozenset(place for place, kind in enumerate(sources[0]) if "*" in kind and "const " not in kind)
     found = _TRITON_PARAMETERS.search(next((text for text in reversed(sources) if isinstance(text, str)), ""))
     parameters = found[1].split(",") if found else []
-    return frozenset(place for place, name in enumerate(parameters) if name.strip().startswith(("out_ptr", "in_out_ptr")))
+    return frozenset(
+        place for place, name in enumerate(parameters) if name.strip().startswith(("out_ptr", "in_out_ptr"))
+    )
