@@ -194,6 +194,7 @@ def suggest(
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
     from memprof.policies.compile.measured import policies_of_compiled
+    from memprof.policies.compile.policy import Compile
     from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
 
@@ -213,6 +214,8 @@ def suggest(
         is_checked=check is not None,
     )
 
+    if compile_runs is not None and Compile.name in request.forbid:
+        raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")
     compiled_plans = CompiledPlans()
 
     def searched(
@@ -225,7 +228,8 @@ def suggest(
             return search(opened, at_steps, search_request, bar.add)
 
     found, checked = searched(request), None
-    if compile_runs is not None and found.answer.recorded is not found.answer.best:
+    best = found.answer.best
+    if compile_runs is not None and (best is None or best.policies):
         compiled_plans = find_compiled(found, compile_runs)
         found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)))
         found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))

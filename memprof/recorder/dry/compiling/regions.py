@@ -52,15 +52,17 @@ class CompiledRegions:
     A region that cannot be lowered here runs eagerly, which a note says.
     """
 
-    def __init__(self, mode: DryMode, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(self, mode: DryMode, refuse: Callable[[str], NoReturn], *, is_virtual: bool) -> None:
         """Changes nothing yet.
 
         Args:
             mode: The dry run's mode.
             refuse: Ends the job with a message.
+            is_virtual: Whether the job runs on a virtual GPU, for which nothing is compiled.
         """
         self._mode = mode
         self._refuse = refuse
+        self._is_virtual = is_virtual
         self._operators: OperatorMode | None = None
         self._sources: MemorySources | None = None
         self._kernels: dict[str, OperatorTraits] = {}
@@ -87,6 +89,9 @@ class CompiledRegions:
         Returns:
             Whether regions can be compiled; otherwise they run eagerly.
         """
+        if self._is_virtual:
+            self._eager["nothing is compiled for a virtual GPU"] += 1
+            return False
         if self._is_ready is None:
             self._is_ready = self._prepare()
         if not self._is_ready:
