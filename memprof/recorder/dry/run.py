@@ -27,7 +27,7 @@ from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
-    from memprof.recorder.dry.compiling.regions import CompiledRegions
+    from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
     from memprof.recorder.dry.kernel_probe import Kernels
     from memprof.recorder.dry.mode import DryMode
@@ -143,7 +143,7 @@ class DryRun:
         if threading.current_thread() is not threading.main_thread():
             return
         # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
-        from memprof.recorder.dry.compiling.regions import CompiledRegions
+        from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
         from memprof.recorder.dry.subclasses import allow_subclasses
