@@ -31,6 +31,7 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _SETTINGS: dict[str, Any] = {
     "force_disable_caches": True,
     "cpp_wrapper": False,
+    "fx_wrapper": False,
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
@@ -126,9 +127,11 @@ class CompiledRegions:
         return compile_frame
 
     def _lowering(self, compile_fx: Callable[..., Any], compile_inner: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._dynamo import exc
         from torch._functorch import config as tracing
         from torch._inductor import config
 
+        control = (exc.RestartAnalysis, exc.SkipFrame)  # raised to trace the function again, or not at all
         settings = {name: value for name, value in _SETTINGS.items() if _has(config, name)}
 
         def lower(graph: Any, inputs: Any, **options: Any) -> Any:
@@ -139,6 +142,8 @@ class CompiledRegions:
             try:
                 with config.patch(patches), tracing.patch(enable_autograd_cache=False):
                     return compile_fx(graph, _examples(graph, inputs), **options)
+            except control:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever inductor raises, the region can still run eagerly
                 self._eager[_first_line(error)] += 1
                 return graph
