@@ -43,9 +43,10 @@ def _timed(step: Step, recorded: Step) -> Step:
     before_us, after_us = float(np.nansum(recorded.ops.duration_us)), float(durations.sum())
     beyond_us = recorded.duration_us - before_us
     if beyond_us > 0:
-        beyond_us *= min(1.0, _count(step) / max(1, _count(recorded)))
-    compiled = as_recorded(step, recorded, durations)
-    return dataclasses.replace(compiled, duration_us=max(after_us, after_us + beyond_us))
+        step_us = after_us + beyond_us * min(1.0, _count(step) / max(1, _count(recorded)))
+    else:  # operators timed one by one take longer than the step itself
+        step_us = after_us * _ratio(recorded.duration_us, before_us)
+    return dataclasses.replace(as_recorded(step, recorded, durations), duration_us=step_us)
 
 
 def _durations(step: Step, recorded: Step) -> Floats:

@@ -18,6 +18,7 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
+from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -114,6 +115,10 @@ def _dry_run(
         if outcome.peak_bytes is None:
             return outcome, None
         try:
-            return outcome, steps_of_compiled(found.basis, Trace.open(path, found.manifest.rank))
+            trace = Trace.open(path, found.manifest.rank)
+            eager = next((note for note in trace.manifest.notes if RAN_EAGERLY in note), "")
+            if eager:
+                return DryOutcome(None, eager), None
+            return outcome, steps_of_compiled(found.basis, trace)
         except (BadInputError, InconclusiveError) as error:
             return DryOutcome(None, str(error)), None

@@ -19,7 +19,7 @@ from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
-from memprof.trace.files.spool import COMPILED, FLAG_MUTATES
+from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.mode import DryMode
@@ -81,7 +81,7 @@ class CompiledRegions:
         if self._graphs:
             notes.append(f"{COMPILED}: {_count(self._graphs, 'graph')} compiled as in a real run, up to the kernels")
         for reason, count in self._eager.items():
-            notes.append(f"{COMPILED}: {_count(count, 'region')} ran eagerly, and a real run differs: {reason}")
+            notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
         return notes
 
     def prepare(self) -> bool:
