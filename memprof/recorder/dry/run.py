@@ -283,7 +283,7 @@ class DryRun:
         @wraps(compile_for_real)
         def compile_dry(model: Any = None, **settings: Any) -> Any:
             is_own = sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING)
-            if is_own or (self._regions is not None and self._regions.prepare()):
+            if is_own or (self._regions is not None and self._regions.prepare(model)):
                 return compile_for_real(model, **settings)
             return model if model is not None else lambda function: function
 

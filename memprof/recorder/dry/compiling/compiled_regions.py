@@ -84,12 +84,19 @@ class CompiledRegions:
             notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
         return notes
 
-    def prepare(self) -> bool:
+    def prepare(self, function: Any) -> bool:
         """Replaces torch's compiler, once, before the job uses it.
 
+        Args:
+            function: What the job compiles.
+
         Returns:
-            Whether regions can be compiled; otherwise they run eagerly.
+            Whether it can be compiled; otherwise it runs eagerly.
         """
+        if isinstance(getattr(function, "__self__", None), torch.optim.Optimizer):
+            # While it is traced, torch creates the optimizer's state, which the recorder would not see.
+            self._eager["an optimizer's step is not compiled in a dry run"] += 1
+            return False
         if self._is_virtual:
             self._eager["nothing is compiled for a virtual GPU"] += 1
             return False
