@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, write_option
@@ -63,7 +64,8 @@ Examples:
   memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest small.memprof --budget 24GiB --at-batch 64
-  memprof suggest mixed.memprof --budget 24GiB --at-length 512""",
+  memprof suggest mixed.memprof --budget 24GiB --at-length 512
+  memprof suggest run.memprof --machine h100-80g --devices 8""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @search_options
@@ -118,6 +120,7 @@ Examples:
     help="Print the fastest plan that fits, or the one of --explain, as memprof emit writes it, and nothing else.",
 )
 @size_options
+@cluster_options
 @step_options
 @json_option
 def suggest(
@@ -148,6 +151,12 @@ def suggest(
     With --check, in the folder where the job was recorded, the job is dry-run under the best plans, as by `memprof
     record --dry-run --plan`; --write keeps the confirmed one.
     """
+    cluster_request = read_cluster(**{name: search_flags.pop(name) for name in CLUSTER_FLAGS})
+    if cluster_request is not None and (world_size > 1 or compiled or check or explained or target):
+        raise UsageError(
+            "--devices arranges the job over devices by itself: leave out --world-size, --compiled, --check, --explain "
+            "and --emit."
+        )
     if written is not None:
         refuse_existing(find_place(written), force=force)
     size = RequestedSize(batch, length, lengths, also)
@@ -193,6 +202,10 @@ def suggest(
         measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
         is_checked=check is not None,
     )
+    if cluster_request is not None:
+        from memprof.cli.verbs.plans.arrange import suggest_arrangements
+
+        return suggest_arrangements(opened, basis, machine, request, cluster_request, written, is_json=is_json)
 
     def searched(
         search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, *, is_shown: bool = True
