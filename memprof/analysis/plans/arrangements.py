@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.torch_calls import torch_calls
 from memprof.errors import InvariantError, PolicyError
 from memprof.machines.catalogue import Accelerator
 from memprof.planners.arrangement.arrangement import Arrangement
 from memprof.planners.arrangement.balance import split_by_count, split_by_peak
 from memprof.planners.arrangement.cluster import DEVICES_PER_NODE, NODE_GIGABYTES_PER_SECOND, Cluster
-from memprof.planners.arrangement.layer_costs import LayerCosts, layer_costs
+from memprof.planners.arrangement.layer_costs import LayerCosts
+from memprof.planners.arrangement.read_layers import read_layers
 from memprof.planners.arrangement.scaled_costs import scale_costs
 from memprof.planners.arrangement.search import Arranged, ArrangementSearch, Question, arrange, find_arrangements
 from memprof.policies.accumulate.policy import Accumulate
@@ -21,34 +21,10 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.shard.policy import Shard
 from memprof.policies.swap.policy import Swap
-
-#: Least time of an operator on a device: launching its kernel. An assumption; 3 to 10 microseconds are usual.
-_LAUNCH_US = 4.0
+from memprof.trace.step import Step
 
 #: How many arrangements are shown, and so replayed where memprof applies them.
 MOST_SHOWN = 12
-
-#: What carries each part out in torch, by the field of an arrangement.
-_CALLS = {
-    "pipeline": "torch.distributed.pipelining.PipelineStage and Schedule{schedule}(stage, n_microbatches={micro_batches})",
-    "tensor": (
-        'torch.distributed.tensor.parallel.parallelize_module(layer, mesh["tp"], ...) with ColwiseParallel, '
-        "RowwiseParallel and SequenceParallel"
-    ),
-    "context": 'torch.distributed.tensor.experimental.context_parallel(mesh["cp"], buffers=...) around forward and backward',
-    "expert": "torch.distributed.all_to_all_single before and after the experts, each rank with its own",
-}
-_STATE_CALLS = (
-    "torch.nn.parallel.DistributedDataParallel(model)",
-    "torch.distributed.optim.ZeroRedundancyOptimizer(parameters, ...)",
-    "torch.distributed.fsdp.fully_shard(layer, reshard_after_forward=False)",
-    "torch.distributed.fsdp.fully_shard(layer)",
-)
-_CHECKPOINT_CALL = "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) in {which}"
-_OFFLOAD_CALLS = {
-    "optimizer": "an optimizer whose state is in host memory, such as torchao.optim.CPUOffloadOptimizer",
-    "activations": "torch.autograd.graph.save_on_cpu(pin_memory=True) around each layer",
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +49,18 @@ class Proposal:
         if self.plan is not None and self.plan.prediction is not None:
             return self.plan.prediction.peak_allocated_bytes
         return self.arranged.peak_bytes
+
+    @property
+    def step_us(self) -> float:
+        """The step time, likewise."""
+        if self.plan is not None and self.plan.prediction is not None:
+            return self.plan.prediction.step_time_us
+        return self.arranged.times.step_us
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second over all devices, likewise."""
+        return self.arranged.samples / self.step_us * 1e6 if self.step_us > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -139,25 +127,25 @@ class ClusterRequest:
     fixed: tuple[tuple[str, int], ...] = ()
 
 
-def find_cluster(request: ClusterRequest, machine: Accelerator | None, link_bytes_per_us: float, *, is_device: bool) -> Cluster:
+def find_cluster(request: ClusterRequest, machine: Accelerator | None, link_bytes_per_us: float, step: Step) -> Cluster:
     """Returns the devices and their links.
 
     Args:
         request: How many.
         machine: The device, whose catalogued links are used; None for typical ones.
-        link_bytes_per_us: Bandwidth to the host.
-        is_device: Whether operators are launched on a device with memory of its own.
+        link_bytes_per_us: Bandwidth to the host's memory.
+        step: The recorded step.
     """
     peer = Shard.link_gigabytes_per_second * 1e3
     if machine is not None:
         peer = machine.peer_bytes_per_us or machine.host_bytes_per_us or peer
+    is_device = machine is not None or step.is_on_device()
     return Cluster(
         request.devices,
         request.per_node,
         peer,
         request.node_gigabytes_per_second * 1e3,
-        link_bytes_per_us,
-        launch_us=_LAUNCH_US if is_device else 0.0,
+        link_bytes_per_us if is_device else 0.0,  # nothing can be moved to the host from a job in its memory
     )
 
 
@@ -177,7 +165,7 @@ def find_proposals(
     Raises:
         PolicyError: The step cannot be arranged: it accumulates, or communicates already.
     """
-    costs = layer_costs(basis.step)
+    costs = read_layers(basis.step)
     samples = request.global_samples or costs.samples * cluster.devices
     question = Question(costs, cluster, budget_bytes, samples, deadline, request.fixed)
     search = find_arrangements(question)
@@ -185,8 +173,8 @@ def find_proposals(
     first = next((each for each in search.fitting if each.arrangement.is_data_parallel), None)
     if first is not None and first not in shown:
         shown = (*shown[:-1], first)
-    proposals = tuple(_propose(basis, question, each, trace) for each in shown)
-    return Arrangements(question, search, proposals, _balance(question, search), _assumptions(basis, question))
+    proposals = sorted((_propose(basis, question, each, trace) for each in shown), key=lambda each: each.step_us)
+    return Arrangements(question, search, tuple(proposals), _balance(question, search), _assumptions(basis, question))
 
 
 def _propose(basis: Basis, question: Question, arranged: Arranged, trace: str) -> Proposal:
@@ -235,42 +223,9 @@ def _policies(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -> 
     return tuple(found)
 
 
-def torch_calls(arrangement: Arrangement) -> tuple[str, ...]:
-    """Returns what carries an arrangement out in torch, a call for each part of it."""
-    dims = [
-        (name, ranks)
-        for name, ranks in (
-            ("pp", arrangement.pipeline),
-            ("dp", arrangement.data),
-            ("cp", arrangement.context),
-            ("tp", arrangement.tensor),
-        )
-        if ranks > 1
-    ]
-    found = []
-    if len(dims) > 1:
-        sizes, names = tuple(ranks for _, ranks in dims), tuple(name for name, _ in dims)
-        found.append(f'torch.distributed.device_mesh.init_device_mesh("cuda", {sizes}, mesh_dim_names={names})')
-    for name, call in _CALLS.items():
-        if getattr(arrangement, name) > 1:
-            found.append(call.format(schedule=arrangement.schedule, micro_batches=arrangement.micro_batches))
-    if arrangement.shards > 1:
-        found.append(_STATE_CALLS[arrangement.zero])
-    if arrangement.checkpointed != "none":
-        which = "every layer" if arrangement.checkpointed == "all" else "every second layer"
-        found.append(_CHECKPOINT_CALL.format(which=which))
-    if arrangement.offloaded in _OFFLOAD_CALLS:
-        found.append(_OFFLOAD_CALLS[arrangement.offloaded])
-    if arrangement.pipeline == 1 and arrangement.micro_batches > 1:
-        found.append(f"{arrangement.micro_batches} rounds of forward and backward before optimizer.step()")
-    return tuple(found)
-
-
 def _balance(question: Question, search: ArrangementSearch) -> Balance | None:
     candidates = search.fitting or ((search.nearest,) if search.nearest else ())
-    chosen = next(
-        (each for each in candidates if each.arrangement.pipeline > 1 and each.arrangement.chunks == 1), None
-    )
+    chosen = next((each for each in candidates if each.arrangement.pipeline > 1 and each.arrangement.chunks == 1), None)
     if chosen is None:
         return None
     arrangement, costs = chosen.arrangement, question.costs
@@ -285,13 +240,12 @@ def _assumptions(basis: Basis, question: Question) -> tuple[str, ...]:
     times = "scaled to the device (modelled)" if basis.elsewhere is not None else "those of the recording"
     if not basis.has_measured_times and basis.elsewhere is None:
         times = "modelled: the recording has none of a real run"
-    found = [
-        f"times of operators are {times}; a micro-batch takes its share of the recorded batch's time and activations",
-        f"links carry {cluster.peer_bytes_per_us / 1e3:g} GB/s inside a node of {cluster.per_node} and "
-        f"{cluster.node_bytes_per_us / 1e3:g} GB/s from each device to others, without contention",
-    ]
-    if any(np.asarray(costs.sizes) % 2):
-        found.append("matrices with an odd size are not divided by tensor parallelism")
+    shares = "a micro-batch takes its share of the recorded batch's time and activations"
+    peer, node = cluster.peer_bytes_per_us / 1e3, cluster.node_bytes_per_us / 1e3
+    links = (
+        f"links carry {peer:g} GB/s inside a node of {cluster.per_node} and {node:g} GB/s from each device to others"
+    )
+    found = [f"times of operators are {times}; {shares}", f"{links}, without contention"]
     if costs.experts:
         found.append("tokens are divided evenly between experts")
     if costs.layers == 0:

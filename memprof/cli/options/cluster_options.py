@@ -40,7 +40,7 @@ def cluster_options(command: F) -> F:
             group=_GROUP,
             type=click.IntRange(min=2, max=4096),
             metavar="N",
-            help="Find the fastest arrangement of data, tensor, pipeline, context and expert parallelism over N devices.",
+            help="Find the fastest data, tensor, pipeline, context and expert parallelism over N devices.",
         ),
         option(
             "--devices-per-node",

@@ -64,8 +64,8 @@ def _verdict(found: Arrangements, device: str) -> str:
         )
     one = best.arranged
     return (
-        f"{where}: {one.arrangement.describe()} is fastest, {format_us(one.times.step_us)} a step and "
-        f"{one.samples_per_second:,.4g} samples/s; its worst rank holds {format_bytes(best.peak_bytes)} of {budget} "
+        f"{where}: {one.arrangement.describe()} is fastest, {format_us(best.step_us)} a step and "
+        f"{best.samples_per_second:,.4g} samples/s; its worst rank holds {format_bytes(best.peak_bytes)} of {budget} "
         f"({_source(best)}){stopped}."
     )
 
@@ -92,7 +92,7 @@ def _source(one: Proposal) -> str:
 def _table(found: Arrangements) -> Table:
     table = make_table(
         "arrangement",
-        ">micro-batches",
+        ">micro-batches x samples",
         "schedule",
         "recompute, offload",
         ">peak",
@@ -100,7 +100,7 @@ def _table(found: Arrangements) -> Table:
         ">samples/s",
         ">comm",
         ">bubble",
-        "peak is",
+        "figures",
     )
     for each in found.proposals:
         one = each.arranged
@@ -112,8 +112,8 @@ def _table(found: Arrangements) -> Table:
             ways.schedule,
             "" if _saved(one) == "nothing recomputed" else _saved(one),
             Text(format_bytes(each.peak_bytes), style="green" if fits else "red"),
-            format_us(times.step_us),
-            f"{one.samples_per_second:,.4g}",
+            format_us(each.step_us),
+            f"{each.samples_per_second:,.4g}",
             format_percent(times.communication_us / times.step_us),
             format_percent(times.bubble_us / times.step_us) if ways.pipeline > 1 else "",
             _source(each),
@@ -133,7 +133,7 @@ def _add_calls(page: Page, found: Arrangements) -> None:
             page.add(cell(f"  {call}"))
     if applied is not None and applied is not best:
         one = applied.arranged
-        slower = one.times.step_us / best.arranged.times.step_us - 1
+        slower = applied.step_us / best.step_us - 1
         page.add(
             Text(
                 f"memprof applies {one.arrangement.describe()}, {_details(one)}: {format_percent(slower)} slower, "

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from memprof.policies.shard.policy import Shard
 from memprof.policies.shard.prediction.ring import Ring
 
-#: Devices that share a node, and what each sends to other nodes in 10^9 bytes a second, where nothing else is said: eight
-#: devices with a 400 Gbit/s adapter each, as in NVIDIA's DGX H100 and in torchtitan's benchmarks of 2024.
+#: Devices that share a node, and what each sends to other nodes in 10^9 bytes a second, where nothing else is said:
+#: eight devices with a 400 Gbit/s adapter each, as in NVIDIA's DGX H100 and in torchtitan's benchmarks of 2024.
 DEVICES_PER_NODE = 8
 NODE_GIGABYTES_PER_SECOND = 50.0
 
@@ -71,7 +71,6 @@ class Cluster:
         node_bytes_per_us: What a device sends at once to another node.
         host_bytes_per_us: What a device sends to its host's memory.
         latency_us: Latency of a message.
-        launch_us: Least time of an operator.
     """
 
     devices: int
@@ -80,13 +79,12 @@ class Cluster:
     node_bytes_per_us: float
     host_bytes_per_us: float
     latency_us: float = Shard.link_latency_us
-    launch_us: float = 0.0
 
     def group(self, ranks: int, stride: int) -> Group:
         """Returns a group of ranks that are a number of devices apart.
 
-        Where it spans nodes, every member on a node has a link of its own to the next node, and what it sends is divided
-        among them, up to the speed inside the node.
+        Where it spans nodes, every member on a node has a link of its own to the next node, and what it sends is
+        divided among them, up to the speed inside the node.
 
         Args:
             ranks: Number of ranks in it.

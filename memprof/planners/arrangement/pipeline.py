@@ -40,9 +40,9 @@ class Moment(NamedTuple):
 def rank_order(schedule: str, ranks: int, rank: int, micro_batches: int, chunks: int) -> tuple[Work, ...]:
     """Returns what a rank of the pipeline does, in order.
 
-    GPipe runs all forwards first (Huang et al. 2019); 1F1B as many as there are ranks from this one on, then one backward
-    after each (Narayanan et al. 2021, PipeDream-2BW); interleaved does so with several chunks a rank, in groups of as many
-    micro-batches as ranks (Narayanan et al. 2021, Megatron-LM, section 2.2).
+    GPipe runs all forwards first (Huang et al. 2019); 1F1B as many as there are ranks from this one on, then one
+    backward after each (Narayanan et al. 2021, PipeDream-2BW); interleaved does so with several chunks a rank, in
+    groups of as many micro-batches as ranks (Narayanan et al. 2021, Megatron-LM, section 2.2).
     """
     forwards, backwards = [], []
     for number in range(micro_batches * chunks):

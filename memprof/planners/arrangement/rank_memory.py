@@ -67,7 +67,9 @@ def stage_peak(
         chunks: First and last unit of each of its chunks, the last excluded.
     """
     sums = scaled.state_sums
-    parameters, gradients, state, casts, gathered = sum(sums[:, end] - sums[:, first] for first, end in chunks).tolist()
+    parameters, gradients, state, casts, gathered = np.sum(
+        [sums[:, end] - sums[:, first] for first, end in chunks], axis=0
+    ).tolist()
     parts, zero = arrangement.shards, arrangement.zero
     several = arrangement.micro_batches > 1
     if arrangement.offloaded == "optimizer":
@@ -85,7 +87,7 @@ def stage_peak(
     in_forward = between if zero > 1 or several or costs.keeps_gradients else 0.0
     if zero < 2:
         # The copies of parameters are made anew for each micro-batch, and so are held with it.
-        temporary = casts + (min(gradients, Shard.bucket_mib * 2.0**20) if parts > 1 else 0.0)
+        temporary = casts + scaled.recast_bytes + (min(gradients, Shard.bucket_mib * 2.0**20) if parts > 1 else 0.0)
         if several or costs.adds_gradients:
             own = gradients
         else:
@@ -94,7 +96,7 @@ def stage_peak(
     elif zero == 2 and several and arrangement.pipeline > 1:
         temporary, own = 2 * gathered, between  # gradients stay whole until the last micro-batch is through
     else:
-        own = between + scaled.gradient_bytes
+        own = between + 2 * scaled.gradient_bytes  # as backward makes them, and in the buffer that is reduced
         temporary = gathered if zero == 2 else _gathered_at_once(scaled, chunks)
 
     received = [float(scaled.boundary_bytes[first - 1]) if first else 0.0 for first, _ in chunks]
@@ -108,9 +110,7 @@ def stage_peak(
         total = others + highest[local][0 if is_forward else 1] + received[local] + temporary
         if resident + total > best.peak_bytes:
             where = "forward" if is_forward else "backward"
-            best = StagePeak(
-                int(resident + between), int(total), int(resident + total), sum(held) + 1, where, chunks
-            )
+            best = StagePeak(int(resident + between), int(total), int(resident + total), sum(held) + 1, where, chunks)
     return best
 
 
@@ -129,9 +129,7 @@ def _gathered_at_once(scaled: ScaledCosts, chunks: tuple[tuple[int, int], ...]) 
     return float(whole[~is_layer].sum() + np.sort(whole[is_layer])[-2:].sum())
 
 
-def _highest(
-    scaled: ScaledCosts, first: int, end: int, in_backward: Floats, in_forward: float
-) -> tuple[float, float]:
+def _highest(scaled: ScaledCosts, first: int, end: int, in_backward: Floats, in_forward: float) -> tuple[float, float]:
     """Returns the highest bytes in forward and in backward of a chunk.
 
     Args:

@@ -49,8 +49,8 @@ class _Rounds:
 def least_step_us(costs: LayerCosts, scaled: ScaledCosts, arrangement: Arrangement, cluster: Cluster) -> float:
     """Returns a lower bound of the step time, without running the schedule.
 
-    A rank works for all micro-batches, waits first for the first to come through the chunks before its own, and afterwards
-    for the last to go back through them.
+    A rank works for all micro-batches, waits first for the first to come through the chunks before its own, and
+    afterwards for the last to go back through them.
     """
     rounds = _rounds(costs, scaled, arrangement, cluster)
     ranks, count = arrangement.pipeline, len(rounds.forward_us)
@@ -138,14 +138,17 @@ def _once_us(
 ) -> float:
     """Returns the exposed communication between data-parallel ranks that happens once in an update."""
     gradients = scaled.gradient_bytes[inside].tolist()
-    if arrangement.zero == 0:
-        return _exposed([shards.all_reduce_us(each) for each in gradients], backward_us)
+    if arrangement.zero < 2:
+        reduced = _exposed([shards.all_reduce_us(each) for each in gradients], backward_us)
+        # In stage 1 every rank updates its part, and all get the rest afterwards, with nothing beside it.
+        parameters = float(scaled.parameter_bytes[inside].sum()) if arrangement.zero else 0.0
+        return reduced + shards.all_gather_us(parameters)
     if _gathers_each_round(arrangement):
         return 0.0
     reduced = _exposed([shards.reduce_scatter_us(each) for each in gradients], backward_us)
-    if arrangement.zero == 1:  # parameters return after the update, with nothing beside them
-        return reduced + shards.all_gather_us(float(scaled.parameter_bytes[inside].sum()))
-    return reduced + _exposed([shards.all_gather_us(each) for each in scaled.gathered_bytes[inside].tolist()], forward_us)
+    return reduced + _exposed(
+        [shards.all_gather_us(each) for each in scaled.gathered_bytes[inside].tolist()], forward_us
+    )
 
 
 def _exposed(parts_us: list[float], beside_us: float) -> float:

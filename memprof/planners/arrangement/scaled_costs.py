@@ -25,7 +25,8 @@ class ScaledCosts:
         parameter_bytes: Parameters, divided by tensor and expert parallelism, whole of the rest.
         gradient_bytes: Their gradients.
         state_bytes: Their optimizer state.
-        cast_bytes: Their copies in another type.
+        cast_bytes: Their copies in another type, held from forward to backward.
+        recast_bytes: The same of a layer that runs again, while it does.
         gathered_bytes: What ZeRO-3 gathers.
         kept_bytes: What a micro-batch keeps from forward to backward on the device.
         forward_bytes: Peak in forward, above what earlier units keep.
@@ -41,6 +42,7 @@ class ScaledCosts:
     gradient_bytes: Floats
     state_bytes: Floats
     cast_bytes: Floats
+    recast_bytes: float
     gathered_bytes: Floats
     kept_bytes: Floats
     forward_bytes: Floats
@@ -75,17 +77,17 @@ def scale_costs(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -
     divided = costs.undivided_bytes + dense / tensor + costs.expert_bytes / tensor / expert
     ratio = np.divide(divided, costs.parameter_bytes, out=np.ones_like(divided), where=costs.parameter_bytes > 0)
     boundary = costs.boundary_bytes * share
-    held, forward, backward = (
-        part * share for part in (costs.held_bytes, costs.forward_bytes, costs.backward_bytes)
-    )
+    held, forward, backward = (part * share for part in (costs.held_bytes, costs.forward_bytes, costs.backward_bytes))
     gradients = costs.first_backward_bytes - costs.backward_bytes
     inside_forward, inside_backward = _inside_us(costs, arrangement, cluster)
-    forward_us = np.maximum(costs.forward_us * share, costs.forward_ops * cluster.launch_us)
-    backward_us = np.maximum(costs.backward_us * share, costs.backward_ops * cluster.launch_us)
+    forward_us = costs.forward_call_us + (costs.forward_us - costs.forward_call_us) * share
+    backward_us = costs.backward_call_us + (costs.backward_us - costs.backward_call_us) * share
     again = _checkpointed(len(held), arrangement.checkpointed)
     inputs = np.concatenate(([0.0], boundary[:-1]))
     kept = np.where(again, inputs, held)
-    backward = backward + np.where(again, inputs, 0.0)
+    # The input of a layer that runs again is kept for it; what it returns is not needed a second time.
+    backward = backward + np.where(again, inputs - np.minimum(boundary, np.maximum(held, 0.0)), 0.0)
+    casts = costs.cast_bytes * ratio
     repeated = np.where(again, forward_us + inside_forward, 0.0)
     if arrangement.offloaded == "activations" and cluster.host_bytes_per_us:
         # A copy runs beside the computation; what takes longer than it is waited for, in both directions.
@@ -102,7 +104,8 @@ def scale_costs(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -
         parameter_bytes=costs.parameter_bytes * ratio,
         gradient_bytes=costs.gradient_bytes * ratio,
         state_bytes=costs.state_bytes * ratio,
-        cast_bytes=costs.cast_bytes * ratio,
+        cast_bytes=np.where(again, 0.0, casts),
+        recast_bytes=float(casts[again].max(initial=0.0)),
         gathered_bytes=costs.gathered_bytes * ratio,
         kept_bytes=kept,
         forward_bytes=forward,

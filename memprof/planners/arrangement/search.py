@@ -89,10 +89,11 @@ class Question:
 def find_arrangements(question: Question) -> ArrangementSearch:
     """Finds the fastest arrangement that fits, and the fastest of each other kind.
 
-    Among arrangements that differ only in what is checkpointed or offloaded, those that keep more are faster, so the first
-    that fits is the fastest; schedules are run only where their lower bound is below the best time of their kind.
+    Among arrangements that differ only in what is checkpointed, those that keep more are faster, so the first that fits
+    is the fastest; schedules are run only where their lower bound is below the best time of their kind.
     """
-    tried, waiting, order = 0, [], itertools.count()
+    tried, order = 0, itertools.count()
+    waiting: list[tuple[float, int, Arrangement]] = []
     nearest: tuple[int, Arrangement] | None = None
     was_stopped = False
     for family in families(question):
@@ -182,8 +183,8 @@ def _bases(question: Question) -> Iterator[Arrangement]:
 def dimensions(question: Question) -> Iterator[tuple[int, int, int, int]]:
     """Yields the data, tensor, pipeline and context ranks that multiply to the devices and divide the model.
 
-    Tensor-parallel ranks share a node and divide the sizes of all matrices; stages have a layer each; sequences are divided
-    only where attention ran.
+    Tensor-parallel ranks share a node and divide the sizes of all matrices; each stage has a layer at least; sequences
+    are divided only where attention ran.
     """
     costs, cluster = question.costs, question.cluster
     for tensor in _divisors(cluster.devices):

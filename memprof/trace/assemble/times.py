@@ -68,13 +68,16 @@ def find_partners(
     matched = _match(tuple(names), is_work.tobytes(), tuple(timed_names), depth.astype(np.int64).tobytes())
     if matched is None:
         return None
-    timed_row, runs_in_place = (np.frombuffer(part, kind).copy() for part, kind in zip(matched, (np.int64, np.bool_)))
+    timed_row: Ints = np.frombuffer(matched[0], np.int64).copy()
+    runs_in_place: Bools = np.frombuffer(matched[1], np.bool_).copy()
     duration_us = np.where(timed_row == NONE, np.nan, np.asarray(duration_ns)[timed_row] / 1000)
     return Partners(timed_row, duration_us, runs_in_place)
 
 
 @lru_cache(maxsize=16)
-def _match(names: tuple[str, ...], is_work: bytes, timed_names: tuple[str, ...], depth: bytes) -> tuple[bytes, bytes] | None:
+def _match(
+    names: tuple[str, ...], is_work: bytes, timed_names: tuple[str, ...], depth: bytes
+) -> tuple[bytes, bytes] | None:
     """Returns the row in the timed step of each operator, and whether its in-place form runs; None where they differ.
 
     Steps of a job, and ranks of one, mostly run the same operators, and are matched once.

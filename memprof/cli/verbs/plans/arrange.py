@@ -44,8 +44,7 @@ def suggest_arrangements(
     from memprof.machines.catalogue import machine_of_device
 
     device = machine or machine_of_device(opened.manifest.machine.device_name)
-    is_device = basis.step.is_on_device() or device is not None
-    cluster = find_cluster(cluster_request, device, search_request.link_bytes_per_us, is_device=is_device)
+    cluster = find_cluster(cluster_request, device, search_request.link_bytes_per_us, basis.step)
     deadline = time.monotonic() + search_request.time_limit_s
     found = find_proposals(
         basis, cluster, search_request.budget_bytes, cluster_request, deadline=deadline, trace=str(opened.path)

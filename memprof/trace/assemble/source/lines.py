@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -66,7 +65,7 @@ def forget_changed_sources() -> bool:
 def _state_of(path: str) -> tuple[int, int] | None:
     """Returns when a file was changed and its size; None where there is none."""
     try:
-        state = os.stat(path)
+        state = Path(path).stat()
     except (OSError, ValueError):
         return None
     return state.st_mtime_ns, state.st_size
