@@ -9,7 +9,7 @@ from memprof.analysis.plans.torch_calls import torch_calls
 from memprof.errors import InvariantError, PolicyError
 from memprof.machines.catalogue import Accelerator
 from memprof.planners.arrangement.arrangement import Arrangement
-from memprof.planners.arrangement.balance import split_by_count, split_by_peak
+from memprof.planners.arrangement.balance import split_by_count, split_by_peak, split_by_time
 from memprof.planners.arrangement.cluster import DEVICES_PER_NODE, NODE_GIGABYTES_PER_SECOND, Cluster
 from memprof.planners.arrangement.layer_costs import LayerCosts
 from memprof.planners.arrangement.read_layers import read_layers
@@ -86,7 +86,7 @@ class Arrangements:
         question: What was searched for.
         search: All that were found.
         proposals: The fastest, with what carries them out.
-        balance: The stages of the fastest pipeline with one chunk on each rank; None without one.
+        balance: The stages of the fastest pipeline; None without one.
         assumptions: What the figures rest on, sentences.
     """
 
@@ -224,12 +224,17 @@ def _policies(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -> 
 
 
 def _balance(question: Question, search: ArrangementSearch) -> Balance | None:
+    """Returns the stages of the fastest pipeline, under 1F1B where that interleaves several chunks on a rank."""
     candidates = search.fitting or ((search.nearest,) if search.nearest else ())
-    chosen = next((each for each in candidates if each.arrangement.pipeline > 1 and each.arrangement.chunks == 1), None)
+    chosen = next((each for each in candidates if each.arrangement.pipeline > 1), None)
     if chosen is None:
         return None
     arrangement, costs = chosen.arrangement, question.costs
     scaled = scale_costs(costs, arrangement, question.cluster)
+    if arrangement.chunks > 1:
+        split = split_by_time(scaled.forward_us + scaled.backward_us, arrangement.pipeline)
+        chosen = arrange(question, replace(arrangement, schedule="1F1B", split=split))
+        arrangement = chosen.arrangement
     equal = replace(arrangement, split=split_by_count(len(costs.names), arrangement.pipeline))
     levelled = replace(arrangement, split=split_by_peak(costs, scaled, arrangement))
     return Balance(chosen, arrange(question, equal), arrange(question, levelled))
