@@ -49,9 +49,9 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], worst: int | None, them
     figure = go.Figure(
         go.Heatmap(
             z=(peaks / unit_bytes).astype(np.float32),
-            x=columns,
-            y=rows,
-            customdata=numbers,
+            x=np.array(columns),
+            y=np.array(rows),
+            customdata=numbers.astype(np.float64),
             hovertext=words.reshape(peaks.shape),
             hoverinfo="text",
             text=labels.reshape(peaks.shape) if is_labelled else None,
