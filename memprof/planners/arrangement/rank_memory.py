@@ -86,7 +86,6 @@ def stage_peak(
     own: Floats | float = 0.0  # gradients beside the activations while a unit's backward runs
     in_forward = between if zero > 1 or several or costs.keeps_gradients else 0.0
     if zero < 2:
-        # The copies of parameters are made anew for each micro-batch, and so are held with it.
         temporary = casts + scaled.recast_bytes + (min(gradients, Shard.bucket_mib * 2.0**20) if parts > 1 else 0.0)
         if several or costs.adds_gradients:
             own = gradients
@@ -104,6 +103,8 @@ def stage_peak(
         float(scaled.kept_sums[end] - scaled.kept_sums[first]) + input_bytes
         for (first, end), input_bytes in zip(chunks, received, strict=True)
     ]
+    if zero < 2:  # each micro-batch makes copies of parameters of its own
+        kept = [each + float(sums[3, end] - sums[3, first]) for each, (first, end) in zip(kept, chunks, strict=True)]
     highest = [_highest(scaled, first, end, in_backward + own, in_forward) for first, end in chunks]
     for is_forward, local, held in _moments(arrangement, rank, len(chunks)):
         others = sum(number * each for number, each in zip(held, kept, strict=True))

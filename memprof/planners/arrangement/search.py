@@ -120,8 +120,23 @@ def find_arrangements(question: Question) -> ArrangementSearch:
         if known is None or arranged.times.step_us < known.times.step_us:
             found[key] = arranged
     fitting = tuple(sorted(found.values(), key=_rank))
+    if not fitting and nearest is None:
+        nearest = _nearest(question)
     least_full = None if fitting or nearest is None else arrange(question, nearest[1])
     return ArrangementSearch(fitting, least_full, tried, was_stopped)
+
+
+def _nearest(question: Question) -> tuple[int, Arrangement] | None:
+    """Returns the lowest peak and its arrangement where state alone exceeds the budget everywhere."""
+    kept = CHECKPOINTED[-1] if question.costs.layers else CHECKPOINTED[0]
+    best: tuple[int, Arrangement] | None = None
+    for base in _bases(question):
+        arrangement, peak = _fitted(question, _split(question, replace(base, checkpointed=kept)))
+        if best is None or peak < best[0]:
+            best = peak, arrangement
+        if time.monotonic() >= question.deadline:
+            break
+    return best
 
 
 def _rank(one: Arranged) -> tuple[float, bool, int, int]:
@@ -160,7 +175,7 @@ def families(question: Question) -> Iterator[Iterator[Arrangement]]:
         for offloaded in dict.fromkeys(each for each, _ in kept):
             ways = [checkpointed for each, checkpointed in kept if each == offloaded]
             family = [replace(base, offloaded=offloaded, checkpointed=each) for each in ways]
-            if _state_bytes(question, family[0]) <= question.budget_bytes or question.costs.layers == 0:
+            if _state_bytes(question, family[0]) <= question.budget_bytes:
                 yield (_split(question, each) for each in family)
 
 
