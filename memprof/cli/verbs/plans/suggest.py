@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
-    "--devices": "the number of devices is found by memprof devices.",
     "--compare": "planners are compared by memprof planners.",
 }
 
