@@ -63,6 +63,7 @@ NAMES = (
     "static_planning",
     "hard_placements",
     "estimates",
+    "arrangements",
     "dashboard_scale",
     "ranks",
 )

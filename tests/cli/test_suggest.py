@@ -214,7 +214,6 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     [
         (("--maximise", "batch"), "largest"),
         (("--maximise=sequence",), "largest"),
-        (("--devices",), "devices"),
         (("--compare",), "planners"),
     ],
 )

@@ -17,7 +17,7 @@ from memprof.trace.step import Step
 #: by a Python number took a median of 4.0 and 4.1 us (half of them 3.8 to 4.7); operators without a number (528 each of
 #: sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger value is used: overestimating the time of micro-batches is
 #: preferred to underestimating it.
-_CALL_US = 4.0
+CALL_US = 4.0
 #: Kernels whose workspace holds the weights in another layout, independent of the batch: oneDNN's.
 _REORDERS_WEIGHTS = ("aten.convolution.", "aten.mkldnn_rnn_layer")
 #: Kernels that hold the weight's gradient in another layout at their end, after freeing the rest of their workspace.
@@ -60,7 +60,7 @@ class Scaled:
         fixed = self.fixed_workspace_bytes[old_op]
         workspace = fixed + (ops.workspace_bytes - fixed) * share
         workspace = np.maximum(workspace, self.least_workspace_bytes[old_op])
-        constant = np.minimum(ops.duration_us, _CALL_US)
+        constant = np.minimum(ops.duration_us, CALL_US)
         read = 1 - self.read_share[old_op] * (1 - share)
         written = 1 - self.write_share[old_op] * (1 - share)
         return ops.replace(
@@ -97,7 +97,7 @@ class Scaled:
         """Adds the time and traffic of an addition to operators that took a gradient over."""
         bytes_ = storages.requested_bytes[gradient]
         durations, read, written = ops.duration_us.copy(), ops.read_bytes.copy(), ops.written_bytes.copy()
-        durations[added] = np.maximum(durations[added], _CALL_US + 3 * bytes_ / self.bytes_per_us)
+        durations[added] = np.maximum(durations[added], CALL_US + 3 * bytes_ / self.bytes_per_us)
         read[added], written[added] = 2 * bytes_, bytes_
         return ops.replace(duration_us=durations, read_bytes=read, written_bytes=written)
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-import numpy as np
-
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
-from memprof.policies.runtime.model_names import module_names
-from memprof.trace.schema import NONE
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -160,12 +156,9 @@ class Swap(Policy):
         """The state of one module, of those with least to that with most, or of the ones with most."""
         if self.what != "optimizer":
             return ()
-        storages, names = step.storages, module_names(step)
-        is_state = (storages.category == "optimizer_state") & (storages.module_id != NONE)
-        size = np.zeros(len(names), dtype=np.int64)
-        np.add.at(size, storages.module_id[is_state], storages.requested_bytes[is_state])
-        largest = [names[row] for row in np.argsort(-size, kind="stable").tolist() if size[row] >= self.minimum_bytes]
-        own = [name for name in largest if name and (self.is_whole or name in self.modules)]
+        from memprof.policies.swap.parts import modules_with_state
+
+        own = [name for name in modules_with_state(step, self.minimum_bytes) if self.is_whole or name in self.modules]
         parts = [own[row : row + 1] for row in range(len(own) - 1, -1, -1)] + [own[:row] for row in range(2, len(own))]
         return tuple(replace(self, modules=tuple(sorted(part))) for part in parts) if len(own) > 1 else ()
 

@@ -22,9 +22,10 @@ from memprof.trace.assemble.operators import durations, module_calls, operator_t
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
-from memprof.trace.assemble.source.lines import forget_sources
+from memprof.trace.assemble.source.lines import forget_changed_sources
 from memprof.trace.assemble.source.own_casts import find_own_casts
-from memprof.trace.assemble.source.variables import held_by_variables
+from memprof.trace.assemble.source.statements import forget_functions
+from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.assemble.steps import step_table
 from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.manifest import Manifest, Speed
@@ -61,10 +62,10 @@ def assemble_all(
     """Assembles a raw recording, once for each device; see ``memprof.trace.assemble.assemble_devices``."""
     recordings = open_recordings(spool)
     devices = tuple(recording.memory_events.device for recording in recordings)
-    try:
-        return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
-    finally:
-        forget_sources()
+    if forget_changed_sources():
+        forget_functions()
+        forget_held()
+    return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
 
 
 def _assemble(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,23 +65,39 @@ def find_partners(
     """
     if not timed_names or not names:
         return None
+    matched = _match(tuple(names), is_work.tobytes(), tuple(timed_names), depth.astype(np.int64).tobytes())
+    if matched is None:
+        return None
+    timed_row: Ints = np.frombuffer(matched[0], np.int64).copy()
+    runs_in_place: Bools = np.frombuffer(matched[1], np.bool_).copy()
+    duration_us = np.where(timed_row == NONE, np.nan, np.asarray(duration_ns)[timed_row] / 1000)
+    return Partners(timed_row, duration_us, runs_in_place)
+
+
+@lru_cache(maxsize=16)
+def _match(
+    names: tuple[str, ...], is_work: bytes, timed_names: tuple[str, ...], depth: bytes
+) -> tuple[bytes, bytes] | None:
+    """Returns the row in the timed step of each operator, and whether its in-place form runs; None where they differ.
+
+    Steps of a job, and ranks of one, mostly run the same operators, and are matched once.
+    """
+    levels = np.frombuffer(depth, np.int64)
+    works = np.frombuffer(is_work, np.bool_)
     mine = [_functional(name) for name in names]
     theirs = [_functional(name) for name in timed_names]
     wanted = set(mine)
-    kept = _outermost([i for i, name in enumerate(theirs) if name in wanted], depth)
+    kept = _outermost([i for i, name in enumerate(theirs) if name in wanted], levels)
     partner = _align(mine, [theirs[i] for i in kept])
-    found = np.flatnonzero(partner != NONE)
-    if ((partner == NONE) & is_work).sum() > _TOLERATED_MISSING * max(is_work.sum(), 1):
+    if ((partner == NONE) & works).sum() > _TOLERATED_MISSING * max(works.sum(), 1):
         return None
-    inner = _inner(kept, timed_names, depth)
+    inner = _inner(kept, list(timed_names), levels)
     timed_row = np.full(len(names), NONE, dtype=np.int64)
-    duration_us = np.full(len(names), np.nan)
     runs_in_place = np.zeros(len(names), dtype=np.bool_)
-    for i in found:
+    for i in np.flatnonzero(partner != NONE):
         timed = timed_row[i] = inner[partner[i]]
-        duration_us[i] = duration_ns[timed] / 1000
         runs_in_place[i] = timed_names[timed] == names[i] + "_"
-    return Partners(timed_row, duration_us, runs_in_place)
+    return timed_row.tobytes(), runs_in_place.tobytes()
 
 
 def _functional(name: str) -> str:

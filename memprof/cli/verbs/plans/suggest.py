@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, write_option
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
-    "--devices": "the number of devices is found by memprof devices.",
     "--compare": "planners are compared by memprof planners.",
 }
 
@@ -62,7 +62,8 @@ Examples:
   memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest small.memprof --budget 24GiB --at-batch 64
-  memprof suggest mixed.memprof --budget 24GiB --at-length 512""",
+  memprof suggest mixed.memprof --budget 24GiB --at-length 512
+  memprof suggest run.memprof --machine h100-80g --devices 8""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @search_options
@@ -128,6 +129,7 @@ Examples:
     help="Print the fastest plan that fits, or the one of --explain, as memprof emit writes it, and nothing else.",
 )
 @size_options
+@cluster_options
 @step_options
 @json_option
 def suggest(
@@ -160,6 +162,12 @@ def suggest(
     record --dry-run --plan`; --write keeps the confirmed one. With --compile, it is dry-run under torch.compile, and
     the compiled plans are listed among the others.
     """
+    cluster_request = read_cluster(**{name: search_flags.pop(name) for name in CLUSTER_FLAGS})
+    if cluster_request is not None and (world_size > 1 or compiled or check or explained or target):
+        raise UsageError(
+            "--devices arranges the job over devices by itself: leave out --world-size, --compiled, --check, --explain "
+            "and --emit."
+        )
     if written is not None:
         refuse_existing(find_place(written), force=force)
     size = RequestedSize(batch, length, lengths, also)
@@ -213,6 +221,10 @@ def suggest(
         measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
         is_checked=check is not None,
     )
+    if cluster_request is not None:
+        from memprof.cli.verbs.plans.arrange import suggest_arrangements
+
+        return suggest_arrangements(opened, basis, machine, request, cluster_request, written, is_json=is_json)
 
     if compile_runs is not None and Compile.name in request.forbid:
         raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")

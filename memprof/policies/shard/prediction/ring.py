@@ -23,14 +23,14 @@ class Ring:
     bytes_per_us: float
     latency_us: float
 
-    def all_gather_us(self, total_bytes: int) -> float:
+    def all_gather_us(self, total_bytes: float) -> float:
         """Returns the time until every rank has all of the data, given its total size."""
         return (self.ranks - 1) * (self.latency_us + total_bytes / self.ranks / self.bytes_per_us)
 
-    def reduce_scatter_us(self, total_bytes: int) -> float:
+    def reduce_scatter_us(self, total_bytes: float) -> float:
         """Returns the time until every rank has its part of the sum."""
         return self.all_gather_us(total_bytes)
 
-    def all_reduce_us(self, total_bytes: int) -> float:
+    def all_reduce_us(self, total_bytes: float) -> float:
         """Returns the time until every rank has the sum: a reduce-scatter, then an all-gather."""
         return self.reduce_scatter_us(total_bytes) + self.all_gather_us(total_bytes)

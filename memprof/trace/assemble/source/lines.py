@@ -13,10 +13,15 @@ PLACE = re.compile(r"(?P<path>.+):(?P<line>[0-9]{1,9}):(?P<function>.*)")
 _DEFINES = re.compile(r"\s*(async\s+)?def\s")
 
 
+#: Files that were read, with what shows whether they have changed since.
+_read: dict[str, tuple[int, int] | None] = {}
+
+
 @cache
 def lines_of(path: str) -> list[str]:
     """Returns the lines of a source file; none where it is not an ordinary one."""
     place = Path(path)
+    _read[path] = _state_of(path)
     is_source = place.suffix == ".py" and place.is_file() and place.stat().st_size <= _MOST_BYTES
     return place.read_text(encoding="utf-8", errors="replace").splitlines() if is_source else []
 
@@ -44,10 +49,26 @@ def function_around(path: str, line: int) -> tuple[int, int]:
     return first, last
 
 
-def forget_sources() -> None:
-    """Drops what was read: the files may change before they are read again."""
+def forget_changed_sources() -> bool:
+    """Drops what was read if one of the files has changed since; returns whether it did.
+
+    The ranks of a job run the same files, which are read once for all of them.
+    """
+    if all(_state_of(path) == state for path, state in _read.items()):
+        return False
+    _read.clear()
     lines_of.cache_clear()
     function_around.cache_clear()
+    return True
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    """Returns when a file was changed and its size; None where there is none."""
+    try:
+        state = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return state.st_mtime_ns, state.st_size
 
 
 def _indent(line: str) -> int:

@@ -7,19 +7,25 @@ source tells which variables these assign, and when a variable is assigned again
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from memprof.trace.assemble.source.lines import PLACE
-from memprof.trace.assemble.source.statements import Function, Statement, forget_functions, function_at
+from memprof.trace.assemble.source.statements import Function, Statement, function_at
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Ops, Stacks, Storages, Uses
 
 #: Where torch calls modules: its functions there only return what a module's forward returns.
 _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\module.py"), "_call_impl"
 #: Operators that read a tensor's value, and return no view of it.
 _READERS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
+
+#: What was found, by the digest of what it was found from: ranks that run the same are followed once. Of a pipeline, as
+#: many stages as this.
+_MOST_KNOWN = 32
+_known: dict[bytes, Ints] = {}
 
 #: Where a callee returned a storage: its position, and the number of values returned; None where that is unknown.
 _Place = tuple[int, int] | None
@@ -76,13 +82,35 @@ def held_by_variables(ops: Ops, storages: Storages, uses: Uses, calls: ModuleCal
         calls: The module calls.
         stacks: The stacks.
     """
-    try:
+    key = _digest(ops, storages, uses, calls, stacks)
+    held = _known.pop(key, None)
+    if held is None:
         held = _Followed(ops, storages, uses, calls, stacks).held()
-    finally:
-        forget_functions()
+    _known[key] = held
+    if len(_known) > _MOST_KNOWN:
+        _known.pop(next(iter(_known)))
     # A recorded free is the truth: what was followed wrongly must not outlast it.
     freed = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     return np.where(held <= freed, held, NONE)
+
+
+def forget_held() -> None:
+    """Drops what is known of ranks that ran the same operators: their sources have changed."""
+    _known.clear()
+
+
+def _digest(ops: Ops, storages: Storages, uses: Uses, calls: ModuleCalls, stacks: Stacks) -> bytes:
+    """Returns a digest of all that is followed: equal for ranks that ran the same operators at the same lines."""
+    found = hashlib.blake2b()
+    numbers = (
+        *(ops.stack_id, ops.is_recompute, storages.created_op_id, storages.storage_id, uses.op_id, uses.storage_id),
+        *(calls.first_op_id, calls.last_op_id, calls.parent_call_id, calls.is_recompute, stacks.stack_id),
+    )
+    for column in numbers:
+        found.update(b"%d " % len(column) + column.tobytes())
+    for texts in (ops.phase, ops.name, uses.role, stacks.frames):
+        found.update("\0".join(map(str, texts.tolist())).encode("utf-8", "surrogatepass") + b"\0\0")
+    return found.digest()
 
 
 class _Followed:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from memprof.trace.assemble.source.lines import forget_changed_sources, function_around
+from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.recorder.recorded import record
@@ -137,3 +141,32 @@ def test_code_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
     is_made = (step.storages.created_op_id != NONE) & (step.storages.category == "activation")
     assert is_made.any()
     assert (step.storages.held_op_id[is_made] == NONE).all()
+
+
+def held_again(step: Step) -> list[int]:
+    """Follows the operators of a recorded step once more."""
+    return held_by_variables(step.ops, step.storages, step.uses, step.module_calls, step.stacks).tolist()
+
+
+def test_ranks_that_run_the_same_are_followed_once(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_held()
+    fresh = held_again(step)
+    monkeypatch.setattr("memprof.trace.assemble.source.variables._Followed", None)
+    assert held_again(step) == fresh
+    other = dataclasses.replace(step, ops=step.ops.replace(phase=np.full(len(step.ops), "backward", dtype=object)))
+    with pytest.raises(TypeError):
+        held_again(other)
+
+
+def test_a_source_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    source = tmp_path / "job.py"
+    source.write_text("def f(x):\n    y = x\n    return y\n")
+    assert function_around(str(source), 2) == (0, 3)
+    assert not forget_changed_sources()
+    source.write_text("\n\ndef f(x):\n    return x\n")
+    assert function_around(str(source), 2) == (0, 3)
+    assert forget_changed_sources()
+    assert function_around(str(source), 4) == (2, 4)
+    source.unlink()
+    assert forget_changed_sources()
+    assert function_around(str(source), 4) == (0, 0)

@@ -1,0 +1,79 @@
+"""The peaks of all ranks on a device mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof.analysis.ranks.rank_report import RankPeak
+from memprof.units import format_bytes, format_bytes_change
+from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.palette import Theme
+from memprof_dashboard.views.mesh import Mesh, peaks_on
+
+#: Up to this many ranks each cell shows its rank and peak.
+_MOST_LABELLED = 128
+
+
+def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], worst: int | None, theme: Theme) -> go.Figure:
+    """Draws one cell for each rank.
+
+    Args:
+        mesh: The mesh, of all ranks of the job.
+        ranks: Ranks that were recorded.
+        worst: The rank with the highest peak; None where none ran operators.
+        theme: The page's colours.
+
+    Returns:
+        The figure: a heatmap of peaks in the unit that suits the highest, with the rank as ``customdata``.
+    """
+    peaks = peaks_on(mesh, ranks).reshape(mesh.rows, mesh.columns)
+    if not np.isfinite(peaks).any():
+        return message("No rank ran operators.", theme)
+    unit, unit_bytes = unit_of(int(np.nanmax(peaks)))
+    numbers = np.arange(peaks.size).reshape(peaks.shape)
+    median = int(np.nanmedian(peaks))
+    words = np.full(peaks.size, "", dtype=object)
+    for rank in range(peaks.size):
+        words[rank] = f"rank {rank}: not recorded"
+    for one in ranks:
+        if one.peak_bytes is not None and one.rank < peaks.size:
+            over = format_bytes_change(one.peak_bytes - median)
+            where = " of ".join(part for part in (one.phase, escaped(one.module)) if part)
+            words[one.rank] = f"rank {one.rank}: {format_bytes(one.peak_bytes)}<br>{over} vs median<br>{where}"
+    is_labelled = peaks.size <= _MOST_LABELLED
+    heights = peaks.ravel() / unit_bytes
+    labels = np.array([f"{rank}<br>{height:,.4g}" for rank, height in enumerate(heights)], dtype=object)
+    rows = [mesh.row_name(row) or "all" for row in range(mesh.rows)]
+    columns = [f"{mesh.names[-1]} {column}" for column in range(mesh.columns)]
+    figure = go.Figure(
+        go.Heatmap(
+            z=(peaks / unit_bytes).astype(np.float32),
+            x=np.array(columns),
+            y=np.array(rows),
+            customdata=numbers.astype(np.float64),
+            hovertext=words.reshape(peaks.shape),
+            hoverinfo="text",
+            text=labels.reshape(peaks.shape) if is_labelled else None,
+            texttemplate="%{text}" if is_labelled else None,
+            xgap=1,
+            ygap=1,
+            colorscale="Cividis",
+            colorbar={"title": {"text": unit}, "thickness": 12},
+        )
+    )
+    framed(figure, theme)
+    shapes = []
+    if worst is not None and worst < peaks.size:
+        row, column = divmod(worst, mesh.columns)
+        edges = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        shapes = [{"type": "rect", **edges, "line": {"color": "#e4003a", "width": 3}}]
+    figure.update_layout(
+        hovermode="closest",
+        dragmode=False,
+        uirevision="kept",
+        shapes=shapes,
+        xaxis={"type": "category", "showgrid": False, "side": "top", "fixedrange": True},
+        yaxis={"type": "category", "range": [mesh.rows - 0.5, -0.5], "showgrid": False, "fixedrange": True},
+    )
+    return figure

@@ -1,0 +1,95 @@
+"""The ranks as a device mesh, part of the page Ranks: read from the recording's summaries, for any number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from memprof.analysis.ranks.rank_report import RankComparison, compare_ranks
+from memprof.trace.store import Trace
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.mesh import mesh_figure
+from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.page import theme_of
+from memprof_dashboard.sources import MemprofError, Workspace
+from memprof_dashboard.state import View
+from memprof_dashboard.views.mesh import Mesh, default_mesh, describe_differences, describe_worst, peaks_on, read_mesh
+
+_GRAPH, _TEXT, _REMARK = "mesh-graph", "mesh-text", "mesh-remark"
+_ROW_PX, _LEAST_PX, _MOST_PX = 34, 150, 720
+
+
+def layout(trace: Trace) -> Any:
+    """Returns the mesh's part of the page."""
+    try:
+        compared = compare_ranks(trace)
+    except MemprofError as error:
+        return parts.error(str(error))
+    mesh = default_mesh(compared.ranks, _world_size(trace, compared))
+    return html.Div(
+        [
+            html.Label(
+                [
+                    "mesh ",
+                    dcc.Input(id=_TEXT, type="text", debounce=True, value="", placeholder=str(mesh), maxLength=80),
+                ],
+                title="dimensions and their sizes, the outermost first, as in init_device_mesh: pp=2, dp=4, tp=8",
+                className="mesh-input",
+            ),
+            html.P(id=_REMARK, className="ranks-verdict"),
+            dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style={"height": f"{_height(mesh)}px"}),
+        ],
+        className="mesh",
+    )
+
+
+def register(app: Dash, workspace: Workspace) -> None:
+    """Registers the callbacks."""
+
+    @app.callback(
+        Output(_GRAPH, "figure"),
+        Output(_GRAPH, "style"),
+        Output(_REMARK, "children"),
+        Input(_TEXT, "value"),
+        Input(ids.THEME, "data"),
+        State(ids.VIEW, "data"),
+    )
+    def draw(text: Any, theme: Any, whole: Any) -> Any:
+        if whole is None:
+            return no_update, no_update, no_update
+        try:
+            trace = workspace.source(View.from_json(whole).trace).trace
+            compared = compare_ranks(trace)
+            world_size = _world_size(trace, compared)
+            is_typed = isinstance(text, str) and text.strip()
+            mesh = read_mesh(text, world_size) if is_typed else default_mesh(compared.ranks, world_size)
+        except MemprofError as error:
+            return message("No mesh to draw.", theme_of(theme)), no_update, parts.error(str(error))
+        figure = mesh_figure(mesh, compared.ranks, compared.worst, theme_of(theme))
+        peaks = peaks_on(mesh, compared.ranks)
+        words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}".strip()
+        return figure, {"height": f"{_height(mesh)}px"}, words
+
+    @app.callback(
+        Output(ids.GO, "data", allow_duplicate=True),
+        Input(_GRAPH, "clickData"),
+        State(ids.VIEW, "data"),
+        prevent_initial_call=True,
+    )
+    def go(click: Any, whole: Any) -> Any:
+        try:
+            number = int(click["points"][0]["customdata"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return no_update
+        trace = workspace.source(View.from_json(whole).trace).trace
+        return {"rank": number, "storage": -1} if number in trace.ranks else no_update
+
+
+def _world_size(trace: Trace, compared: RankComparison) -> int:
+    """Returns the ranks of the job, also of those that left no recording."""
+    return max(trace.manifest.world_size, 1 + max(one.rank for one in compared.ranks))
+
+
+def _height(mesh: Mesh) -> int:
+    return min(max(_ROW_PX * mesh.rows + 90, _LEAST_PX), _MOST_PX)

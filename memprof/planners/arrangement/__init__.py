@@ -1,0 +1,1 @@
+"""Searches for the fastest arrangement of a job over many devices: data, tensor, pipeline, context and experts."""
