@@ -61,6 +61,7 @@ class DryMode(FakeTensorMode):
         kernels: Kernels,
         refuse: Callable[[str], NoReturn],
         device: VirtualDevice | None = None,
+        note_operator: Callable[[Any, Any], None] | None = None,
     ) -> None:
         """Creates the mode; `torch._C._set_dispatch_mode` or entering it activates it.
 
@@ -69,6 +70,7 @@ class DryMode(FakeTensorMode):
             kernels: Measures the temporary memory of kernels.
             refuse: Ends the job with a message: an operator cannot be dry-run.
             device: The virtual device; None if the job runs on the machine's processor.
+            note_operator: Called with each operator and its result, for ranks to be compared by them.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
@@ -77,6 +79,7 @@ class DryMode(FakeTensorMode):
         self._kernels = kernels
         self._refuse = refuse
         self._device = device
+        self._note_operator = note_operator
         self._in_place = InPlace()
         self._random = RandomStream()
         self._is_inside = False
@@ -201,6 +204,8 @@ class DryMode(FakeTensorMode):
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and is_data(func, result):
             return func(*args, **kwargs)
+        if self._note_operator is not None:
+            self._note_operator(func, result)
         drawn = self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             _refuse_endless(result)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,13 +16,15 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.dry.absent_ranks import allow_missing_ranks
+from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
+from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
-from memprof.recorder.dry.replicas import dry_replicas
+from memprof.recorder.dry.ranks.replicas import dry_replicas
+from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -49,11 +52,12 @@ class DryRun:
     Its patches to torch are permanent: the process ends with the dry run.
     """
 
-    def __init__(self, refuse: Callable[[str], NoReturn], device: VirtualDevice | None = None) -> None:
+    def __init__(self, refuse: Callable[[str], NoReturn], spool: Path, device: VirtualDevice | None = None) -> None:
         """Changes nothing yet.
 
         Args:
             refuse: Ends the job with a message, which the parent prints.
+            spool: The recording's spool folder, through which ranks exchange what sizes depend on.
             device: The virtual device; None if the job runs on the machine's processor.
         """
         self._answers = Answers()
@@ -64,6 +68,8 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
+        self._messages = Messages(spool, refuse)
+        self._role = Role()
 
     def install(self) -> None:
         """Waits for the first model."""
@@ -76,7 +82,11 @@ class DryRun:
         else:
             refuse_missing_device(self._refuse)
             mark_lent()
-        allow_missing_ranks()  # now: a job may initialize its process group before it creates a model
+        if torch.distributed.is_available():
+            from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs torch.distributed
+
+            Objects(self._messages, self._role).install()
+        allow_missing_ranks(self._role)  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""
@@ -109,6 +119,14 @@ class DryRun:
             after_operator(now_ns, is_backward)
 
         return note
+
+    def write_role(self, spool: Path) -> None:
+        """Writes what this rank did, for the parent, which finds ranks that do the same.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._role.write(spool)
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
@@ -143,7 +161,7 @@ class DryRun:
 
         allow_subclasses()
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self._role.note_operator)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         self._mode.__enter__()
