@@ -57,6 +57,8 @@ class Settings:
     snapshots: Path | None = None
     snapshot_name: str = ""
     strict: bool = False
+    ranks: int = 0
+    nodes: int = 1
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False

@@ -68,8 +68,8 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
-        self._messages = Messages(spool, refuse)
         self._role = Role()
+        self._messages = Messages(spool, self._role, refuse)
 
     def install(self) -> None:
         """Waits for the first model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from memprof.trace.files.private_file import FOLDER_MODE, open_private
 
 #: Folder in the spool folder.
 FOLDER = "ranks"
-#: Names, before a rank's number, of marks in it: another rank waits for this one; this one has ended.
-WANTED, ENDED = "wanted-", "ended-"
-_ROLE = "role-"
+#: Names, before a rank's number, of marks in it: another rank waits for this one; this one waits; it has ended.
+WANTED, WAITING, ENDED = "wanted-", "waiting-", "ended-"
+_ROLE, _SAME = "role-", "same"
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,22 @@ def read_role(spool: Path, rank: int) -> RankRole | None:
         return RankRole(**json.loads((spool / FOLDER / f"{_ROLE}{rank}").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def write_same(spool: Path, same: Mapping[int, Sequence[int]]) -> None:
+    """Notes for each rank that was dry-run which ranks do the same.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with open_private(spool / FOLDER / _SAME, encoding="utf-8") as file:
+        json.dump(same, file)
+
+
+def read_same(spool: Path) -> dict[str, list[int]]:
+    """Returns the ranks that do the same as each that was dry-run, by its number; empty without such ranks."""
+    try:
+        found: dict[str, list[int]] = json.loads((spool / FOLDER / _SAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from memprof.recorder.dry.ranks.role import Role
 from memprof.trace.files.private_file import FOLDER_MODE, open_private
-from memprof.trace.files.rank_roles import ENDED, FOLDER, WANTED
+from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED
 
 _POLL_S = 0.02
 #: A rank waits that long for another to send; under torchrun its launcher ends it sooner.
@@ -25,14 +26,16 @@ class Messages:
     A rank that waits for another says so, and the parent then starts that one.
     """
 
-    def __init__(self, spool: Path, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(self, spool: Path, role: Role, refuse: Callable[[str], NoReturn]) -> None:
         """Prepares the exchange; creates nothing yet.
 
         Args:
             spool: The recording's spool folder, which the ranks of one machine share.
+            role: Contains this rank's number.
             refuse: Ends the job with a message.
         """
         self._folder = spool / FOLDER
+        self._role = role
         self._refuse = refuse
         self._counts: Counter[str] = Counter()
 
@@ -57,15 +60,24 @@ class Messages:
         """Waits for a message, and returns what was sent; arguments are those of ``send``."""
         path = self._path(kind, group, source, target)
         path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        wanted, ended = path.parent / f"{WANTED}{source}", path.parent / f"{ENDED}{source}"
-        limit = time.monotonic() + _PATIENCE_S
-        while not path.exists():
-            wanted.touch()
-            if time.monotonic() > limit or (ended.exists() and not path.exists()):
-                self._refuse(f"rank {target if target >= 0 else 'of the group'} waits for rank {source}, which ended.")
-            time.sleep(_POLL_S)
+        if not path.exists():
+            self._wait_for(path, source)
         with path.open("rb") as file:
             return pickle.load(file)  # noqa: S301 - written by a rank of this job a moment ago
+
+    def _wait_for(self, path: Path, source: int) -> None:
+        waiting, ended = path.parent / f"{WAITING}{self._role.rank}", path.parent / f"{ENDED}{source}"
+        waiting.touch()
+        (path.parent / f"{WANTED}{source}").touch()
+        limit = time.monotonic() + _PATIENCE_S
+        while not path.exists():
+            if time.monotonic() > limit or (ended.exists() and not path.exists()):
+                self._refuse(
+                    f"rank {self._role.rank} waits for what rank {source} sends, and that one has sent nothing: a dry "
+                    "run cannot follow this exchange."
+                )
+            time.sleep(_POLL_S)
+        waiting.unlink(missing_ok=True)
 
     def _path(self, kind: str, group: Sequence[int], source: int, target: int) -> Path:
         members = zlib.crc32(repr(tuple(group)).encode())
