@@ -37,7 +37,7 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     native.install(card, memory)
     one_device.install()
     tensor_types.install()
-    _put(torch._C, {"_has_cuda": True})
+    _put(torch._C, {"_has_cuda": True, "_get_accelerator": lambda *_: torch.device("cuda")})
     _put(torch.version, {"cuda": torch.version.cuda or native.CUDA_VERSION})
     _install_state(card)
     _install_classes()

@@ -38,7 +38,7 @@ def down(value: Any) -> Any:
     """
     if not is_cuda(value):
         return value
-    if value is not FACE:
+    if torch.device(value).type != FACE.type:
         ORDINALS.use(value)
     return FACE
 

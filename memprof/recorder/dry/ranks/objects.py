@@ -39,6 +39,7 @@ class Objects:
         """
         self._messages = messages
         self._role = role
+        self._is_inside = False
 
     def install(self) -> None:
         """Replaces the functions of torch.distributed."""
@@ -124,8 +125,14 @@ class Objects:
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:  # torch calls the function again inside a function mode, and irecv inside recv
+                return original(*args, **kwargs)
             given = form.bind(*args, **kwargs).arguments
-            done = original(*args, **kwargs)
+            self._is_inside = True
+            try:
+                done = original(*args, **kwargs)
+            finally:
+                self._is_inside = False
             peer, place = (given.get(first, given.get(second)) for first, second in _PEERS)
             if peer is None and place is None:
                 return done  # from any rank
@@ -134,7 +141,8 @@ class Objects:
             self._role.note_peer(other)
             if "dst" in form.parameters:
                 self._send_values(tensor, other, group)
-            elif original.__name__ == "recv":
+                return _Sent(tensor) if isinstance(done, dist.Work) else done
+            if original.__name__ == "recv":
                 self._receive_values(tensor, other, group)
             return done
 
@@ -164,6 +172,29 @@ class Objects:
         if found is not None:
             with torch._C._DisableTorchDispatch():
                 note(tensor, torch.tensor(found, dtype=tensor.dtype))
+
+
+class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
+    """A tensor on its way. It stays in memory as long as the job keeps this, with NCCL until the job waits for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Keeps the tensor."""
+        super().__init__()
+        self._tensor: torch.Tensor | None = tensor
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns at once: True."""
+        if self._tensor is not None and self._tensor.is_cuda:
+            self._tensor = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Returns True."""
+        return True
 
 
 def _standing_in(original: Any, function: Callable[..., Any]) -> Any:
