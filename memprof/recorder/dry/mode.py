@@ -24,6 +24,7 @@ from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.known import compute, follow_values, is_data, known, note
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.dry.ranks.collectives import returned
 from memprof.recorder.dry.random_stream import RandomStream
 
 if TYPE_CHECKING:
@@ -165,6 +166,9 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
+        passed_on = returned(func, args, kwargs)
+        if passed_on is not None:
+            return passed_on
         sized = (
             sized_by_data(func)
             or ctc_shape(func)

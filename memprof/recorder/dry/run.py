@@ -17,6 +17,7 @@ from torch.utils import _foreach_utils
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
+from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
@@ -86,7 +87,7 @@ class DryRun:
             from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs torch.distributed
 
             Objects(self._messages, self._role).install()
-        allow_missing_ranks(self._role)  # now: a job may initialize its process group before it creates a model
+        allow_missing_ranks(self._role, lambda: leave_out_checkpoints(self._answers.count_left_out))  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""

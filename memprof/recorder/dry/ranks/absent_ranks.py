@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 _FAKE = "fake"
 
 
-def allow_missing_ranks(role: Role) -> None:
+def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
     """Makes the job's process groups consist of this process alone, whatever their world size.
 
     Every collective completes at once. Its tensors have their real sizes, and their values are never read.
 
     Args:
         role: Notes the groups.
+        joined: Called when the job has created its process group.
     """
     if not torch.distributed.is_available():
         return
@@ -36,6 +37,7 @@ def allow_missing_ranks(role: Role) -> None:
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         original(_FAKE, rank=rank, world_size=world_size, store=FakeStore())
         role.join(rank, world_size)
+        joined()
 
     @wraps(create)
     def new_group(
