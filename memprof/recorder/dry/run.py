@@ -26,6 +26,7 @@ from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.replicas import dry_replicas
 from memprof.recorder.dry.ranks.role import Role
+from memprof.recorder.dry.ranks.sharding import leave_out_shape_propagation
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -87,7 +88,7 @@ class DryRun:
             from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs torch.distributed
 
             Objects(self._messages, self._role).install()
-        allow_missing_ranks(self._role, lambda: leave_out_checkpoints(self._answers.count_left_out))  # now: a job may initialize its process group before it creates a model
+        allow_missing_ranks(self._role, self._join)  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""
@@ -133,6 +134,11 @@ class DryRun:
         """Returns notes on the dry run for the reader of the trace."""
         found = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
         return [note for notes in found for note in notes]
+
+    def _join(self) -> None:
+        """Adapts what only distributed jobs use, once the job has created its process group."""
+        leave_out_checkpoints(self._answers.count_left_out)
+        leave_out_shape_propagation()
 
     def _is_begun(self) -> bool:
         return self._mode is not None and self._mode.is_begun
