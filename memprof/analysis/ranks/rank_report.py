@@ -206,7 +206,8 @@ def _dry_ranks(world_size: int, manifests: Sequence[Manifest]) -> str:
     parts += [f"rank{'s' * (len(alone) > 1)} {name_numbers(alone)}"] if alone else []
     unknown = set(range(world_size)).difference(alone, *(ranks for _, ranks in sets))
     rest = f" Rank{'s' * (len(unknown) > 1)} {name_numbers(unknown)} may differ from these." if unknown else ""
-    return f"Of {world_size} ranks, {len(manifests)} {'was' if len(manifests) == 1 else 'were'} dry-run: {'; '.join(parts)}.{rest}"
+    were = "1 was" if len(manifests) == 1 else f"{len(manifests)} were"
+    return f"Of {world_size} ranks, {were} dry-run: {'; '.join(parts)}.{rest}"
 
 
 def name_numbers(numbers: Iterable[int]) -> str:

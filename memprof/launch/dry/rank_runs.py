@@ -127,9 +127,7 @@ class RankRuns:
     def _start(self, rank: int, stdout: int | None, stderr: int | None) -> None:
         environment = {**self._environment, **rank_environment(rank, self._ranks, self._nodes)}
         if rank == 0:
-            started = subprocess.Popen(
-                self._command, env=environment, close_fds=False, stdout=stdout, stderr=stderr
-            )
+            started = subprocess.Popen(self._command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
         else:
             with open(self._errors(rank), "wb") as errors:
                 started = subprocess.Popen(

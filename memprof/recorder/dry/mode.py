@@ -24,8 +24,8 @@ from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.known import compute, follow_values, is_data, known, note
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
-from memprof.recorder.dry.ranks.collectives import returned
 from memprof.recorder.dry.random_stream import RandomStream
+from memprof.recorder.dry.ranks.collectives import returned
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice

@@ -16,17 +16,12 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
-from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
-from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
-from memprof.recorder.dry.ranks.replicas import dry_replicas
-from memprof.recorder.dry.ranks.role import Role
-from memprof.recorder.dry.ranks.sharding import leave_out_shape_propagation
+from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -52,6 +47,9 @@ class DryRun:
     With a virtual device, everything that the job places on the device is fake from the beginning.
 
     Its patches to torch are permanent: the process ends with the dry run.
+
+    Attributes:
+        rank: This process as a rank of its job.
     """
 
     def __init__(self, refuse: Callable[[str], NoReturn], spool: Path, device: VirtualDevice | None = None) -> None:
@@ -70,13 +68,11 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
-        self._role = Role()
-        self._messages = Messages(spool, self._role, refuse)
+        self.rank = DryRank(spool, refuse, self._answers.count_left_out)
 
     def install(self) -> None:
         """Waits for the first model."""
         self._files.install()
-        dry_replicas(self._refuse)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             self._begin_at(owner)
         if self._device is not None:
@@ -84,11 +80,7 @@ class DryRun:
         else:
             refuse_missing_device(self._refuse)
             mark_lent()
-        if torch.distributed.is_available():
-            from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs torch.distributed
-
-            Objects(self._messages, self._role).install()
-        allow_missing_ranks(self._role, self._join)  # now: a job may initialize its process group before it creates a model
+        self.rank.install()
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""
@@ -122,23 +114,10 @@ class DryRun:
 
         return note
 
-    def write_role(self, spool: Path) -> None:
-        """Writes what this rank did, for the parent, which finds ranks that do the same.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self._role.write(spool)
-
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
         found = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
         return [note for notes in found for note in notes]
-
-    def _join(self) -> None:
-        """Adapts what only distributed jobs use, once the job has created its process group."""
-        leave_out_checkpoints(self._answers.count_left_out)
-        leave_out_shape_propagation()
 
     def _is_begun(self) -> bool:
         return self._mode is not None and self._mode.is_begun
@@ -168,7 +147,7 @@ class DryRun:
 
         allow_subclasses()
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self._role.note_operator)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.note_operator)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         self._mode.__enter__()

@@ -112,7 +112,9 @@ class KeptTensors:
         """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views."""
         tensors = live_objects(torch.Tensor)
         gradients = {
-            id(tensor.grad) for tensor in tensors if not is_computed(tensor) and tensor.requires_grad and tensor.grad is not None
+            id(tensor.grad)
+            for tensor in tensors
+            if not is_computed(tensor) and tensor.requires_grad and tensor.grad is not None
         }
         kinds: dict[Kind, list[torch.Tensor]] = {}
         seen: set[int] = set()

@@ -47,9 +47,7 @@ class VirtualMemory:
         observers: Called with device, requested bytes, capacity and free bytes when a request fails.
     """
 
-    def __init__(
-        self, settings: Settings, *, context_bytes: int = 0, is_strict: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, context_bytes: int = 0, is_strict: bool = False) -> None:
         """Starts with nothing reserved.
 
         Args:

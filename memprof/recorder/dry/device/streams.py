@@ -90,7 +90,7 @@ class Stream:
 
     def __repr__(self) -> str:
         """Reads as torch's own does."""
-        return f"<torch.cuda.Stream device={CUDA} cuda_stream={self.cuda_stream:#x}>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
 class ExternalStream(Stream):

@@ -24,8 +24,6 @@ def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
         role: Notes the groups.
         joined: Called when the job has created its process group.
     """
-    if not torch.distributed.is_available():
-        return
     groups: Any = torch.distributed.distributed_c10d
     original, create = groups.init_process_group, groups._new_group_with_tag
 
@@ -41,7 +39,11 @@ def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
 
     @wraps(create)
     def new_group(
-        ranks: Sequence[int] | None = None, timeout: Any = None, backend: Any = None, options: Any = None, *rest: Any,
+        ranks: Sequence[int] | None = None,
+        timeout: Any = None,
+        backend: Any = None,
+        options: Any = None,
+        *rest: Any,
         **kwargs: Any,
     ) -> Any:
         del backend, options

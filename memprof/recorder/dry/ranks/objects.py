@@ -67,14 +67,22 @@ class Objects:
             object_list[:] = [copy.deepcopy(obj) for _ in object_list]
 
     def _gather(
-        self, obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
         group_dst: int | None = None,
     ) -> None:
         if _is_member(group) and object_gather_list is not None and self._role.rank == _rank(group, dst, group_dst):
             object_gather_list[:] = [copy.deepcopy(obj) for _ in object_gather_list]
 
     def _broadcast(
-        self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
         group_src: int | None = None,
     ) -> None:
         if not _is_member(group):
@@ -83,8 +91,12 @@ class Objects:
         object_list[:] = found
 
     def _scatter(
-        self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None, group: Any = None, group_src: int | None = None,
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
     ) -> None:
         if not _is_member(group):
             return
@@ -99,16 +111,26 @@ class Objects:
         return self._messages.receive(kind, members, source, -1)
 
     def _send_list(
-        self, object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
-        group_dst: int | None = None, use_batch: bool = False,
+        self,
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        use_batch: bool = False,
     ) -> None:
         target = _rank(group, dst, group_dst)
         self._role.note_peer(target)
         self._messages.send("object", dist.get_process_group_ranks(group), self._role.rank, target, object_list)
 
     def _receive_list(
-        self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
-        group_src: int | None = None, use_batch: bool = False,
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+        use_batch: bool = False,
     ) -> int:
         source = _rank(group, src, group_src)
         self._role.note_peer(source)

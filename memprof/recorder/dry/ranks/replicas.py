@@ -24,8 +24,6 @@ def dry_replicas(refuse: Callable[[str], NoReturn]) -> None:
     Args:
         refuse: Ends the job with a message.
     """
-    if not dist.is_available():
-        return
 
     def refuse_hook(*_: Any) -> None:
         refuse("communication hooks of DistributedDataParallel cannot be dry-run; start the job without them.")
