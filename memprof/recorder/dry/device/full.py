@@ -47,9 +47,9 @@ def out_of_memory(
         f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU {ORDINALS.index} has a total "
         f"capacity of {_size(total)} of which {_size(free)} is free. Including non-PyTorch memory, this process has "
         f"{_size(used)} memory in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, "
-        f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-        "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
-        "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+        f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+        "is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
+        "for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
         "pytorch-alloc-conf)"
     )
 
