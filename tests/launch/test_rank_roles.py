@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
 from memprof.launch.dry.rank_runs import rank_environment
+from memprof.launch.parent.target import CannotStartError, Target
+from memprof.launch.parent.torchrun import check_ranks
 from memprof.trace.files.rank_roles import RankRole
 
 
@@ -92,3 +96,23 @@ def test_variables_are_those_of_torchrun() -> None:
     assert variables["GROUP_RANK"] == "1"
     assert variables["WORLD_SIZE"] == "16"
     assert variables["LOCAL_WORLD_SIZE"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "sentence"),
+    [
+        ("train.py", {"dry_run": False}, "add --dry-run"),
+        ("train.py", {"ranks": 0, "nodes": 2}, "add --ranks 64"),
+        ("train.py", {"ranks": 2048}, "exceeds the maximum of 1,024"),
+        ("train.py", {"ranks": 10, "nodes": 4}, "10 ranks cannot be divided evenly among 4 nodes"),
+        ("train.py", {"plan_ranks": 8}, "leave one out"),
+        ("train.py", {"environment": {"WORLD_SIZE": "2"}}, "WORLD_SIZE is set"),
+        ("", {}, "name the script in place of torchrun"),
+    ],
+)
+def test_ranks_that_cannot_be_started_are_refused(target: str, changes: dict[str, Any], sentence: str) -> None:
+    """One sentence, before anything is started."""
+    job = Target((sys.executable, target), target) if target else Target(("torchrun", "train.py"), "train.py")
+    options = {"ranks": 8, "nodes": 1, "plan_ranks": 1, "environment": {}, "dry_run": True, **changes}
+    with pytest.raises(CannotStartError, match=sentence):
+        check_ranks(job, **options)
