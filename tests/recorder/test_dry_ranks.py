@@ -91,7 +91,7 @@ def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:
         ("fsdp.py prefetch", 2, 0),
         ("fsdp.py old", 2, 0),
         ("fsdp.py old_grad", 2, 0),
-        ("tensors.py", 2, 0),
+        ("tensors.py", 2, 65_536),
         ("tensors.py two", 4, 0),
         ("stages.py gpipe", 2, 0),
         ("stages.py 1f1b", 3, 0),
@@ -100,7 +100,10 @@ def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: int, late_bytes: int) -> None:
-    """Real ranks send through gloo; a dry run of each has the peak to the byte, but for what gloo's threads hold."""
+    """Real ranks send through gloo; a dry run of each has the peak to the byte, but for what gloo's threads hold.
+
+    Of functional collectives, they release a whole activation of 64 KiB before or after the peak.
+    """
     script, *words = job.split()
     words = [str(_JOBS / script), *words]
     real = record(tmp_path, "--stop", "--", *_torchrun(ranks), *words, name="real.memprof")
@@ -108,7 +111,11 @@ def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: i
     measured, expected = _peaks(real.trace), _peaks(dry.trace)
     for rank in dry.trace.ranks:
         for alike in (rank, *dry.trace.manifest_of(rank).same_ranks):
-            assert 0 <= measured[alike] - expected[rank] <= _LATE_BYTES + late_bytes, (alike, measured, expected)
+            assert -late_bytes <= measured[alike] - expected[rank] <= _LATE_BYTES + late_bytes, (
+                alike,
+                measured,
+                expected,
+            )
 
 
 @pytest.mark.slow

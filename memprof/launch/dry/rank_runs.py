@@ -69,6 +69,8 @@ class RankRuns:
         self._ranks, self._nodes, self._name = ranks, nodes, name
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, int] = {}
+        self._decided = 0  # ranks that had ended when the roles were looked at last
+        self._wanted: list[int] = []
         self._at_once = max(1, len(os.sched_getaffinity(0)))
 
     def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
@@ -97,15 +99,16 @@ class RankRuns:
     def _start_needed(self, stdout: int | None, stderr: int | None) -> bool:
         """Starts ranks as far as processors are free; returns False if the job is not one that can be."""
         needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
-        if 0 in self._ended:
+        if 0 in self._ended and self._decided < len(self._ended):
+            self._decided = len(self._ended)
             known = {rank: role for rank in self._ended if (role := read_role(self._spool, rank)) is not None}
             if not self._is_distributed(known.get(0)):
                 return False
             roles = find_roles(Grid.of(self._ranks, known[0].groups), known, MOST_RUNS)
             write_same(self._spool, roles.same)
-            needed += roles.wanted
+            self._wanted = roles.wanted
         waiting = sum((self._folder / f"{WAITING}{rank}").exists() for rank in self._running)
-        for rank in needed:
+        for rank in (*needed, *self._wanted):
             if rank not in self._running and rank not in self._ended and len(self._running) - waiting < self._at_once:
                 self._start(rank, stdout, stderr)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ class DryRank:
         self._messages = Messages(spool, self._role, refuse)
         self._refuse = refuse
         self._count_left_out = count_left_out
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Replaces what torch.distributed sends and receives; a job may join its ranks before it creates a model."""
@@ -47,12 +49,13 @@ class DryRank:
         self._role.note_operator(func, result)
 
     def write_role(self, spool: Path) -> None:
-        """Writes what this rank did, for the parent, which finds ranks that do the same.
+        """Writes what this rank did, for the parent, which finds ranks that do the same; nothing in other processes.
 
         Raises:
             OSError: It cannot be written.
         """
-        self._role.write(spool)
+        if self._role.world_size and os.getpid() == self._pid:
+            self._role.write(spool)
 
     def _join(self) -> None:
         """Adapts what only distributed jobs use, once the job has created its process group."""
