@@ -150,6 +150,10 @@ class OperatorMode(SlidingMode):
         except Exception as fault:  # noqa: BLE001 - whatever fails in here must not reach the job
             self._on_fault(fault)
 
+    def intern(self, name: str) -> int:
+        """Returns the number of an operator's name."""
+        return self._log.intern("names", name)
+
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None) -> None:
         """Prepares for a run of consecutive operators; on a device, their streams are recorded.
 

@@ -30,6 +30,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NAMES = (
     "peak_exactness",
     "dry_run",
+    "compiled",
     "published_peaks",
     "blind_peaks",
     "real_gpus",

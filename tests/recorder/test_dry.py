@@ -351,10 +351,9 @@ def test_times_are_a_roofline_and_say_so(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (("--light",), "leave one out"),
-        (("--compile", "."), "a dry run cannot apply compile"),
         (("--remat", "1GiB"), "a dry run cannot apply remat"),
     ],
-    ids=["light", "compile", "remat"],
+    ids=["light", "remat"],
 )
 def test_what_does_not_go_with_a_dry_run_is_refused_before_the_job_starts(
     tmp_path: Path, options: tuple[str, ...], sentence: str

@@ -14,7 +14,7 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.inputs import ran_on
 from memprof.policies.plan.several_steps import transform_all
 from memprof.replay.within import fullest_of
-from memprof.trace.schema import Memory
+from memprof.trace.schema import Floats, Memory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -52,28 +52,50 @@ def steps_of_dry_run(policy: Policy, basis: Basis, trace: Trace) -> tuple[Step, 
         InconclusiveError: It contains no complete step.
         PolicyError: The policy does not apply to the recorded step.
     """
+    modelled = transform_all(policy, (basis.step, *basis.others))
+    found = matching_steps(basis, trace)
+    if found is None:
+        return None
+    return tuple(as_recorded(step, before, _times(step, before)) for step, before in zip(found, modelled, strict=True))
+
+
+def matching_steps(basis: Basis, trace: Trace) -> tuple[Step, ...] | None:
+    """Returns the steps of a dry run on the same inputs as those of a basis; None if one is missing.
+
+    Args:
+        basis: The steps as recorded.
+        trace: The dry run.
+
+    Raises:
+        BadInputError: The dry run recorded no operators.
+        InconclusiveError: It contains no complete step.
+    """
     require_whole_step(trace)
     recorded = (basis.step, *basis.others)
     inputs = {step: ran_on(step) for step in map(trace.step, trace.step_peaks())}
     numbers = {step.number for step in recorded}
     found = []
-    for before, modelled in zip(recorded, transform_all(policy, recorded), strict=True):
+    for before in recorded:
         same = [step for step, shapes in inputs.items() if shapes == ran_on(before)]
         # Recorded steps that the basis leaves out run the same operators; a dry run of other steps may have numbers
         # that stand for something else.
         close = [step for step in same if step.number == before.number or step.number not in numbers] or same
         if not close:
             return None
-        found.append(_with_times(fullest_of(close), modelled))
+        found.append(fullest_of(close))
     return tuple(found)
 
 
-def _with_times(step: Step, modelled: Step) -> Step:
-    """Returns a dry-run step with what only the recording contains, and the times of the modelled step."""
-    known = dict(zip(_operators(modelled), modelled.ops.duration_us.tolist(), strict=True))
-    durations = np.array([known.get(operator, 0.0) for operator in _operators(step)], np.float64)
+def as_recorded(step: Step, recorded: Step, durations: Floats) -> Step:
+    """Returns a dry-run step with what only a recording contains, and with other operator times.
+
+    Args:
+        step: The step.
+        recorded: A step of the recording.
+        durations: Times of the operators of ``step`` in microseconds, shape ``(ops,)``.
+    """
     return dataclasses.replace(
-        modelled,
+        recorded,
         modules=step.modules,
         module_calls=step.module_calls,
         stacks=step.stacks,
@@ -86,6 +108,12 @@ def _with_times(step: Step, modelled: Step) -> Step:
         storage_ids=step.storage_ids,
         trained_modules=step.trained_modules,
     )
+
+
+def _times(step: Step, modelled: Step) -> Floats:
+    """Returns the times that the same operators have in the modelled step, shape ``(ops,)``; 0 for others."""
+    known = dict(zip(_operators(modelled), modelled.ops.duration_us.tolist(), strict=True))
+    return np.array([known.get(operator, 0.0) for operator in _operators(step)], np.float64)
 
 
 def _operators(step: Step) -> Iterator[tuple[str, str, str, int]]:

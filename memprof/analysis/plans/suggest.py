@@ -88,7 +88,8 @@ class Suggestion:
 
     def source_of(self, one: Candidate) -> str:
         """Returns how a plan's numbers were obtained, including the times of the step it starts from."""
-        return max(one.source, self.basis.source, key=SOURCES.index)
+        source = "modelled" if one.policies in self.basis.dry_steps else one.source  # a dry run's times are modelled
+        return max(source, self.basis.source, key=SOURCES.index)
 
 
 def suggest(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
 from memprof.launch.dry.dry_job import (
     DryOutcome,
     EndedError,
@@ -37,13 +38,16 @@ class DryChecks:
     are discarded, and it reaches no network. An interruption (Ctrl-C) ends all dry runs.
     """
 
-    def __init__(self, manifest: Manifest, window: DryWindow, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, manifest: Manifest, window: DryWindow, announce: Callable[[str], None], option: str = "--check"
+    ) -> None:
         """Finds the job; runs nothing yet.
 
         Args:
             manifest: The recording's.
             window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
             announce: Called before the first dry run with the command and its isolation.
+            option: The option that asks for the dry runs, named there.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -53,6 +57,7 @@ class DryChecks:
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
         self._window = cover_recorded_steps(window, manifest)
         self._announce = announce
+        self._option = option
         self._is_apart: bool | None = None
         self._was_interrupted = False
 
@@ -65,6 +70,16 @@ class DryChecks:
             say: Called with a sentence on each next action.
         """
         return dry_run_steps(found, most, lambda plan, path: self._run(plan, say, path))
+
+    def compiled(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> CompiledPlans:
+        """Returns the plans that compile the job within the budget, or as close to it as they come.
+
+        Args:
+            found: The search result.
+            most: Maximum number of dry runs for each set of other policies.
+            say: Called with a sentence on each next action.
+        """
+        return compiled_plans(found, most, lambda plan, path: self._run(plan, say, path))
 
     def check(
         self,
@@ -126,7 +141,7 @@ class DryChecks:
         if self._is_apart is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
             self._is_apart = not why_not
-            self._announce(_describe_run(self._target, why_not))
+            self._announce(_describe_run(self._option, self._target, why_not))
         say(f"dry-running {self._target.name} with {plan.describe()}")
         try:
             return dry_run(self._target, plan, self._window, self._device, keep, apart=self._is_apart)
@@ -135,10 +150,10 @@ class DryChecks:
             return _INTERRUPTED
 
 
-def _describe_run(target: Target, why_not_isolated: str) -> str:
+def _describe_run(option: str, target: Target, why_not_isolated: str) -> str:
     """Returns a sentence with the command about to run, and what it can change."""
     program, *words = mask_words(target.arguments)
     command = shlex.join((Path(program).name, *words))
     if why_not_isolated:
-        return f"--check dry-runs {command} in this folder, where it may write, with its network ({why_not_isolated})."
-    return f"--check dry-runs {command} without a network; files it writes in this folder are thrown away."
+        return f"{option} dry-runs {command} in this folder, where it may write, with its network ({why_not_isolated})."
+    return f"{option} dry-runs {command} without a network; files it writes in this folder are thrown away."

@@ -1,4 +1,4 @@
-"""Rejects plans that a dry run cannot apply: those that compile or depend on real memory use and timing."""
+"""Rejects plans that a dry run cannot apply: those that depend on real memory use and timing."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.report.light_run import describe_highest
     from memprof.analysis.report.steps_in_words import describe_steps
     from memprof.errors import BadInputError
-    from memprof.trace.files.spool import DRY_RUN, MISSED_STEP, UNUSED_DEVICE
+    from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, UNUSED_DEVICE
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
@@ -113,10 +113,21 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
     fit = dry_fit(trace)
+    compiled = [f"{note}." for note in trace.manifest.notes if is_dry and note.startswith(COMPILED)]
     made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
-    sentences = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    sentences = [
+        sentence,
+        fits,
+        *compiled,
+        made_up,
+        ends,
+        *missed,
+        result.remark,
+        *job_notes(trace, is_part=bool(part)),
+        part,
+    ]
     shown = shlex.quote(str(result.path))
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:

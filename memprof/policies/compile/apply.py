@@ -11,6 +11,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules, outermost
+from memprof.policies.runtime.own_types import is_dry_run
 
 if TYPE_CHECKING:
     from memprof.policies.compile.policy import Compile
@@ -21,20 +22,36 @@ def apply(job: Job, policy: Compile) -> None:
     """Compiles the chosen modules; each is compiled when it is first called.
 
     Raises:
-        PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU.
+        PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU; or this is a
+            dry run on a GPU.
     """
     modules = job.modules_named()
     names = outermost(match_modules(policy.modules, modules))
+    if is_dry_run() and job.device.type != "cpu":
+        raise PolicyError(
+            "a dry run compiles for the CPU only: leave the policy out, or record a real run under the plan."
+        )
     compiler = os.environ.get("CXX") or "g++"
-    if job.device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++")):
+    if job.device.type == "cpu" and not is_dry_run() and not (shutil.which(compiler) or shutil.which("clang++")):
         raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")
     backend = _backend(policy.activation_budget)
+    if names == [""] and policy.activation_budget < 1:
+        _limit_own_regions(job, policy.activation_budget)
     for name in names:
         job.wrap_forward(modules[name], lambda before: torch.compile(before, backend=backend))
     job.notes.append(
         f"{len(names)} module{'s are' if len(names) > 1 else ' is'} compiled in the first steps, which take longer; "
         "compiled dropout draws other random numbers."
     )
+
+
+def _limit_own_regions(job: Job, budget: float) -> None:
+    """Sets the budget of what the job compiles by itself, in which a region of this policy would be only inlined."""
+    import torch._functorch.config as settings
+
+    before = settings.activation_memory_budget
+    settings.activation_memory_budget = budget
+    job.on_undo(lambda: setattr(settings, "activation_memory_budget", before))
 
 
 def _backend(budget: float) -> Callable[..., Any]:
@@ -44,7 +61,7 @@ def _backend(budget: float) -> Callable[..., Any]:
         PolicyError: This torch does not support such a budget.
     """
     import torch._functorch.config as settings
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import compile_fx as compiler
 
     if not hasattr(settings, "activation_memory_budget"):
         raise PolicyError("activation_memory_budget requires torch 2.4 or newer.")
@@ -52,6 +69,6 @@ def _backend(budget: float) -> Callable[..., Any]:
     def compile_under_budget(graph: Any, inputs: Any) -> Any:
         # What is kept for backward is settled while forward is compiled.
         with settings.patch(activation_memory_budget=budget):
-            return compile_fx(graph, inputs)
+            return compiler.compile_fx(graph, inputs)  # looked up late: a dry run replaces it
 
     return compile_under_budget

@@ -26,10 +26,6 @@ class Compile(Policy):
 
     name: ClassVar[str] = "compile"
     live_refusal: ClassVar[str] = "its effect can only be measured"
-    dry_refusal: ClassVar[str] = (
-        "operators run one by one, and what the compiler saves is known only after it has compiled the model. Leave "
-        "the policy out of the dry run, or record a real run under the plan."
-    )
     set_in_framework: ClassVar[Mapping[str, str]] = {
         "hf": "the Trainer compiles the model itself. Set torch_compile=True.",
         "lightning": "compile the model itself: torch.compile(module).",

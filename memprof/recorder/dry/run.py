@@ -27,6 +27,7 @@ from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
+    from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
     from memprof.recorder.dry.kernel_probe import Kernels
     from memprof.recorder.dry.mode import DryMode
@@ -65,6 +66,7 @@ class DryRun:
         self._refuse = refuse
         self._mode: DryMode | None = None
         self._kernels: Kernels | None = None
+        self._regions: CompiledRegions | None = None
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
@@ -89,6 +91,8 @@ class DryRun:
         device = self._device
         mode.fake_type = FakeTensor
         self._sources = sources
+        if self._regions is not None:
+            self._regions.adopt(mode, sources)
         if device is None:
             mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
@@ -116,7 +120,9 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
-        found = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
+        found = [
+            part.notes() for part in (self._answers, self._kernels, self._regions, self._device) if part is not None
+        ]
         return [note for notes in found for note in notes]
 
     def _is_begun(self) -> bool:
@@ -141,6 +147,7 @@ class DryRun:
         if threading.current_thread() is not threading.main_thread():
             return
         # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
+        from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
         from memprof.recorder.dry.subclasses import allow_subclasses
@@ -148,6 +155,7 @@ class DryRun:
         allow_subclasses()
         self._kernels = Kernels()
         self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.note_operator)
+        self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         self._mode.__enter__()
@@ -273,16 +281,15 @@ class DryRun:
 
     def _leave_out(self) -> None:
         """Disables what is meaningless without values."""
-        count = self._answers.count_left_out
         torch_module: Any = torch
         compile_for_real = torch_module.compile
 
-        def compile_nothing(model: Any = None, **settings: Any) -> Any:
-            if sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING):
+        @wraps(compile_for_real)
+        def compile_dry(model: Any = None, **settings: Any) -> Any:
+            is_own = sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING)
+            if is_own or (self._regions is not None and self._regions.prepare(model)):
                 return compile_for_real(model, **settings)
-            count("torch.compile was ignored: a dry run is eager")
             return model if model is not None else lambda function: function
 
         torch_module.save = self._files.save
-        torch_module.compile = compile_nothing
-        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was ignored: a dry run is eager")  # type: ignore[method-assign]
+        torch_module.compile = compile_dry

@@ -130,6 +130,10 @@ MISSED_STEP = "not recorded: "
 #: Mark of a job that has an optimizer and called models only without gradients: its recording never began.
 UNTRAINED = "untrained"
 
+#: Start of the notes of a dry run on what was compiled.
+COMPILED = "torch.compile"
+#: Part of those notes where a region was not compiled.
+RAN_EAGERLY = "ran eagerly, and a real run differs"
 #: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.
 UNUSED_DEVICE = "the job allocated nothing on the virtual device"
 

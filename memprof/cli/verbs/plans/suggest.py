@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from memprof.cli.options.search_options import read_search_request, search_optio
 from memprof.cli.options.shared_options import force_option, json_option, write_option
 from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
-from memprof.errors import MemprofError, UsageError
+from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
@@ -101,6 +100,17 @@ Examples:
     "[default: 3]",
 )
 @option(
+    "--compile",
+    "compile_runs",
+    group="Dry runs",
+    is_flag=False,
+    flag_value=6,
+    type=click.IntRange(min=1),
+    metavar="[N]",
+    help="Dry-run the recorded job under torch.compile, with decreasing activation budgets until it fits, and list "
+    "these plans too; N dry runs at most.  [default: 6]",
+)
+@option(
     "--explain",
     "explained",
     group="Output",
@@ -126,6 +136,7 @@ def suggest(
     planner: str,
     compiled: tuple[str, ...],
     check: int | None,
+    compile_runs: int | None,
     explained: int | None,
     written: Path | None,
     force: bool,
@@ -146,7 +157,8 @@ def suggest(
     and 3 if the recording contains no complete step, whose recorded part is then shown.
 
     With --check, in the folder where the job was recorded, the job is dry-run under the best plans, as by `memprof
-    record --dry-run --plan`; --write keeps the confirmed one.
+    record --dry-run --plan`; --write keeps the confirmed one. With --compile, it is dry-run under torch.compile, and
+    the compiled plans are listed among the others.
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
@@ -161,6 +173,11 @@ def suggest(
             "--check dry-runs the job as it was recorded under the best plans: leave out --explain and other sizes "
             "such as --at-batch."
         )
+    if compile_runs is not None and (at or search_flags["machine"]):
+        raise UsageError(
+            "--compile dry-runs the job as it was recorded, on the same device: leave out --machine and other sizes "
+            "such as --at-batch."
+        )
     if target is not None and is_json:
         raise UsageError("--emit prints one plan in another form: leave out --json.")
     if compiled and search_flags["machine"]:
@@ -172,9 +189,12 @@ def suggest(
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
     from memprof.cli.progress import SearchBar
+    from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled
+    from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
     from memprof.policies.compile.measured import policies_of_compiled
+    from memprof.policies.compile.policy import Compile
     from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
 
@@ -194,56 +214,28 @@ def suggest(
         is_checked=check is not None,
     )
 
+    if compile_runs is not None and Compile.name in request.forbid:
+        raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")
+    compiled_plans = CompiledPlans()
+
     def searched(
         search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, *, is_shown: bool = True
     ) -> Suggestion:
-        at_steps = replace(basis, dry_steps=dry_steps)
+        at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
         if not is_shown:
             return search(opened, at_steps, search_request)
         with SearchBar(search_request) as bar:
             return search(opened, at_steps, search_request, bar.add)
 
     found, checked = searched(request), None
+    best = found.answer.best
+    if compile_runs is not None and (best is None or best.policies):
+        compiled_plans = find_compiled(found, compile_runs)
+        found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)))
+        found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))
     if check is not None:
-        found, checked = _check(found, check, searched)
+        found, checked = check_plans(found, check, searched)
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
-
-
-def _check(found: Suggestion, most: int, search: Callable[..., Suggestion]) -> tuple[Suggestion, tuple[Checked, ...]]:
-    """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
-
-    Before that, it is dry-run under the policies of these plans that are best not modelled, and the search repeated; it
-    is repeated, too, with what a dry run took more than predicted.
-
-    Args:
-        found: The search result for plans to be checked.
-        most: Maximum number of dry runs.
-        search: Repeats the search, for a search request and steps from dry runs.
-    """
-    from memprof.analysis.plans.dry_check_results import INTERRUPTED
-    from memprof.cli.harmless import notify
-    from memprof.cli.progress import CheckLine
-    from memprof.launch.dry.dry_check import DryChecks
-    from memprof.launch.parent.settings import read_dry_window
-
-    window = read_dry_window(Path.cwd())
-    try:
-        checks = DryChecks(found.manifest, window, notify)
-        with CheckLine() as line:
-            dry_steps = checks.steps(found, most, line.show)
-        if dry_steps:
-            found = search(found.answer.search_request, dry_steps)
-        with CheckLine() as line:
-            again = partial(search, dry_steps=dry_steps, is_shown=False)
-            found, checked = checks.check(found, most, again, line.show)
-    except MemprofError as error:
-        why = str(error)
-    else:
-        why = next((one.reason for one in checked), "")
-        if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
-            return found, checked
-    unchecked = search(replace(found.answer.search_request, is_checked=False))
-    return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:

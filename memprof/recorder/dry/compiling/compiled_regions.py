@@ -1,0 +1,248 @@
+"""Compiles what the job compiles, up to the kernels, with the dry run's modes suspended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.uncompiled import skip_compiling
+from memprof.recorder.clock import clock_ns
+from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
+from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.mode import DryMode
+    from memprof.recorder.operators import OperatorMode
+    from memprof.recorder.profiler.sources import MemorySources
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+#: Settings of inductor that would run kernels while compiling, generate no Python, or read what a real run cached.
+_SETTINGS: dict[str, Any] = {
+    "force_disable_caches": True,
+    "cpp_wrapper": False,
+    "fx_wrapper": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "triton.cudagraphs": False,
+    "benchmark_kernel": False,
+    "benchmark_fusion": False,
+    "cpp.vec_isa_ok": True,
+    "compile_threads": 1,
+}
+#: Precedes the names of fused kernels among those of operators.
+_NAMESPACE = "inductor"
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class CompiledRegions:
+    """The job's compiled regions: traced and lowered by torch on shapes, then run without kernels.
+
+    A region that cannot be lowered here runs eagerly, which a note says.
+    """
+
+    def __init__(self, mode: DryMode, refuse: Callable[[str], NoReturn], *, is_virtual: bool) -> None:
+        """Changes nothing yet.
+
+        Args:
+            mode: The dry run's mode.
+            refuse: Ends the job with a message.
+            is_virtual: Whether the job runs on a virtual GPU, for which nothing is compiled.
+        """
+        self._mode = mode
+        self._refuse = refuse
+        self._is_virtual = is_virtual
+        self._operators: OperatorMode | None = None
+        self._sources: MemorySources | None = None
+        self._kernels: dict[str, OperatorTraits] = {}
+        self._graphs = 0
+        self._eager: Counter[str] = Counter()
+        self._is_ready: bool | None = None
+
+    def adopt(self, operators: OperatorMode, sources: MemorySources) -> None:
+        """Sets the recorder's components, once it records."""
+        self._operators, self._sources = operators, sources
+
+    def notes(self) -> list[str]:
+        """Returns notes on the graphs that were compiled, and on those that were not."""
+        notes = []
+        if self._graphs:
+            notes.append(f"{COMPILED}: {_count(self._graphs, 'graph')} compiled as in a real run, up to the kernels")
+        for reason, count in self._eager.items():
+            notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
+        return notes
+
+    def prepare(self, function: Any) -> bool:
+        """Replaces torch's compiler, once, before the job uses it.
+
+        Args:
+            function: What the job compiles.
+
+        Returns:
+            Whether it can be compiled; otherwise it runs eagerly.
+        """
+        if isinstance(getattr(function, "__self__", None), torch.optim.Optimizer):
+            # While it is traced, torch creates the optimizer's state, which the recorder would not see.
+            self._eager["an optimizer's step is not compiled in a dry run"] += 1
+            return False
+        if self._is_virtual:
+            self._eager["nothing is compiled for a virtual GPU"] += 1
+            return False
+        if self._is_ready is None:
+            self._is_ready = self._prepare()
+        if not self._is_ready:
+            self._eager[f"the compiler of torch {torch.__version__} has parts that memprof does not support"] += 1
+        return self._is_ready
+
+    def _prepare(self) -> bool:
+        from torch._dynamo import convert_frame
+        from torch._inductor import compile_fx as compiler
+
+        entry: Any = getattr(convert_frame, "CatchErrorsWrapper", None)
+        module: Any = compiler
+        if entry is None or not hasattr(module, "compile_fx_inner"):
+            return False
+        try:
+            replace_generated_calls(self._run_fake, self._born, self._ran)
+        except AttributeError:
+            return False
+        folder = tempfile.mkdtemp(prefix="torchinductor_memprof_")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[_CACHE] = folder
+        entry.__call__ = self._suspended_in(entry.__call__)
+        module.compile_fx = self._lowering(module.compile_fx, module.compile_fx_inner)
+        return True
+
+    def _suspended_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+            with self._suspended():
+                return function(*args, **kwargs)
+
+        return compile_frame
+
+    def _lowering(self, compile_fx: Callable[..., Any], compile_inner: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._dynamo import exc
+        from torch._functorch import config as tracing
+        from torch._inductor import config
+
+        control = (exc.RestartAnalysis, exc.SkipFrame)  # raised to trace the function again, or not at all
+        settings = {name: value for name, value in _SETTINGS.items() if _has(config, name)}
+
+        def lower(graph: Any, inputs: Any, **options: Any) -> Any:
+            """Returns the compiled graph; it is called again for each variant, such as one without gradients."""
+            patches = {**(options.pop("config_patches", None) or {}), **settings}
+            inner = self._running(options.get("inner_compile", compile_inner))
+            options["inner_compile"] = config.patch(patches)(inner)
+            try:
+                with config.patch(patches), tracing.patch(enable_autograd_cache=False):
+                    return compile_fx(graph, _examples(graph, inputs), **options)
+            except control:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever inductor raises, the region can still run eagerly
+                self._eager[_first_line(error)] += 1
+                return graph
+
+        return lower
+
+    def _running(self, compile_inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps inductor's compiler of one graph: forward, backward, or both."""
+
+        @wraps(compile_inner)
+        def compile_graph(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_inner(*args, **kwargs)
+            self._graphs += 1
+            run = getattr(compiled, "current_callable", None)
+            if run is not None:
+
+                def run_or_refuse(inputs: Any) -> Any:
+                    try:
+                        return run(inputs)
+                    except Exception as error:  # noqa: BLE001 - the generated code, not the job, failed
+                        self._refuse(
+                            f"the code of a compiled region cannot be dry-run: {_first_line(error)}. Dry-run the job "
+                            "with TORCHDYNAMO_DISABLE=1, which runs it eagerly, or record a real run."
+                        )
+
+                skip_compiling(run_or_refuse)
+                compiled.current_callable = run_or_refuse
+            return compiled
+
+        return compile_graph
+
+    def _run_fake(self, function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with self._suspended(), torch.no_grad(), self._mode:
+            made: torch.Tensor = function(*args, **kwargs)
+        return made
+
+    def _born(self, tensor: torch.Tensor) -> None:
+        sources = self._sources
+        if sources is not None and sources.is_open and sources.on_output is not None:
+            sources.on_output(tensor, clock_ns())
+
+    def _ran(self, kernel: Kernel, arguments: Sequence[Any], frame: FrameType) -> None:
+        operators, now_ns = self._operators, clock_ns()
+        if operators is None or not operators.is_on or not operators.is_here():
+            return
+        traits = self._kernels.get(kernel.name)
+        if traits is None:
+            traits = OperatorTraits(kernel, operators.intern(f"{_NAMESPACE}.{kernel.name}"))
+            traits.mutated, traits.flags = kernel.written, FLAG_MUTATES
+            self._kernels[kernel.name] = traits
+        with self._suspended():
+            operators.rows.add(traits, arguments, None, None, now_ns, now_ns, frame)
+
+    @contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """Suspends the dry run and the recorder on this thread."""
+        operators = self._operators
+        is_here = operators is not None and operators.is_here()
+        was_on = operators is not None and operators.is_on
+        fake = torch._C._unset_dispatch_mode(_FAKE)
+        if operators is not None and is_here:
+            operators.slide_out()
+        try:
+            yield
+        finally:
+            if operators is not None and is_here:
+                operators.slide_in()
+                operators.is_on = was_on
+            if fake is not None:
+                torch._C._unset_dispatch_mode(_FAKE)
+                torch._C._set_dispatch_mode(fake)
+
+
+def _examples(graph: Any, inputs: Any) -> list[Any]:
+    """Returns the tensors that the graph was traced with in place of the job's."""
+    traced = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
+    if len(traced) != len(inputs):
+        return list(inputs)
+    return [given if example is None else example for given, example in zip(inputs, traced, strict=True)]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _has(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
