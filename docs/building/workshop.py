@@ -41,6 +41,7 @@ RECIPES = {
     "dry-run.pickle": (
         "memprof record --dry-run --device a100-80g -o dry.memprof train.py --batch-size 8 --snapshot dry-run.pickle"
     ),
+    "stages.memprof": "memprof record --dry-run --device rtx4090 --ranks 4 -o stages.memprof stages.py 1f1b",
     "trace.json.gz": "python profiled.py",
 }
 
@@ -186,6 +187,8 @@ def _furnish(folder: Path) -> None:
     job = Path(__file__).with_name("job.py")
     shutil.copy(job, folder / "train.py")
     shutil.copy(job, folder / "spawning.py")
+    for name in ("stages.py", "small_gpt.py"):
+        shutil.copy(ROOT / "tests" / "recorder" / "rank_jobs" / name, folder / name)
     (folder / "package").mkdir()
     shutil.copy(job, folder / "package" / "train.py")
     (folder / "profiled.py").write_text(_PROFILED, encoding="utf-8")

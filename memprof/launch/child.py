@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _recorder: Recorder | LightRecorder | None = None
 _plan: UnderPlan | None = None
 _card: Card | None = None
+_dry: DryRun | None = None
 
 
 def install(settings: dict[str, Any]) -> None:
@@ -44,7 +45,7 @@ def install(settings: dict[str, Any]) -> None:
     Raises:
         SystemExit: The plan cannot be read in this process; the job ends.
     """
-    global _plan  # noqa: PLW0603 - one plan per process, shared with its forked children
+    global _plan, _dry  # noqa: PLW0603 - one of each per process, the plan shared with its forked children
     spool = Path(settings["spool"])
     is_light = bool(settings.get("light"))
     is_dry = bool(settings.get("dry_run"))
@@ -61,8 +62,8 @@ def install(settings: dict[str, Any]) -> None:
         mark_if_newer(torch.__version__, spool)
     try:
         NativeEvents.initialize()
-        dry = _dry_run(spool, settings) if is_dry else None
-        _start(spool, window, dry)
+        _dry = _dry_run(spool, settings) if is_dry else None
+        _start(spool, window, _dry)
     except Exception as error:
         if _plan is not None:
             # Without the recorder, model calls are not seen: the job would train without the plan.
@@ -92,13 +93,15 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
         from memprof.machines.card import find_card
         from memprof.policies.allocator.policy import options_in_force
         from memprof.recorder.dry.device.job_snapshots import SnapshotRequest
+        from memprof.recorder.dry.device.ordinals import ORDINALS
         from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)
+        ORDINALS.count = int(settings.get("devices") or os.environ.get("LOCAL_WORLD_SIZE", "1"))
         folder = settings.get("snapshots")
         request = SnapshotRequest(Path(folder), settings.get("snapshot_name", "")) if folder else None
         device = VirtualDevice(_card, options_in_force(os.environ), request, is_strict=bool(settings.get("strict")))
-    dry = DryRun(lambda sentence: refuse(sentence, spool), device)
+    dry = DryRun(lambda sentence: refuse(sentence, spool), spool, device)
     dry.install()
     return dry
 
@@ -130,6 +133,9 @@ def _finish(spool: Path) -> None:
         # An exception from a signal handler of the job would otherwise have occurred after the job's end.
         with suppress(Exception):
             _recorder.finish("the job ended", error)
+        if _dry is not None:
+            with suppress(OSError):  # a full disk
+                _dry.rank.write_role(spool)
         folder = spool / f"process-{os.getpid()}"
         if _card is None:
             write_device_speed(folder)

@@ -162,6 +162,7 @@ class Manifest(_Json):
         machine: Where it ran.
         rank: The process's rank in the job; 0 for a single-process job.
         world_size: Processes in the job.
+        same_ranks: In dry runs, other ranks that run the same operators on the same sizes, and were not run.
         pid: The process's id.
         node: Name of the machine it ran on; "" in recordings of older versions.
         clock: Identifies the clock of its times, shared by all processes of one running system; "" where unknown.
@@ -188,6 +189,7 @@ class Manifest(_Json):
     machine: Machine = field(default_factory=Machine)
     rank: int = 0
     world_size: int = 1
+    same_ranks: tuple[int, ...] = ()
     pid: int = 0
     node: str = ""
     clock: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from memprof.json_values import key, or_none
 from memprof.phases import in_order
 from memprof.trace.files.columns import Coded
 from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Ints, RankCurve, RankMoments, RankParts, Ranks
 from memprof.trace.store import Trace
 
@@ -180,7 +181,7 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
     elif not is_part and (missing := sorted(set(range(sizes[0])) - set(trace.ranks))):
         few, are, them = ("rank", "is", "it") if len(missing) == 1 else ("ranks", "are", "them")
         notes.append(
-            f"Of {sizes[0]} ranks, only rank {name_numbers(trace.ranks)} was dry-run."
+            _dry_ranks(sizes[0], manifests)
             if all(manifest.backend.name == DRY_RUN for manifest in manifests)
             else f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} "
             "here."
@@ -193,6 +194,20 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
             notes.append(f"The ranks were recorded with different versions of {what}: {', '.join(sorted(versions))}.")
     notes += _early_ends(trace.summary(Ranks))
     return tuple(notes)
+
+
+def _dry_ranks(world_size: int, manifests: Sequence[Manifest]) -> str:
+    """Returns which ranks of a job were dry-run, and which of the others do the same as one of these."""
+    if len(manifests) == 1 and not manifests[0].same_ranks:
+        return f"Of {world_size} ranks, only rank {manifests[0].rank} was dry-run."
+    alone = [one.rank for one in manifests if not one.same_ranks]
+    sets = [(one.rank, (*one.same_ranks, one.rank)) for one in manifests if one.same_ranks]
+    parts = [f"rank {rank} for ranks {name_numbers(ranks)}, which do the same" for rank, ranks in sets]
+    parts += [f"rank{'s' * (len(alone) > 1)} {name_numbers(alone)}"] if alone else []
+    unknown = set(range(world_size)).difference(alone, *(ranks for _, ranks in sets))
+    rest = f" Rank{'s' * (len(unknown) > 1)} {name_numbers(unknown)} may differ from these." if unknown else ""
+    were = "1 was" if len(manifests) == 1 else f"{len(manifests)} were"
+    return f"Of {world_size} ranks, {were} dry-run: {'; '.join(parts)}.{rest}"
 
 
 def name_numbers(numbers: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
 from memprof.launch.parent.target import CannotStartError, find_target
-from memprof.launch.parent.torchrun import on_ranks, ranks_of
+from memprof.launch.parent.torchrun import check_ranks, on_ranks, ranks_of
 from memprof.machines.card import find_card
 from memprof.trace.files.location import is_address
 
@@ -31,6 +31,7 @@ Examples:
   memprof record --shard fsdp --world-size 2 train.py
   memprof record --light train.py
   memprof record --dry-run train.py
+  memprof record --dry-run --device h100-80g --ranks 64 --nodes 8 train.py
 """
 
 
@@ -116,6 +117,22 @@ class RecordCommand(GroupedCommand):
     help="With --device: raise torch's out-of-memory error where the GPU is full, for jobs that catch it.",
 )
 @option(
+    "--ranks",
+    group="Dry run",
+    type=click.IntRange(min=1),
+    envvar="MEMPROF_RANKS",
+    metavar="N",
+    help="With --dry-run: ranks of a script that is distributed itself; one process is run for each distinct role.",
+)
+@option(
+    "--nodes",
+    group="Dry run",
+    type=click.IntRange(min=1),
+    envvar="MEMPROF_NODES",
+    metavar="N",
+    help="With --ranks: machines that the ranks are on, in equal numbers.  [default: 1]",
+)
+@option(
     "--keep-arguments",
     group="Output",
     is_flag=True,
@@ -154,6 +171,8 @@ def record(
     dry_run: bool,
     device: str,
     strict: bool,
+    ranks: int | None,
+    nodes: int | None,
     keep_arguments: bool,
     budget: str | None,
     fail_over_budget: bool,
@@ -174,6 +193,8 @@ def record(
     its first steps; the values it prints are placeholders, and it writes no checkpoint.
 
     With --device, a dry run simulates a GPU that need not be present, on which torch behaves as on a real one.
+
+    With --ranks, a dry run covers the ranks of a distributed job: of ranks that do the same, one is run.
 
     With --plan, or any of the policy flags, the job trains under that plan; the flags may be repeated.
 
@@ -212,9 +233,10 @@ def record(
         from memprof.launch.dry.dry_plan import check_plan  # imported here: policies are slow to import
 
         check_plan(plan)
-    ranks = ranks_of(plan)
     if not dry_run:  # a dry run has a single rank, with the others simulated
-        target = on_ranks(target, ranks, os.environ)
+        target = on_ranks(target, ranks_of(plan), os.environ)
+    if ranks is not None or nodes is not None:
+        check_ranks(target, ranks or 0, nodes or 1, ranks_of(plan), os.environ, dry_run=dry_run)
     address = output if output is not None and is_address(output) else ""
     settings = Settings(
         # A recording for a remote address is written here first.
@@ -230,6 +252,8 @@ def record(
         dry_run=dry_run,
         device=device,
         strict=strict and bool(device),
+        ranks=ranks or 0,
+        nodes=nodes or 1,
         plan=plan,
         plan_path=plan_path,
         keep_arguments=keep_arguments,

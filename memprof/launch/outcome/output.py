@@ -18,6 +18,7 @@ from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
+from memprof.trace.files.rank_roles import read_same
 from memprof.trace.files.size_limit import explain_write_error
 from memprof.trace.secrets.masking import mask_text, mask_words
 from memprof.version import __version__
@@ -115,7 +116,9 @@ def write_exit(spool: Path, returncode: int) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    ended = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    if same := read_same(spool):
+        ended["same_ranks"] = same
     write_private(spool / "exit.json", json.dumps(ended))
 
 

@@ -38,6 +38,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["dry_run"] = True
         child["device"] = settings.device
         child["strict"] = settings.strict
+        if ranks_of(settings.plan) > 1:
+            child["devices"] = 1  # --shard gives each rank a machine of one device
         if settings.snapshots is not None:
             child["snapshots"], child["snapshot_name"] = str(settings.snapshots), settings.snapshot_name
     variables: dict[str, str] = {}

@@ -239,6 +239,8 @@ def _run(
         with SignalRelay() as relay:
             # File descriptors beyond stderr are inherited by the job: process substitution, make's job server.
             command = [*within, *target.arguments]
+            if settings.ranks:
+                return _run_ranks(command, environment, spool, target, settings, relay, stdout, stderr)
             job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)
             while job.poll() is None:
@@ -248,6 +250,23 @@ def _run(
             return job.returncode, frozenset(relay.arrived)
     except OSError as error:
         raise _start_error(target, error) from None
+
+
+def _run_ranks(
+    command: list[str],
+    environment: dict[str, str],
+    spool: Path,
+    target: Target,
+    settings: Settings,
+    relay: SignalRelay,
+    stdout: int | None,
+    stderr: int | None,
+) -> tuple[int, frozenset[int]]:
+    """The same for a dry run of several ranks."""
+    from memprof.launch.dry.rank_runs import RankRuns
+
+    runs = RankRuns(command, environment, spool, settings.ranks, settings.nodes, target.name)
+    return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
 
 
 def _start_error(target: Target, error: OSError) -> MemprofError:

@@ -13,6 +13,8 @@ from memprof.launch.parent.target import CannotStartError, Target
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan
 
+#: Ranks of a dry run at most.
+MOST_RANKS = 1024
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -29,6 +31,45 @@ def ranks_of(plan: Plan | None) -> int:
     return sizes.pop() if sizes else 1
 
 
+def check_ranks(
+    target: Target, ranks: int, nodes: int, plan_ranks: int, environment: Mapping[str, str], *, dry_run: bool
+) -> None:
+    """Rejects ranks that a dry run cannot start.
+
+    Args:
+        target: The user's target.
+        ranks: Ranks of the job; 0 if not given.
+        nodes: Machines that they are on.
+        plan_ranks: Ranks of the plan; 1 if it shards nothing.
+        environment: The environment, which may mark this process as a rank.
+        dry_run: Whether the job is dry-run.
+
+    Raises:
+        CannotStartError: With the reason.
+    """
+    if not dry_run:
+        raise CannotStartError("--ranks and --nodes are for dry runs: add --dry-run, or start the ranks with torchrun.")
+    if not ranks:
+        raise CannotStartError("--nodes divides the ranks of --ranks among machines: add --ranks 64.")
+    if ranks > MOST_RANKS:
+        raise CannotStartError(f"--ranks {ranks:,} exceeds the maximum of {MOST_RANKS:,}.")
+    if ranks % nodes:
+        raise CannotStartError(f"{ranks:,} ranks cannot be divided evenly among {nodes:,} nodes.")
+    if plan_ranks > 1:
+        raise CannotStartError(
+            "--ranks is for scripts that are distributed themselves, and --shard for others: leave one out."
+        )
+    if "WORLD_SIZE" in environment:
+        raise CannotStartError("WORLD_SIZE is set: this process is a rank already. Leave out --ranks, or unset it.")
+    if not _is_python(target):
+        raise CannotStartError(f"--ranks starts the ranks itself: name the script in place of {target.arguments[0]}.")
+
+
+def _is_python(target: Target) -> bool:
+    """Whether a target is a script or a module, rather than a command."""
+    return target.arguments[0] == sys.executable and target.name in target.arguments[1:3]
+
+
 def on_ranks(target: Target, ranks: int, environment: Mapping[str, str]) -> Target:
     """Returns the job that runs a script or module once per rank.
 
@@ -37,8 +78,7 @@ def on_ranks(target: Target, ranks: int, environment: Mapping[str, str]) -> Targ
         ranks: Ranks of the plan.
         environment: The environment; if it marks this process as a rank, the other ranks are already started.
     """
-    is_python = target.arguments[0] == sys.executable and target.name in target.arguments[1:3]
-    if ranks == 1 or not is_python or "WORLD_SIZE" in environment:
+    if ranks == 1 or not _is_python(target) or "WORLD_SIZE" in environment:
         return target
     return replace(target, arguments=(sys.executable, *_TORCHRUN, str(ranks), *target.arguments[1:]))
 

@@ -25,6 +25,7 @@ from memprof.recorder.dry.known import compute, follow_values, is_data, known, n
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
+from memprof.recorder.dry.ranks.collectives import returned
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -61,6 +62,7 @@ class DryMode(FakeTensorMode):
         kernels: Kernels,
         refuse: Callable[[str], NoReturn],
         device: VirtualDevice | None = None,
+        note_operator: Callable[[Any, Any], None] | None = None,
     ) -> None:
         """Creates the mode; `torch._C._set_dispatch_mode` or entering it activates it.
 
@@ -69,6 +71,7 @@ class DryMode(FakeTensorMode):
             kernels: Measures the temporary memory of kernels.
             refuse: Ends the job with a message: an operator cannot be dry-run.
             device: The virtual device; None if the job runs on the machine's processor.
+            note_operator: Called with each operator and its result, for ranks to be compared by them.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
@@ -77,6 +80,7 @@ class DryMode(FakeTensorMode):
         self._kernels = kernels
         self._refuse = refuse
         self._device = device
+        self._note_operator = note_operator
         self._in_place = InPlace()
         self._random = RandomStream()
         self._is_inside = False
@@ -162,6 +166,9 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
+        passed_on = returned(func, args, kwargs)
+        if passed_on is not None:
+            return passed_on
         sized = (
             sized_by_data(func)
             or ctc_shape(func)
@@ -201,6 +208,8 @@ class DryMode(FakeTensorMode):
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and is_data(func, result):
             return func(*args, **kwargs)
+        if self._note_operator is not None:
+            self._note_operator(func, result)
         drawn = self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             _refuse_endless(result)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,13 +16,12 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.dry.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
-from memprof.recorder.dry.replicas import dry_replicas
+from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -48,13 +48,17 @@ class DryRun:
     With a virtual device, everything that the job places on the device is fake from the beginning.
 
     Its patches to torch are permanent: the process ends with the dry run.
+
+    Attributes:
+        rank: This process as a rank of its job.
     """
 
-    def __init__(self, refuse: Callable[[str], NoReturn], device: VirtualDevice | None = None) -> None:
+    def __init__(self, refuse: Callable[[str], NoReturn], spool: Path, device: VirtualDevice | None = None) -> None:
         """Changes nothing yet.
 
         Args:
             refuse: Ends the job with a message, which the parent prints.
+            spool: The recording's spool folder, through which ranks exchange what sizes depend on.
             device: The virtual device; None if the job runs on the machine's processor.
         """
         self._answers = Answers()
@@ -66,11 +70,11 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
+        self.rank = DryRank(spool, refuse, self._answers.count_left_out)
 
     def install(self) -> None:
         """Waits for the first model."""
         self._files.install()
-        dry_replicas(self._refuse)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             self._begin_at(owner)
         if self._device is not None:
@@ -78,7 +82,7 @@ class DryRun:
         else:
             refuse_missing_device(self._refuse)
             mark_lent()
-        allow_missing_ranks()  # now: a job may initialize its process group before it creates a model
+        self.rank.install()
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Adapts the components of a recording to fake tensors."""
@@ -150,7 +154,7 @@ class DryRun:
 
         allow_subclasses()
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.note_operator)
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)

@@ -131,7 +131,7 @@ class Inventory:
             if isinstance(tensor, torch.nn.Parameter):
                 category = PARAMETER
             else:
-                category = ACTIVATION if tensor.grad_fn is not None else HELD
+                category = ACTIVATION if is_computed(tensor) else HELD
             self._state(tensor, category, "", -1)
             address, size = self.owned_span(tensor)
             if address and address not in seen:
@@ -175,3 +175,11 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         inner = getattr(tensor, name)
         if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
             yield from plain_tensors(inner)
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows how a tensor was computed."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view of many whose base was written to, such as FSDP's of a flat parameter
+        return True

@@ -12,6 +12,7 @@ from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders
+from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import live_objects
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
@@ -111,7 +112,9 @@ class KeptTensors:
         """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views."""
         tensors = live_objects(torch.Tensor)
         gradients = {
-            id(tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None
+            id(tensor.grad)
+            for tensor in tensors
+            if not is_computed(tensor) and tensor.requires_grad and tensor.grad is not None
         }
         kinds: dict[Kind, list[torch.Tensor]] = {}
         seen: set[int] = set()
@@ -122,7 +125,7 @@ class KeptTensors:
             if address and size and address not in seen:
                 seen.add(address)
                 shape = "x".join(str(int(length)) for length in tensor.shape)
-                kind = (shape, str(tensor.dtype), str(tensor.device), tensor.grad_fn is not None)
+                kind = (shape, str(tensor.dtype), str(tensor.device), is_computed(tensor))
                 kinds.setdefault(kind, []).append(tensor)
         return kinds
 

@@ -55,6 +55,7 @@ def build_manifest(
         optimizers=tuple(usages.get("optimizers", ())),
         usages=tuple(usages.get("seen", ())),
         backend=backend_of(recording),
+        same_ranks=_same_ranks(common.rank, exit_record),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
@@ -100,6 +101,12 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         clock=start.get("clock", ""),
         plan=next(reversed(spool.records.get("plan", [])), None),
     )
+
+
+def _same_ranks(rank: int, exit_record: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Returns the ranks that a rank stands for, according to the parent."""
+    same = (exit_record or {}).get("same_ranks", {}).get(str(rank), ())
+    return tuple(int(other) for other in same if other != rank)
 
 
 def machine_of(spool: Spool, device: str, host: Machine) -> Machine:

@@ -18,6 +18,7 @@ from memprof.machines.card import Card
 from memprof.recorder.dry.device import native, one_device, tensor_types
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots
 from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream, Stream, renamed
 
 #: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
@@ -36,7 +37,7 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     native.install(card, memory)
     one_device.install()
     tensor_types.install()
-    _put(torch._C, {"_has_cuda": True})
+    _put(torch._C, {"_has_cuda": True, "_get_accelerator": lambda *_: torch.device("cuda")})
     _put(torch.version, {"cuda": torch.version.cuda or native.CUDA_VERSION})
     _install_state(card)
     _install_classes()
@@ -83,14 +84,14 @@ def _install_state(card: Card) -> None:
     properties = native.properties_of(card)
 
     def properties_of(device: int) -> native.DeviceProperties:
-        native.only_first(device)
+        ORDINALS.check(device)
         return properties
 
     _put(
         torch.cuda,
         {
             "_initialized": True,
-            "_cached_device_count": 1,
+            "_cached_device_count": ORDINALS.count,
             "_cudart": torch._C._cudart,  # type: ignore[attr-defined]  # put there by native
             "_is_in_bad_fork": _no,
             "_exchange_device": torch._C._cuda_exchangeDevice,
@@ -138,7 +139,7 @@ def _install_numbers() -> None:
             return torch.zeros(16, dtype=torch.uint8)
 
     _put(torch, {"Generator": renamed(Generator, generator)})
-    _put(torch.cuda, {"default_generators": (Generator("cuda"),)})
+    _put(torch.cuda, {"default_generators": tuple(Generator("cuda") for _ in range(ORDINALS.count))})
     answers = {
         **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), native.nothing),
         **dict.fromkeys(("set_rng_state", "set_rng_state_all"), native.nothing),
@@ -173,10 +174,10 @@ def _install_accelerator(accelerator: ModuleType) -> None:
     answers = {name: getattr(torch.cuda, name) for name in same if hasattr(accelerator, name)}
     answers |= {
         "is_available": _yes,
-        "device_count": lambda: 1,
+        "device_count": lambda: ORDINALS.count,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
-        **dict.fromkeys(("set_device_index", "set_device_idx"), native.only_first),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: ORDINALS.index),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), ORDINALS.use),
         "current_stream": lambda *_: torch.cuda.current_stream(),
         "set_stream": torch.cuda.set_stream,
         "synchronize": native.nothing,

@@ -1,9 +1,9 @@
 """Places tensors of a dry run on a CUDA device, in a torch that may have none.
 
-To Python they are on ``cuda:0``. Torch's C++ side, which needs guards and streams from a CUDA device and a thread from
-its autograd engine, sees another device that needs none of these. Python's calls are translated on the way down
-(`down`), and what C++ creates itself on the way up (`up`). The dispatch keys stay CUDA's, so that autocasting and
-everything else based on keys behaves as on CUDA.
+To Python they are on ``cuda:0``, or on the device of their rank (``ordinals``). Torch's C++ side, which needs guards
+and streams from a CUDA device and a thread from its autograd engine, sees another device that needs none of these.
+Python's calls are translated on the way down (`down`), and what C++ creates itself on the way up (`up`). The dispatch
+keys stay CUDA's, so that autocasting and everything else based on keys behaves as on CUDA.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.device.ordinals import ORDINALS
+
 #: The device that C++ sees. Of those that the autograd engine runs in the calling thread, this one is unused by jobs,
 #: and composite operators choose the same fused kernels for it as for CUDA (dropout).
 FACE = torch.device("lazy:0")
-CUDA = torch.device("cuda:0")
 _NAMES = ("cuda", "lazy")
 _PRIM_DEVICE = torch.ops.prim.device.default
-
-
-class WrongDeviceError(RuntimeError):
-    """The job uses a device index beyond the only device; worded like CUDA's error."""
 
 
 def is_cuda(value: Any) -> bool:
@@ -37,20 +34,19 @@ def down(value: Any) -> Any:
     """Returns the device passed to C++ in place of a value that names the CUDA device; other values unchanged.
 
     Raises:
-        WrongDeviceError: It names a second device.
+        RuntimeError: It names a device that the machine does not have.
     """
     if not is_cuda(value):
         return value
-    index = torch.device(value).index
-    if index:
-        raise WrongDeviceError("CUDA error: invalid device ordinal")
+    if torch.device(value).type != FACE.type:
+        ORDINALS.use(value)
     return FACE
 
 
 def up(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns an operator's keyword arguments with the device as Python sees it."""
     device = kwargs.get("device")
-    return kwargs if device is None or device.type != FACE.type else {**kwargs, "device": CUDA}
+    return kwargs if device is None or device.type != FACE.type else {**kwargs, "device": ORDINALS.current()}
 
 
 def is_on_device(tensor: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.replay.allocator.blocks import ALLOCATED
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import rounded_request, segment_size
@@ -41,14 +42,14 @@ def out_of_memory(
     used = context_bytes + reserved
     allowed = "" if settings.limit_bytes is None else f"{_size(settings.limit_bytes)} allowed; "
     for observe in observers:
-        observe(0, asked, total, free)
+        observe(ORDINALS.index, asked, total, free)
     return torch.OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU 0 has a total capacity of {_size(total)} of which "
-        f"{_size(free)} is free. Including non-PyTorch memory, this process has {_size(used)} memory in "
-        f"use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and "
-        f"{_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-        "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
-        "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+        f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU {ORDINALS.index} has a total "
+        f"capacity of {_size(total)} of which {_size(free)} is free. Including non-PyTorch memory, this process has "
+        f"{_size(used)} memory in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, "
+        f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+        "is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
+        "for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
         "pytorch-alloc-conf)"
     )
 

@@ -12,6 +12,7 @@ import torch
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.device.full import out_of_memory
 from memprof.recorder.dry.device.job_history import JobHistory
+from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
 from memprof.recorder.log import RawLog
 from memprof.replay.allocator.blocks import Block
@@ -36,7 +37,6 @@ class VirtualMemory:
     """Blocks for the storages of a dry run, as CUDA's caching allocator would assign them.
 
     Attributes:
-        device: Its name in recordings, such as ``cuda:0``.
         allocator: The allocator. When its device is full it frees its cache, and is unlimited from then on: a dry run
             reports what would be needed.
         was_used: Whether anything was ever allocated.
@@ -47,18 +47,14 @@ class VirtualMemory:
         observers: Called with device, requested bytes, capacity and free bytes when a request fails.
     """
 
-    def __init__(
-        self, settings: Settings, device: str = "cuda:0", *, context_bytes: int = 0, is_strict: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, context_bytes: int = 0, is_strict: bool = False) -> None:
         """Starts with nothing reserved.
 
         Args:
             settings: Settings of the allocator.
-            device: The device's name.
             context_bytes: Memory of the device outside the allocator.
             is_strict: As in the attribute.
         """
-        self.device = device
         self.is_strict = is_strict
         self.context_bytes = context_bytes
         self.allocator = CachingAllocator(settings)
@@ -231,6 +227,11 @@ class VirtualMemory:
         for block in self._in_use():
             log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
 
+    @property
+    def device(self) -> str:
+        """Its name in recordings, such as ``cuda:0``."""
+        return str(ORDINALS.current())
+
     def _in_use(self) -> list[Block]:
         return [*self._kept, *self._raw.values(), *(block for _, block in self._blocks.values())]
 
@@ -246,6 +247,7 @@ class VirtualMemory:
     def _change(self, block: Block, sign: int) -> None:
         self._statistics.change(block, sign)
         self.was_used = True
+        ORDINALS.is_fixed = True
 
     def _write(self, action: int, address: int, requested: int, change: int) -> None:
         log = self._log

@@ -19,6 +19,7 @@ import torch
 
 from memprof.machines.card import Card
 from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.streams import CUDA_TYPE, CUDAGraph, Event, Stream
 
 #: What ``torch.version.cuda`` says where torch was built without CUDA.
@@ -140,34 +141,23 @@ def _runtime(card: Card, memory: VirtualMemory) -> SimpleNamespace:
     )
 
 
-def only_first(device: Any) -> None:
-    """Refuses a device index beyond the only one, in CUDA's words.
-
-    Raises:
-        RuntimeError: There is no such device.
-    """
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index is not None and index > 0:
-        raise RuntimeError("CUDA error: invalid device ordinal")
-
-
 def _device(card: Card) -> dict[str, Any]:
     major, minor = card.capability
     version = [int(part) for part in (torch.version.cuda or CUDA_VERSION).split(".")[:2]]
     sync_debug = {"mode": 0}
 
     def exchange(device: int) -> int:
-        only_first(device)
-        return 0
+        ORDINALS.check(device)
+        return ORDINALS.index
 
     return {
         "_cuda_init": nothing,
-        "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": only_first,
+        "_cuda_getDeviceCount": lambda: ORDINALS.count,
+        "_cuda_getDevice": lambda: ORDINALS.index,
+        "_cuda_setDevice": ORDINALS.use,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
-        "_cuda_hasPrimaryContext": lambda device: device == 0,
+        "_cuda_hasPrimaryContext": lambda device: device == ORDINALS.index,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_canDeviceAccessPeer": lambda device, peer_device: False,
         "_cuda_getCompiledVersion": lambda: version[0] * 1000 + version[1] * 10,
@@ -183,17 +173,20 @@ def _device(card: Card) -> dict[str, Any]:
 
 
 def _streams() -> dict[str, Any]:
-    default = (0, 0, CUDA_TYPE)
-    now = {"stream": default}
+
+    def default(*_: Any) -> tuple[int, int, int]:
+        return 0, ORDINALS.index, CUDA_TYPE
+
+    now: dict[str, tuple[int, int, int]] = {}
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        only_first(device_index)
+        ORDINALS.check(device_index)
         now["stream"] = (stream_id, device_index, device_type)
 
     return {
-        "_cuda_getCurrentStream": lambda device: now["stream"],
-        "_cuda_getDefaultStream": lambda device: default,
-        "_cuda_getCurrentRawStream": lambda device: now["stream"][0],
+        "_cuda_getCurrentStream": lambda device: now.get("stream") or default(),
+        "_cuda_getDefaultStream": default,
+        "_cuda_getCurrentRawStream": lambda device: (now.get("stream") or default())[0],
         "_cuda_getStreamFromExternal": lambda data_ptr, device_index: (data_ptr, device_index, CUDA_TYPE),
         "_cuda_setStream": set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
@@ -204,7 +197,7 @@ def _memory(memory: VirtualMemory) -> dict[str, Any]:
     fraction = {"of": 1.0}
 
     def limit(share: float, device: int) -> None:
-        only_first(device)
+        ORDINALS.check(device)
         fraction["of"] = share
         memory.set_fraction(share)
 

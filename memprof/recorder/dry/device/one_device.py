@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device import native
+from memprof.recorder.dry.device.ordinals import ORDINALS
 
 #: Version of NCCL reported to a job.
 _NCCL = (2, 27, 7)
@@ -32,7 +32,7 @@ def install() -> None:
 
 def _on(devices: Any, tensors: Any) -> Any:
     for device in devices:
-        native.only_first(device)
+        ORDINALS.check(device)
     return tensors
 
 

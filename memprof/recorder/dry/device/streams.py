@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from memprof.recorder.dry.device.face import CUDA
+from memprof.recorder.dry.device.ordinals import ORDINALS
 
 #: Number of CUDA among torch's device types.
 CUDA_TYPE = 1
@@ -36,8 +36,8 @@ class Stream:
             known: ``stream_id``, ``device_index`` and ``device_type`` of a known stream.
         """
         self.stream_id = known["stream_id"] if "stream_id" in known else next(self._numbers)
-        self.device_index, self.device_type = 0, CUDA_TYPE
-        self.device, self.cuda_stream, self.priority = CUDA, self.stream_id, priority
+        self.device_index, self.device_type = ORDINALS.index, CUDA_TYPE
+        self.device, self.cuda_stream, self.priority = ORDINALS.current(), self.stream_id, priority
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class Stream:
 
     def __repr__(self) -> str:
         """Reads as torch's own does."""
-        return f"<torch.cuda.Stream device={CUDA} cuda_stream={self.cuda_stream:#x}>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
 class ExternalStream(Stream):
@@ -117,7 +117,7 @@ class Event:
         external: bool = False,
     ) -> None:
         """Makes an event that is not recorded yet; the arguments have no effect."""
-        self.device, self.cuda_event = CUDA, 0
+        self.device, self.cuda_event = ORDINALS.current(), 0
         self._recorded_s = 0.0
 
     @classmethod
@@ -236,7 +236,7 @@ def renamed(kind: type, original: Any) -> type:
         if name.startswith("_") or hasattr(kind, name):
             continue
         is_method = callable(getattr(original, name))
-        stated = CUDA if name == "device" else 0
+        stated = ORDINALS.current() if name == "device" else 0
         setattr(kind, name, _refusal(f"{kind.__module__}.{kind.__name__}.{name}") if is_method else stated)
     return kind
 

@@ -12,7 +12,6 @@ from memprof.machines.card import Card
 from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
-from memprof.recorder.dry.device.face import CUDA
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
@@ -23,6 +22,7 @@ from memprof.recorder.dry.device.kernels.int8 import int8_shape
 from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
 from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options
@@ -163,7 +163,7 @@ class VirtualDevice:
             if not isinstance(tensor, FakeTensor):
                 continue
             if reads and tensor.fake_device.type == "meta":
-                tensor.fake_device = CUDA  # seeds, whose device torch cannot infer
+                tensor.fake_device = ORDINALS.current()  # seeds, whose device torch cannot infer
             if tensor.fake_device.type == "cuda" and tensor.layout is torch.strided:
                 is_here = True
                 self.memory.hold(tensor)

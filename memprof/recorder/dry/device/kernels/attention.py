@@ -35,7 +35,7 @@ class Attention:
         """Computes attention; NotImplemented if torch's own composite matches CUDA (the math kernel)."""
         named = dict(zip(_NAMES, args, strict=False)) | kwargs
         query, key, value = (_cast(named[name]) for name in ("query", "key", "value"))
-        if not is_on_device(query):
+        if not is_on_device(getattr(query, "_local_tensor", query)):  # a DTensor attends with its own rules
             return NotImplemented
         mask, dropout = named.get("attn_mask"), float(named.get("dropout_p", 0.0))
         is_causal, scale = bool(named.get("is_causal", False)), named.get("scale")

@@ -1,4 +1,4 @@
-"""Dry-runs DistributedDataParallel on one rank, where it copies gradients into buckets and sends nothing.
+"""Dry-runs DistributedDataParallel, which copies gradients into buckets; nothing is sent.
 
 torch's reducer writes to the memory of tensors, which those of a dry run have none of. A reducer written in operators
 stands in for it; all else of DistributedDataParallel runs as it is.
@@ -7,12 +7,10 @@ stands in for it; all else of DistributedDataParallel runs as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as _distributed
-from torch.nn.parallel import DistributedDataParallel
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed
@@ -21,29 +19,15 @@ _IN_FLIGHT = 2
 
 
 def dry_replicas(refuse: Callable[[str], NoReturn]) -> None:
-    """Lets DistributedDataParallel run on one rank, and refuses it on several.
+    """Lets DistributedDataParallel run on one rank, alone or of several.
 
     Args:
         refuse: Ends the job with a message.
     """
-    wrapper: Any = DistributedDataParallel
-    if not dist.is_available():
-        return
-    original = wrapper.__init__
-
-    @wraps(original)
-    def init(self: Any, module: Any, *args: Any, process_group: Any = None, **kwargs: Any) -> None:
-        if dist.is_initialized() and dist.get_world_size(process_group) > 1:
-            refuse(
-                "torch.nn.parallel.DistributedDataParallel can only be dry-run on one rank (WORLD_SIZE=1). Start the "
-                "job without it; simulate its ranks with --shard ddp:N."
-            )
-        original(self, module, *args, process_group=process_group, **kwargs)
 
     def refuse_hook(*_: Any) -> None:
         refuse("communication hooks of DistributedDataParallel cannot be dry-run; start the job without them.")
 
-    wrapper.__init__ = init
     dist.Reducer = Reducer
     dist.Logger = _Logger
     dist._broadcast_coalesced = _flatten_in_turn

@@ -1,0 +1,151 @@
+"""Decides which ranks of a job must be dry-run, and which of the others do the same as one of these.
+
+Ranks have coordinates in the grid that the job's process groups span. Shards of a tensor shrink along each dimension of
+it, so ranks between two corners of a box that ran the same operators on the same sizes run them, too. Where the corners
+differ, the box is cut: the first rank from the others, the last one, then halves; a dimension along which ranks send
+tensors to one another (the stages of a pipeline), at every place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memprof.trace.files.rank_roles import RankRole
+
+#: A box of ranks: the first coordinate and the one after the last, for each dimension.
+_Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ranks of a job in the dimensions of its process groups.
+
+    Attributes:
+        sizes: Extent of each dimension.
+        places: Coordinates of each rank, shape ``(ranks, dimensions)``.
+    """
+
+    sizes: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(world_size: int, groups: Sequence[Sequence[int]]) -> Grid:
+        """Returns the grid that process groups span; one line of ranks where they span none.
+
+        Args:
+            world_size: Ranks of the job.
+            groups: Global ranks of each group, in order of creation.
+        """
+        sizes: tuple[int, ...] = ()
+        places: list[tuple[int, ...]] = [()] * world_size
+        for family in _families(world_size, groups):
+            size = len(family[0])
+            fresh = list(places)
+            for members in family:
+                for place, rank in enumerate(members):
+                    fresh[rank] = (*places[rank], place)
+            if len(set(fresh)) == len(set(places)) * size:
+                places, sizes = fresh, (*sizes, size)
+        if math.prod(sizes) == world_size:
+            return Grid(sizes, tuple(places))
+        # Ranks in the same place of all groups: numbered as one more dimension.
+        if world_size % math.prod(sizes) == 0:
+            counts: dict[tuple[int, ...], itertools.count[int]] = {}
+            places = [(next(counts.setdefault(place, itertools.count())), *place) for place in places]
+            return Grid((world_size // math.prod(sizes), *sizes), tuple(places))
+        return Grid((world_size,), tuple((rank,) for rank in range(world_size)))
+
+
+@dataclass
+class Roles:
+    """The state of the decision.
+
+    Attributes:
+        same: For each rank that was dry-run, those that do the same, including itself.
+        wanted: Ranks that must be dry-run next, in order; empty once all are known.
+    """
+
+    same: dict[int, list[int]] = field(default_factory=dict)
+    wanted: list[int] = field(default_factory=list)
+
+
+def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
+    """Returns what is known of all ranks, given those that were dry-run.
+
+    Args:
+        grid: The ranks.
+        known: Roles of the ranks that were dry-run.
+        most: Ranks that are dry-run at most. Ranks beyond are in no list of ``same``.
+    """
+    rank_at = {place: rank for rank, place in enumerate(grid.places)}
+    lines = _lines_of_peers(grid, known.values())
+    roles = Roles()
+    open_boxes: list[_Box] = [tuple((0, size) for size in grid.sizes)]
+    while open_boxes:
+        box = open_boxes.pop(0)
+        low = rank_at[tuple(first for first, _ in box)]
+        high = rank_at[tuple(end - 1 for _, end in box)]
+        if missing := [rank for rank in dict.fromkeys((low, high)) if rank not in known]:
+            roles.wanted += [rank for rank in missing if rank not in roles.wanted]
+        elif known[low].digest == known[high].digest:
+            inside = itertools.product(*(range(first, end) for first, end in box))
+            ranks = [rank_at[place] for place in inside]
+            for rank in ranks:
+                roles.same.setdefault(rank if rank in known else low, []).append(rank)
+        else:
+            open_boxes += _cut(box, grid.sizes, lines)
+    roles.wanted = roles.wanted[: max(0, most - len(known))]
+    return roles
+
+
+def _families(world_size: int, groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Returns sets of disjoint groups of one size that cover all ranks, the smallest groups first."""
+    by_size: dict[int, list[Sequence[int]]] = {}
+    for group in groups:
+        if 1 < len(group) < world_size:
+            by_size.setdefault(len(group), []).append(group)
+    families = []
+    for size in sorted(by_size):
+        family: list[Sequence[int]] = []
+        covered: set[int] = set()
+        for group in by_size[size]:
+            if not covered.isdisjoint(group):
+                family, covered = [], set()
+            family.append(group)
+            covered |= set(group)
+            if len(covered) == world_size:
+                families.append(family)
+                family, covered = [], set()
+    return families
+
+
+def _lines_of_peers(grid: Grid, roles: Collection[RankRole]) -> set[int]:
+    """Returns the dimensions along which ranks send tensors to one another."""
+    lines = set()
+    for role in roles:
+        for peer in role.peers:
+            here, there = grid.places[role.rank], grid.places[peer]
+            differ = [axis for axis, (one, other) in enumerate(zip(here, there, strict=True)) if one != other]
+            if len(differ) == 1:
+                lines.add(differ[0])
+    return lines
+
+
+def _cut(box: _Box, sizes: Sequence[int], lines: Collection[int]) -> list[_Box]:
+    """Returns the parts of a box whose corners do different things."""
+    lengths = [end - first for first, end in box]
+    staged = [axis for axis in lines if lengths[axis] > 1]
+    axis = staged[0] if staged else lengths.index(max(lengths))
+    first, end = box[axis]
+    if staged:
+        cuts = list(range(first, end + 1))
+    elif first == 0 and end > 2:
+        cuts = [first, first + 1, end]
+    elif end == sizes[axis] and end - first > 2:
+        cuts = [first, end - 1, end]
+    else:
+        cuts = [first, (first + end) // 2, end]
+    return [(*box[:axis], part, *box[axis + 1 :]) for part in itertools.pairwise(cuts)]

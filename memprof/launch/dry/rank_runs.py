@@ -1,0 +1,171 @@
+"""Dry-runs the ranks of a distributed job: one process for each distinct role, a few at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from memprof.launch.dry.rank_roles import Grid, find_roles
+from memprof.launch.outcome.plan_marks import mark_refused
+from memprof.launch.parent.relay import SignalRelay
+from memprof.trace.files.private_file import FOLDER_MODE
+from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED, RankRole, read_role, write_same
+
+#: Ranks that are dry-run at most.
+MOST_RUNS = 32
+_POLL_S = 0.05
+
+
+def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
+    """Returns the variables that torchrun sets for a rank.
+
+    Args:
+        rank: Its number.
+        ranks: Ranks of the job.
+        nodes: Machines they are on, in equal numbers.
+    """
+    on_node = ranks // nodes
+    numbers = {
+        **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
+        "LOCAL_RANK": rank % on_node,
+        "GROUP_RANK": rank // on_node,
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), ranks),
+        "LOCAL_WORLD_SIZE": on_node,
+        "GROUP_WORLD_SIZE": nodes,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "MASTER_PORT": 29500,
+    }
+    texts = {"MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "none", "ROLE_NAME": "default"}
+    return {**texts, **{name: str(number) for name, number in numbers.items()}}
+
+
+class RankRuns:
+    """The processes of a job's ranks."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], spool: Path, ranks: int, nodes: int, name: str
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            command: Command line of each rank.
+            environment: Their environment, without what differs between ranks.
+            spool: The recording's spool folder.
+            ranks: Ranks of the job.
+            nodes: Machines they are on.
+            name: The job's, for messages.
+        """
+        self._command = list(command)
+        self._environment = {"OMP_NUM_THREADS": "1", **environment}
+        self._spool = spool
+        self._folder = spool / FOLDER
+        self._ranks, self._nodes, self._name = ranks, nodes, name
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: dict[int, int] = {}
+        self._decided = 0  # ranks that had ended when the roles were looked at last
+        self._wanted: list[int] = []
+        self._at_once = max(1, len(os.sched_getaffinity(0)))
+
+    def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
+        """Dry-runs ranks until all roles are known; returns the exit status of the first that failed, else 0.
+
+        Args:
+            relay: Passes signals on to the ranks.
+            stdout: File descriptor for the output of rank 0; None for this process's own. Others' output is discarded.
+            stderr: The same for errors. Those of another rank are shown if it fails.
+        """
+        self._folder.mkdir(mode=FOLDER_MODE)
+        self._start(0, stdout, stderr)
+        try:
+            while self._running:
+                relay.wait(_POLL_S, self._signal)
+                status = self._reap(stderr)
+                if status or not self._start_needed(stdout, stderr):
+                    return status
+        finally:
+            for process in self._running.values():
+                process.terminate()
+            for process in self._running.values():
+                process.wait()
+        return 0
+
+    def _start_needed(self, stdout: int | None, stderr: int | None) -> bool:
+        """Starts ranks as far as processors are free; returns False if the job is not one that can be."""
+        needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
+        if 0 in self._ended and self._decided < len(self._ended):
+            self._decided = len(self._ended)
+            known = {rank: role for rank in self._ended if (role := read_role(self._spool, rank)) is not None}
+            if not self._is_distributed(known.get(0)):
+                return False
+            roles = find_roles(Grid.of(self._ranks, known[0].groups), known, MOST_RUNS)
+            write_same(self._spool, roles.same)
+            self._wanted = roles.wanted
+        waiting = sum((self._folder / f"{WAITING}{rank}").exists() for rank in self._running)
+        for rank in (*needed, *self._wanted):
+            if rank not in self._running and rank not in self._ended and len(self._running) - waiting < self._at_once:
+                self._start(rank, stdout, stderr)
+        return True
+
+    def _is_distributed(self, first: RankRole | None) -> bool:
+        """Returns whether the job is one of so many ranks; otherwise the parent will say why not."""
+        made = 0 if first is None else first.world_size
+        if made == self._ranks:
+            return True
+        sentence = f"{self._name} made a process group of {made:,} ranks, not of {self._ranks:,}: give that --ranks."
+        if not made:
+            sentence = (
+                f"{self._name} never called torch.distributed.init_process_group, so it has no ranks. --ranks is for "
+                f"scripts that are distributed; of others, simulate ranks with --shard ddp:{self._ranks}."
+            )
+        mark_refused(self._spool, sentence)
+        return False
+
+    def _start(self, rank: int, stdout: int | None, stderr: int | None) -> None:
+        environment = {**self._environment, **rank_environment(rank, self._ranks, self._nodes)}
+        if rank == 0:
+            started = subprocess.Popen(self._command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
+        else:
+            with open(self._errors(rank), "wb") as errors:
+                started = subprocess.Popen(
+                    self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+                )
+        self._running[rank] = started
+
+    def _errors(self, rank: int) -> Path:
+        return self._folder / f"errors-{rank}"
+
+    def _reap(self, stderr: int | None) -> int:
+        """Notes which ranks have ended; returns the status of one that failed, or 0."""
+        for rank, process in list(self._running.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del self._running[rank]
+            self._ended[rank] = status
+            (self._folder / f"{ENDED}{rank}").touch()
+            if status:
+                if rank and self._errors(rank).exists():
+                    with open(self._errors(rank), "rb") as errors, _open_errors(stderr) as shown:
+                        shown.write(f"rank {rank}:\n".encode())
+                        shutil.copyfileobj(errors, shown)
+                return status
+        return 0
+
+    def _signal(self, number: int) -> None:
+        for process in self._running.values():
+            process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _open_errors(descriptor: int | None) -> Iterator[BinaryIO]:
+    """Opens where the job's errors go; this process's own stream stays open."""
+    sys.stderr.flush()
+    with open(2 if descriptor is None else descriptor, "wb", closefd=False) as stream:
+        yield stream

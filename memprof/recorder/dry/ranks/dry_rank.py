@@ -1,0 +1,63 @@
+"""One rank of a dry run: what torch.distributed does for it, without the other ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
+from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
+from memprof.recorder.dry.ranks.messages import Messages
+from memprof.recorder.dry.ranks.replicas import dry_replicas
+from memprof.recorder.dry.ranks.role import Role
+from memprof.recorder.dry.ranks.sharding import leave_out_shape_propagation
+
+
+class DryRank:
+    """This process as a rank of its job."""
+
+    def __init__(self, spool: Path, refuse: Callable[[str], NoReturn], count_left_out: Callable[[str], None]) -> None:
+        """Changes nothing yet.
+
+        Args:
+            spool: The recording's spool folder, through which ranks exchange what sizes depend on.
+            refuse: Ends the job with a message.
+            count_left_out: Called for each action that is left out.
+        """
+        self._role = Role()
+        self._messages = Messages(spool, self._role, refuse)
+        self._refuse = refuse
+        self._count_left_out = count_left_out
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Replaces what torch.distributed sends and receives; a job may join its ranks before it creates a model."""
+        if not torch.distributed.is_available():
+            return
+        from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
+
+        dry_replicas(self._refuse)
+        Objects(self._messages, self._role).install()
+        allow_missing_ranks(self._role, self._join)
+
+    def note_operator(self, func: Any, result: Any) -> None:
+        """Notes an operator, for ranks to be compared by them."""
+        self._role.note_operator(func, result)
+
+    def write_role(self, spool: Path) -> None:
+        """Writes what this rank did, for the parent, which finds ranks that do the same; nothing in other processes.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._role.world_size and os.getpid() == self._pid:
+            self._role.write(spool)
+
+    def _join(self) -> None:
+        """Adapts what only distributed jobs use, once the job has created its process group."""
+        leave_out_checkpoints(self._count_left_out)
+        leave_out_shape_propagation()

@@ -1,0 +1,86 @@
+"""Carries Python objects and small integers between ranks that are dry-run in turn or side by side: through files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from memprof.recorder.dry.ranks.role import Role
+from memprof.trace.files.private_file import FOLDER_MODE, open_private
+from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED
+
+_POLL_S = 0.02
+#: A rank waits that long for another to send; under torchrun its launcher ends it sooner.
+_PATIENCE_S = 600.0
+
+
+class Messages:
+    """What this rank sends to others, and receives from them.
+
+    A rank that waits for another says so, and the parent then starts that one.
+    """
+
+    def __init__(self, spool: Path, role: Role, refuse: Callable[[str], NoReturn]) -> None:
+        """Prepares the exchange; creates nothing yet.
+
+        Args:
+            spool: The recording's spool folder, which the ranks of one machine share.
+            role: Contains this rank's number.
+            refuse: Ends the job with a message.
+        """
+        self._folder = spool / FOLDER
+        self._role = role
+        self._refuse = refuse
+        self._counts: Counter[str] = Counter()
+
+    def send(self, kind: str, group: Sequence[int], source: int, target: int, value: Any) -> None:
+        """Leaves a message.
+
+        Args:
+            kind: The function that sends, so that different ones never meet.
+            group: Global ranks of the process group.
+            source: Global rank that sends.
+            target: Global rank that receives; -1 for all of the group.
+            value: What is sent, which must be picklable.
+        """
+        path = self._path(kind, group, source, target)
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        with open_private(fresh, "xb") as file:
+            pickle.dump(value, file)
+        fresh.replace(path)
+
+    def receive(self, kind: str, group: Sequence[int], source: int, target: int) -> Any:
+        """Waits for a message, and returns what was sent; arguments are those of ``send``."""
+        path = self._path(kind, group, source, target)
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        if not path.exists():
+            self._wait_for(path, source)
+        with path.open("rb") as file:
+            return pickle.load(file)  # noqa: S301 - written by a rank of this job a moment ago
+
+    def _wait_for(self, path: Path, source: int) -> None:
+        waiting, ended = path.parent / f"{WAITING}{self._role.rank}", path.parent / f"{ENDED}{source}"
+        waiting.touch()
+        (path.parent / f"{WANTED}{source}").touch()
+        limit = time.monotonic() + _PATIENCE_S
+        while not path.exists():
+            if time.monotonic() > limit or (ended.exists() and not path.exists()):
+                self._refuse(
+                    f"rank {self._role.rank} waits for what rank {source} sends, and that one has sent nothing: a dry "
+                    "run cannot follow this exchange."
+                )
+            time.sleep(_POLL_S)
+        waiting.unlink(missing_ok=True)
+
+    def _path(self, kind: str, group: Sequence[int], source: int, target: int) -> Path:
+        members = zlib.crc32(repr(tuple(group)).encode())
+        name = f"{kind}-{members:08x}-{source}-{target}"
+        self._counts[name] += 1
+        return self._folder / f"{name}-{self._counts[name]}"

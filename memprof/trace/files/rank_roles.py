@@ -1,0 +1,75 @@
+"""What ranks of one job, dry-run in turn, leave in the spool folder for each other and for their parent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memprof.trace.files.private_file import FOLDER_MODE, open_private
+
+#: Folder in the spool folder.
+FOLDER = "ranks"
+#: Names, before a rank's number, of marks in it: another rank waits for this one; this one waits; it has ended.
+WANTED, WAITING, ENDED = "wanted-", "waiting-", "ended-"
+_ROLE, _SAME = "role-", "same"
+
+
+@dataclass(frozen=True)
+class RankRole:
+    """What one rank did in its dry run.
+
+    Attributes:
+        rank: Its number.
+        world_size: Ranks of the job; 0 if it never created a process group.
+        groups: The process groups that the job created, each a list of global ranks, in order.
+        peers: Ranks to which it sent tensors, or from which it received some, one to one.
+        digest: A number equal for ranks that ran the same operators with results of the same sizes.
+    """
+
+    rank: int
+    world_size: int
+    groups: list[list[int]]
+    peers: list[int]
+    digest: int
+
+    def write(self, spool: Path) -> None:
+        """Writes the role into a spool folder.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        folder = spool / FOLDER
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        fresh = folder / f"new-{_ROLE}{self.rank}"
+        with open_private(fresh, encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+        fresh.replace(folder / f"{_ROLE}{self.rank}")
+
+
+def read_role(spool: Path, rank: int) -> RankRole | None:
+    """Returns a rank's role, or None if the rank left none."""
+    try:
+        return RankRole(**json.loads((spool / FOLDER / f"{_ROLE}{rank}").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_same(spool: Path, same: Mapping[int, Sequence[int]]) -> None:
+    """Notes for each rank that was dry-run which ranks do the same.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with open_private(spool / FOLDER / _SAME, encoding="utf-8") as file:
+        json.dump(same, file)
+
+
+def read_same(spool: Path) -> dict[str, list[int]]:
+    """Returns the ranks that do the same as each that was dry-run, by its number; empty without such ranks."""
+    try:
+        found: dict[str, list[int]] = json.loads((spool / FOLDER / _SAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found

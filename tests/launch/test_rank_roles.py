@@ -1,0 +1,118 @@
+"""Which ranks of a job are dry-run, and for which others each of them stands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
+from memprof.launch.dry.rank_runs import rank_environment
+from memprof.launch.parent.target import CannotStartError, Target
+from memprof.launch.parent.torchrun import check_ranks
+from memprof.trace.files.rank_roles import RankRole
+
+
+def _decide(grid: Grid, role_of: Callable[[int], int], *, line: int = 0, most: int = 100) -> tuple[Roles, set[int]]:
+    """Dry-runs ranks until all is known; with `line`, each rank sends to the one so many further."""
+    known: dict[int, RankRole] = {}
+    ranks = len(grid.places)
+    while True:
+        roles = find_roles(grid, known, most)
+        if not roles.wanted:
+            return roles, set(known)
+        for rank in roles.wanted:
+            peers = [other for other in (rank - line, rank + line) if line and 0 <= other < ranks]
+            known[rank] = RankRole(rank, ranks, [], peers, role_of(rank))
+
+
+def _mesh(outer: int, inner: int) -> list[list[int]]:
+    """Returns the groups of a mesh with two dimensions, the inner one first."""
+    rows = [list(range(row * inner, (row + 1) * inner)) for row in range(outer)]
+    return [*rows, *([row[place] for row in rows] for place in range(inner))]
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 1024])
+def test_ranks_that_do_the_same_are_run_twice(ranks: int) -> None:
+    """The first and the last are run; all others do what these do."""
+    roles, run = _decide(Grid.of(ranks, []), lambda rank: 7)
+    assert run == {0, ranks - 1}
+    assert sorted(rank for ranks_alike in roles.same.values() for rank in ranks_alike) == list(range(ranks))
+
+
+def test_the_last_shard_is_found_where_it_is_shorter() -> None:
+    """65 rows over 64 ranks: 2 each for ranks 0 to 31, 1 for rank 32, none for the others."""
+    rows = [max(0, min(2, 65 - 2 * rank)) for rank in range(64)]
+    roles, run = _decide(Grid.of(64, []), lambda rank: rows[rank])
+    assert all(rows[one] == rows[other] for one, others in roles.same.items() for other in others)
+    assert sorted(rank for ranks_alike in roles.same.values() for rank in ranks_alike) == list(range(64))
+    assert len(run) < 20
+
+
+def test_a_rank_that_does_more_than_the_others_costs_two_runs() -> None:
+    """Rank 0 logs: besides it and the last one, rank 1 is run, which is like the last."""
+    roles, run = _decide(Grid.of(64, []), lambda rank: rank == 0)
+    assert run == {0, 1, 63}
+    assert roles.same[0] == [0]
+
+
+@pytest.mark.parametrize("stage_axis", [0, 1])
+def test_every_stage_of_a_pipeline_is_run_and_its_replicas_are_not(stage_axis: int) -> None:
+    """8 stages of 4 replicas: two of each stage are run, in whichever dimension the stages are."""
+    outer, inner = (8, 4) if stage_axis == 0 else (4, 8)
+    grid = Grid.of(32, _mesh(outer, inner))
+    assert sorted(grid.sizes) == [4, 8]
+    stage = (lambda rank: rank // 4) if stage_axis == 0 else (lambda rank: rank % 8)
+    roles, run = _decide(grid, stage, line=4 if stage_axis == 0 else 1)
+    assert all(stage(one) == stage(other) for one, others in roles.same.items() for other in others)
+    assert {stage(rank) for rank in run} == set(range(8))
+    assert len(run) == 16
+
+
+def test_groups_that_overlap_span_no_dimension_twice() -> None:
+    """The groups of data and tensor ranks, and both flattened into one, make a grid of 4 x 2 x 2."""
+    pairs = [[2 * place, 2 * place + 1] for place in range(8)]
+    halves = [[rank, rank + 2] for rank in (0, 1, 4, 5, 8, 9, 12, 13)]
+    fours = [[4 * place, 4 * place + 1, 4 * place + 2, 4 * place + 3] for place in range(4)]
+    grid = Grid.of(16, [*fours, *pairs, *halves])
+    assert sorted(grid.sizes) == [2, 2, 4]
+    assert len(set(grid.places)) == 16
+
+
+def test_no_more_ranks_are_run_than_allowed_and_the_rest_is_left_open() -> None:
+    """All 64 do something else: 10 are run, and of the others nothing is said."""
+    roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=10)
+    assert len(run) == 10
+    assert all(others == [one] for one, others in roles.same.items())
+
+
+def test_variables_are_those_of_torchrun() -> None:
+    """Rank 11 of 16 on 2 nodes is number 3 of the second."""
+    variables = rank_environment(11, 16, 2)
+    assert variables["RANK"] == "11"
+    assert variables["LOCAL_RANK"] == "3"
+    assert variables["GROUP_RANK"] == "1"
+    assert variables["WORLD_SIZE"] == "16"
+    assert variables["LOCAL_WORLD_SIZE"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "sentence"),
+    [
+        ("train.py", {"dry_run": False}, "add --dry-run"),
+        ("train.py", {"ranks": 0, "nodes": 2}, "add --ranks 64"),
+        ("train.py", {"ranks": 2048}, "exceeds the maximum of 1,024"),
+        ("train.py", {"ranks": 10, "nodes": 4}, "10 ranks cannot be divided evenly among 4 nodes"),
+        ("train.py", {"plan_ranks": 8}, "leave one out"),
+        ("train.py", {"environment": {"WORLD_SIZE": "2"}}, "WORLD_SIZE is set"),
+        ("", {}, "name the script in place of torchrun"),
+    ],
+)
+def test_ranks_that_cannot_be_started_are_refused(target: str, changes: dict[str, Any], sentence: str) -> None:
+    """One sentence, before anything is started."""
+    job = Target((sys.executable, target), target) if target else Target(("torchrun", "train.py"), "train.py")
+    options = {"ranks": 8, "nodes": 1, "plan_ranks": 1, "environment": {}, "dry_run": True, **changes}
+    with pytest.raises(CannotStartError, match=sentence):
+        check_ranks(job, **options)

@@ -1,0 +1,130 @@
+"""Scripts that are distributed themselves, dry-run rank by rank, and on real ranks over gloo."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+from memprof.trace.store import Trace
+from tests.recorder.recorded import record
+
+pytestmark = pytest.mark.timeout(600)
+
+_JOBS = Path(__file__).parent / "rank_jobs"
+#: What gloo's threads still hold of small tensors, which varies from run to run.
+_LATE_BYTES = 512
+_EVEN = """
+import torch, torch.distributed as dist, os
+from torch.distributed.fsdp import fully_shard
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+words = [None]
+if dist.get_rank() == 0:
+    words = [32]
+dist.broadcast_object_list(words)
+net = torch.nn.Sequential(torch.nn.Linear(words[0], 64), torch.nn.Linear(64, 64)).to(f"cuda:{rank}")
+assert next(net.parameters()).device == torch.device("cuda", rank) and torch.cuda.device_count() == 2
+for layer in net:
+    fully_shard(layer)
+fully_shard(net)
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(5):
+    net(torch.randn(8, 32, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_ALONE = """
+import torch
+net = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    net(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def _peaks(trace: Trace) -> dict[int, int]:
+    return {one.rank: one.peak_bytes or 0 for one in compare_ranks(trace).ranks}
+
+
+def test_ranks_that_do_the_same_are_run_once_and_said_to_be(tmp_path: Path) -> None:
+    """Of 4 ranks on 2 nodes of 2 virtual GPUs, the first and the last are run: on devices 0 and 1.
+
+    What rank 0 broadcasts, the other receives; both hold the same bytes.
+    """
+    (tmp_path / "job.py").write_text(_EVEN)
+    ended = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "4", "--nodes", "2", "job.py")
+    trace = ended.trace
+    assert trace.ranks == (0, 3)
+    peaks = _peaks(trace)
+    assert peaks[0] == peaks[3]
+    assert {one.rank: one.device for one in compare_ranks(trace).ranks} == {0: "cuda:0", 3: "cuda:1"}
+    assert trace.manifest_of(0).same_ranks == (1, 2)
+    assert trace.manifest_of(3).same_ranks == ()
+    assert "rank 0 for ranks 0 to 2, which do the same; rank 3" in " ".join(job_notes(trace))
+
+
+def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:
+    """One sentence that names the way to go on, and status 125."""
+    (tmp_path / "job.py").write_text(_ALONE)
+    ended = record(tmp_path, "--dry-run", "--ranks", "8", "job.py")
+    assert ended.returncode == 125
+    assert "job.py never called torch.distributed.init_process_group" in ended.stderr
+    assert "--shard ddp:8" in ended.stderr
+    assert not ended.path.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "ranks", "late_bytes"),
+    [
+        ("ddp.py", 2, 0),
+        ("ddp.py view", 2, 0),
+        ("ddp.py static", 2, 0),
+        ("ddp.py unused", 2, 0),
+        ("ddp.py zero", 2, 0),
+        ("fsdp.py mixed", 2, 0),
+        ("fsdp.py prefetch", 2, 0),
+        ("fsdp.py old", 2, 0),
+        ("fsdp.py old_grad", 2, 0),
+        ("tensors.py", 2, 65_536),
+        ("tensors.py two", 4, 0),
+        ("stages.py gpipe", 2, 0),
+        ("stages.py 1f1b", 3, 0),
+        ("stages.py interleaved", 2, 0),
+        ("stages.py zero_bubble", 2, 0),
+    ],
+)
+def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: int, late_bytes: int) -> None:
+    """Real ranks send through gloo; a dry run of each has the peak to the byte, but for what gloo's threads hold.
+
+    Of functional collectives, they release a whole activation of 64 KiB before or after the peak.
+    """
+    script, *words = job.split()
+    words = [str(_JOBS / script), *words]
+    real = record(tmp_path, "--stop", "--", *_torchrun(ranks), *words, name="real.memprof")
+    dry = record(tmp_path, "--dry-run", "--ranks", str(ranks), *words, name="dry.memprof")
+    measured, expected = _peaks(real.trace), _peaks(dry.trace)
+    for rank in dry.trace.ranks:
+        for alike in (rank, *dry.trace.manifest_of(rank).same_ranks):
+            assert -late_bytes <= measured[alike] - expected[rank] <= _LATE_BYTES + late_bytes, (
+                alike,
+                measured,
+                expected,
+            )
+
+
+@pytest.mark.slow
+def test_ranks_under_torchrun_are_all_dry_run(tmp_path: Path) -> None:
+    """torchrun starts each rank, which is dry-run on its own virtual GPU."""
+    words = ("--dry-run", "--device", "rtx4090", "--", *_torchrun(2), str(_JOBS / "stages.py"), "1f1b")
+    trace = record(tmp_path, *words).trace
+    assert trace.ranks == (0, 1)
+
+
+def _torchrun(ranks: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
