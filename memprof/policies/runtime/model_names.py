@@ -56,3 +56,18 @@ def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     chosen = match_modules(patterns, dict.fromkeys(map(str, known)))
     marked: Bools = is_trained & (np.isin(own, chosen) | np.isin(inside, chosen) | (is_named & np.isin(full, chosen)))
     return marked
+
+
+def modules_with_state(step: Step, minimum_bytes: int) -> list[str]:
+    """Returns the names of modules by the optimizer state of their own parameters, most first.
+
+    Args:
+        step: The step.
+        minimum_bytes: Modules with less are left out, and so is a root, whose name would choose all of its modules.
+    """
+    storages, names = step.storages, module_names(step)
+    is_state = (storages.category == "optimizer_state") & (storages.module_id != NONE)
+    size = np.zeros(len(names), dtype=np.int64)
+    np.add.at(size, storages.module_id[is_state], storages.requested_bytes[is_state])
+    largest = np.argsort(-size, kind="stable").tolist()
+    return [names[row] for row in largest if size[row] >= minimum_bytes and names[row]]

@@ -156,7 +156,7 @@ class Swap(Policy):
         """The state of one module, of those with least to that with most, or of the ones with most."""
         if self.what != "optimizer":
             return ()
-        from memprof.policies.swap.candidates import modules_with_state
+        from memprof.policies.runtime.model_names import modules_with_state
 
         own = [name for name in modules_with_state(step, self.minimum_bytes) if self.is_whole or name in self.modules]
         parts = [own[row : row + 1] for row in range(len(own) - 1, -1, -1)] + [own[:row] for row in range(2, len(own))]
