@@ -66,6 +66,10 @@ def perceptron(width, layers):
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
 
 
+def feed_forward(width):
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
 def tokens(batch, length, words):
     return lambda: torch.randint(words, (batch, length), device="cuda")
 
@@ -84,7 +88,8 @@ CASES = {
         nn.Sequential(*(Residual(64) for _ in range(24))), noise(96, 64, 112, 112), torch.optim.SGD, 0),
     "optimizer-state": lambda: (perceptron(8192, 24), noise(64, 8192), torch.optim.AdamW, 0),
     "recurrent": lambda: (Recurrent(1024, 2), noise(64, 8192, 1024), torch.optim.Adam, 0),
-    "few-large-layers": lambda: (perceptron(16384, 3), noise(49152, 16384), torch.optim.AdamW, 0),
+    "feed-forward": lambda: (nn.Sequential(*(feed_forward(1024) for _ in range(24))), noise(28672, 1024),
+                             torch.optim.AdamW, 0),
     "encoder": lambda: (
         nn.Sequential(*(nn.TransformerEncoderLayer(1024, 16, batch_first=True) for _ in range(12))),
         noise(48, 1024, 1024), torch.optim.AdamW, 0),
@@ -153,7 +158,7 @@ OUT_OF_MEMORY = (
     "convolutions",
     "optimizer-state",
     "recurrent",
-    "few-large-layers",
+    "feed-forward",
     "encoder",
 )
 

@@ -9,8 +9,8 @@ from memprof.errors import UsageError
 
 #: Longest answer, in bytes of UTF-8.
 MOST_BYTES = 4096
-#: From one try to the next, fewer entries of lists, shorter texts and fewer levels are kept.
-_TRIES = ((20, 600, 8), (10, 400, 6), (6, 300, 5), (4, 200, 4), (3, 160, 3), (2, 120, 3), (1, 80, 2), (0, 60, 1))
+#: A part with less room than this is named by its kind alone.
+_LEAST_BYTES = 24
 
 
 def encode(value: Any) -> str:
@@ -19,19 +19,26 @@ def encode(value: Any) -> str:
 
 
 def shortened(value: Any, most_bytes: int) -> Any:
-    """Returns a value whose JSON has at most so many bytes; lists, texts and levels are cut where it is longer.
+    """Returns a value whose JSON has at most so many bytes.
+
+    Of a list, the first entries are kept; of an object, every key as far as possible: the small parts whole, and the
+    large ones sharing what is left.
 
     Args:
         value: JSON containers.
-        most_bytes: The limit; at least some hundred.
+        most_bytes: The limit.
     """
     if _size(value) <= most_bytes:
         return value
-    for entries, letters, levels in _TRIES:
-        short = _cut(value, entries, letters, levels)
-        if _size(short) <= most_bytes:
-            return short
-    return _kind(value)
+    short: Any = _kind(value)
+    if most_bytes >= _LEAST_BYTES:
+        if isinstance(value, str):
+            short = _text(value, most_bytes)
+        elif isinstance(value, list):
+            short = _entries(value, most_bytes)
+        elif isinstance(value, dict):
+            short = _object(value, most_bytes)
+    return short if _size(short) <= most_bytes else _kind(value)
 
 
 def part_of(value: Any, path: str) -> Any:
@@ -75,20 +82,44 @@ def _size(value: Any) -> int:
     return len(encode(value).encode())
 
 
-def _cut(value: Any, entries: int, letters: int, levels: int) -> Any:
-    if isinstance(value, str):
-        return value if len(value) <= letters else f"{value[:letters]}... ({len(value)} characters)"
-    if not isinstance(value, dict | list) or not value:
-        return value
-    if levels == 0:
-        return _kind(value)
-    if isinstance(value, dict):
-        # Some objects are tables, keyed by name.
-        kept = list(value.items())[: max(2 * entries, 16)]
-        found = {key: _cut(one, entries, letters, levels - 1) for key, one in kept}
-        return found | ({"...": f"{len(value) - len(kept)} more"} if len(value) > len(kept) else {})
-    shown = [_cut(one, entries, letters, levels - 1) for one in value[:entries]]
-    return [*shown, f"... {len(value) - entries} more"] if len(value) > entries else shown
+def _text(value: str, most_bytes: int) -> str:
+    end = f"... ({len(value)} characters)"
+    kept = value[: max(most_bytes - len(end) - 2, 0)]
+    while kept and _size(kept + end) > most_bytes:  # letters of several bytes, and escaped ones
+        kept = kept[: -max(1, (_size(kept + end) - most_bytes) // 4)]
+    return kept + end
+
+
+def _entries(value: list[Any], most_bytes: int) -> list[Any]:
+    room = most_bytes - 2 - _size(f"... {len(value)} more") - 1
+    kept: list[Any] = []
+    for one in value:
+        # The first entry is shown in any case; later ones are only where they are whole.
+        short = shortened(one, room - 1) if not kept else one
+        if _size(short) + 1 > room:
+            break
+        kept.append(short)
+        room -= _size(short) + 1
+    return [*kept, f"... {len(value) - len(kept)} more"]
+
+
+def _object(value: dict[str, Any], most_bytes: int) -> dict[str, Any]:
+    room = most_bytes - 2
+    kept: dict[str, Any] = {}
+    for key, one in value.items():  # as many keys as have room for their kind at least
+        least = _size(key) + 2 + min(_size(one), _LEAST_BYTES)
+        if room - least < (0 if len(kept) + 1 == len(value) else _LEAST_BYTES):
+            break
+        kept[key] = one
+        room -= least
+    if len(kept) < len(value):
+        kept["..."] = f"{len(value) - len(kept)} more"
+    room += sum(min(_size(one), _LEAST_BYTES) for one in kept.values()) - (_LEAST_BYTES if "..." in kept else 0)
+    shares: dict[str, int] = {}
+    for left, (key, one) in enumerate(sorted(kept.items(), key=lambda item: _size(item[1]))):
+        shares[key] = min(_size(one), room // (len(kept) - left))
+        room -= shares[key]
+    return {key: shortened(one, shares[key]) for key, one in kept.items()}
 
 
 def _kind(value: Any) -> str:
