@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-import numpy as np
-
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
-from memprof.policies.runtime.model_names import module_names
-from memprof.trace.schema import NONE
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -160,6 +156,12 @@ class Swap(Policy):
         """The state of one module, of those with least to that with most, or of the ones with most."""
         if self.what != "optimizer":
             return ()
+        # The build reads each verb's help, and with it the policies, where numpy is not installed.
+        import numpy as np
+
+        from memprof.policies.runtime.model_names import module_names
+        from memprof.trace.schema import NONE
+
         storages, names = step.storages, module_names(step)
         is_state = (storages.category == "optimizer_state") & (storages.module_id != NONE)
         size = np.zeros(len(names), dtype=np.int64)
