@@ -56,6 +56,7 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert tops == {"memprof", "memprof_dashboard", f"{own}.dist-info", f"{own}.data"}
     assert {
         "memprof/py.typed",
+        "memprof/schemas/report.json",
         "memprof_dashboard/py.typed",
         "memprof_dashboard/app.py",
         "memprof_dashboard/assets/memprof.css",

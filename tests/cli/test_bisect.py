@@ -102,7 +102,9 @@ def memprof(folder: Path, *words: str, status: int = 0) -> subprocess.CompletedP
 def _bisect(folder: Path, first_bad: int, name: str, count: int = 200, most_runs: int = 9) -> dict[str, Any]:
     change, gate, words = REGRESSIONS[name]
     plant(folder, first_bad, change, count)
-    done = memprof(folder, "bisect", "--json", "--fail-on", gate, f"main~{count - 1}", "main", "--", "train.py")
+    done = memprof(
+        folder, "bisect", "--json", "--fail-on", gate, f"main~{count - 1}", "main", "--", str(folder / "train.py")
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["culprit"]["subject"] == f"change {first_bad}"
     assert found["before"]["subject"] == f"change {first_bad - 1}"

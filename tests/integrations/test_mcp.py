@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.integrations.mcp_server.answers import MOST_BYTES, encode, shortened
@@ -178,6 +179,28 @@ def test_an_agent_finds_every_leak(folder: Path, case: str) -> None:
     in_session(folder, lambda agent: solve_leak(agent, case))
 
 
+@pytest.mark.slow
+def test_a_cancelled_call_ends_its_job(folder: Path) -> None:
+    """A job that would run for minutes is gone soon after the caller gave up, and the server answers on."""
+    (folder / "endless.py").write_text(
+        "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(250)\n"
+    )
+
+    async def act(agent: Agent) -> None:
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(lambda: agent.call("record", command=["endless.py"]))
+            with anyio.fail_after(60):
+                while not (folder / "pid").exists() or not (folder / "pid").read_text():
+                    await anyio.sleep(0.1)
+            calls.cancel_scope.cancel()
+        with anyio.fail_after(30):
+            while psutil.pid_exists(int((folder / "pid").read_text())):
+                await anyio.sleep(0.1)
+        assert "no answer" in await agent.refused("details", answer="answer1")
+
+    in_session(folder, act)
+
+
 def test_a_server_that_runs_nothing_offers_no_tool_for_it(folder: Path) -> None:
     """With --no-run, only the tools that read are listed."""
 
@@ -195,6 +218,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(JSON, st.integers(120, 4096))
 def test_no_answer_is_longer_than_allowed(value: Any, limit: int) -> None:
     """Whatever an answer holds, its JSON has at most the bytes allowed, and one that is short is whole."""

@@ -85,6 +85,7 @@ def read_history(path: Path) -> list[Measurement]:
     for number, line in enumerate(read_text(path, _LARGEST_BYTES).splitlines(), 1):
         if line.strip():
             one = _read(line, f"{path}:{number}")
+            found.pop((one.commit.hash, one.job), None)  # its place is that of the last line
             found[one.commit.hash, one.job] = one
     return list(found.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,10 @@ def open_runs(
 
     if device:
         find_card(device)
+    script = Path(words[0])
+    if script.is_absolute() and script.is_relative_to(repository.root):
+        # The commit's own file, not that of the working tree.
+        words = [os.path.relpath(script, Path.cwd().resolve()), *words[1:]]
     with repository.worktree(links) as worktree:
         yield CommitRuns(worktree, words, read_dry_window(Path.cwd()), device, history=history)
 

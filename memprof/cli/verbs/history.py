@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memprof.cli.harmless import notify
 from memprof.cli.options.commit_options import HISTORY_FILE, commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.commits.history_file import Job
 
 _DEFAULT_COMMITS = 10
 
@@ -73,8 +77,9 @@ def history(
     from memprof.analysis.diff.gates import parse_gate
     from memprof.cli.pages.commits.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.commits.repository import GitError, Repository
+    from memprof.launch.dry.dry_job import EndedError
 
-    gate = parse_gate(f"{show}>0")
+    gate, job = parse_gate(f"{show}>0"), None
     if page_path is not None:
         from memprof.trace.files.place import check_output
 
@@ -84,16 +89,17 @@ def history(
             raise UsageError("--add takes a recording, and a job is run: give one of them.")
         _add(path, added, Path.cwd())
     elif words:
-        status = _run(path, commits, words, device, links)
-        if status:
-            return status
+        try:
+            job = _run(path, commits, words, device, links)
+        except EndedError as error:
+            return 128 + signal.Signals(error.number)
     elif commits or device or links:
         raise UsageError("--commits, --device and --link are for a job that is run: name it, memprof history train.py")
     try:
         order = [commit.hash for commit in Repository.around(Path.cwd()).newest(100_000)]
     except GitError:  # a history may be read anywhere; its lines are then taken as they come
         order = []
-    measured = in_order(read_history(path), order)
+    measured = in_order(read_history(path), job, order)
     if not measured:
         raise UsageError(f"{path} has no measurements yet: run a job at some commits, memprof history train.py")
     steps = steps_in(measured, gate, LEAST_SHARE)
@@ -120,20 +126,20 @@ def _add(path: Path, added: str, folder: Path) -> None:
     from memprof.analysis.commits.history_file import Job, Measurement, append_to_history
     from memprof.analysis.diff.summary import summarise
     from memprof.launch.commits.repository import Repository
+    from memprof.trace.secrets.masking import mask_words
     from memprof.trace.store import Trace
 
     opened = Trace.open(added)
     manifest = opened.manifest
-    words = " ".join(manifest.command[1:]) or manifest.target
+    words = " ".join(mask_words(manifest.command[1:])) or manifest.target
     job = Job(words, manifest.machine.device_name, (manifest.window.skip, manifest.window.steps))
     append_to_history(path, Measurement(Repository.around(folder).commit("HEAD"), job, summarise(opened)))
 
 
-def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, links: tuple[Path, ...]) -> int:
-    """Dry-runs the commits that the history lacks; returns 0, or the exit code of an interruption."""
+def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, links: tuple[Path, ...]) -> Job:
+    """Dry-runs the commits that the history lacks, and returns the job."""
     from memprof.cli.pages.commits.history_page import progress_line
     from memprof.launch.commits.repository import Repository
-    from memprof.launch.dry.dry_job import EndedError
 
     repository = Repository.around(Path.cwd())
     if commits is None:
@@ -146,10 +152,7 @@ def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, l
     with open_runs(repository, job_words(words, "history"), device, links, path) as runs:
         for place, commit in enumerate(chosen, 1):
             is_known = runs.is_known(commit)
-            try:
-                one = runs.measure(commit)
-            except EndedError as error:
-                return 128 + signal.Signals(error.number)
+            one = runs.measure(commit)
             if not is_known:
                 say(progress_line(one, place, len(chosen)))
-    return 0
+        return runs.job

@@ -14,7 +14,14 @@ from memprof.launch.commits.repository import GitError, Worktree
 from memprof.launch.dry.dry_job import dry_run
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.parent.settings import DryWindow
-from memprof.launch.parent.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
+from memprof.launch.parent.target import (
+    NotExecutableError,
+    NotFoundError,
+    Target,
+    find_command,
+    find_module,
+    find_script,
+)
 from memprof.trace.secrets.masking import mask_words
 from memprof.trace.store import Trace
 
@@ -99,7 +106,7 @@ class CommitRuns:
             kept = Path(scratch) / "commit.memprof"
             try:
                 target = find_job(self._words)
-            except (NotFoundError, CannotStartError) as error:
+            except (NotFoundError, NotExecutableError) as error:
                 return missed(str(error))
             outcome = dry_run(target, None, self._window, self.job.device, kept, apart=self._can_isolate())
             if outcome.peak_bytes is None:

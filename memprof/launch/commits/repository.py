@@ -135,7 +135,8 @@ class Worktree:
             GitError: Git cannot check it out.
         """
         for place in self.links:
-            place.unlink(missing_ok=True)
+            if place.is_symlink():  # not what a commit has there
+                place.unlink()
         _git(self.root, "checkout", "--quiet", "--force", "--detach", commit.hash)
         _git(self.root, "clean", "-ffdxq")
         for place, target in self.links.items():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from memprof.analysis.commits.changes import Step
-from memprof.analysis.commits.history_file import HISTORY_SCHEMA, Measurement
+from memprof.analysis.commits.history_file import HISTORY_SCHEMA, Job, Measurement
 from memprof.analysis.diff.gates import Gate
 from memprof.analysis.diff.measures import measure
 from memprof.cli.page import Page, cell, make_table, printable
@@ -23,14 +23,15 @@ LEAST_SHARE = 0.01
 _LEAST_WIDTH = 24
 
 
-def in_order(history: Sequence[Measurement], on_branch: Sequence[str]) -> list[Measurement]:
-    """Returns the measurements of the job that was measured last, sorted by the order of its commits.
+def in_order(history: Sequence[Measurement], job: Job | None, on_branch: Sequence[str]) -> list[Measurement]:
+    """Returns the measurements of a job, sorted by the order of its commits.
 
     Args:
         history: The measurements, as read.
+        job: The job; None for the one that was measured last.
         on_branch: Hashes of the branch's commits, oldest first. Others are left out, unless none is on it.
     """
-    chosen = [one for one in history if one.job == history[-1].job]
+    chosen = [one for one in history if one.job == (job or history[-1].job)]
     place = {name: at for at, name in enumerate(on_branch)}
     found = [one for one in chosen if one.commit.hash in place]
     return sorted(found, key=lambda one: place[one.commit.hash]) if found else chosen
