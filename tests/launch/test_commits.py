@@ -163,13 +163,13 @@ def test_a_worktree_shows_each_commit_and_leaves_nothing(repository: Path) -> No
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path, summary: Summary) -> None:
-    """The last line of a commit counts; damaged lines and later versions are refused with their place."""
+    """The last line of a commit counts, and has its place there; damaged lines and later versions are refused with their place."""
     path, (first, second) = tmp_path / "history.jsonl", _commits(2)
     assert read_history(path) == []
     append_to_history(path, Measurement(first, JOB, None, "the job failed"))
     append_to_history(path, Measurement(second, JOB, None, "no such script"))
     append_to_history(path, Measurement(first, JOB, summary))
-    one, other = read_history(path)
+    other, one = read_history(path)
     assert (one.commit, one.job, one.reason) == (first, JOB, "")
     assert one.summary is not None
     assert one.summary.peak.bytes == 130

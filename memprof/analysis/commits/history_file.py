@@ -74,7 +74,7 @@ def read_history(path: Path) -> list[Measurement]:
     """Reads a history; of several lines for one commit and job, the last counts.
 
     Returns:
-        The measurements, in the order of the file; none if the file does not exist.
+        The measurements, in the order of those lines; none if the file does not exist.
 
     Raises:
         BadInputError: A line is damaged, or of a later version.
