@@ -163,7 +163,7 @@ def test_a_worktree_shows_each_commit_and_leaves_nothing(repository: Path) -> No
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path, summary: Summary) -> None:
-    """The last line of a commit counts, and has its place there; damaged lines and later versions are refused with their place."""
+    """The last line of a commit counts, and gives its place; damaged lines and later versions are refused."""
     path, (first, second) = tmp_path / "history.jsonl", _commits(2)
     assert read_history(path) == []
     append_to_history(path, Measurement(first, JOB, None, "the job failed"))
