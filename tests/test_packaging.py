@@ -56,6 +56,7 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert tops == {"memprof", "memprof_dashboard", f"{own}.dist-info", f"{own}.data"}
     assert {
         "memprof/py.typed",
+        "memprof/schemas/report.json",
         "memprof_dashboard/py.typed",
         "memprof_dashboard/app.py",
         "memprof_dashboard/assets/memprof.css",
@@ -96,7 +97,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
         "click", "numpy", "pandas", "psutil", "pyarrow", "rapidfuzz", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "all", "dev", "docs", "integrations", "libraries",
+        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "integrations", "libraries",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]
     assert [_distribution(line) for line in needed if "extra == 'dashboard'" in line] == ["dash", "plotly"]

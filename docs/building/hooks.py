@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 #: Pages of the repository's root that the site shows as well.
-ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "DECISIONS.md": "decisions.md"}
+ROOT_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "DECISIONS.md": "decisions.md",
+    "AGENTS.md": "for-assistants.md",
+}
 
 #: The page that lists the verbs; their own pages follow it.
 _VERBS = "verbs/index.md"
@@ -62,11 +68,39 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         made[f"verbs/{verb}.md"] = verbs.verb_page(verb, pages, verbs.exit_code_table(text))
     for name, page in ROOT_PAGES.items():
         made[page] = (ROOT / name).read_text(encoding="utf-8")
+    made["llms.txt"] = llms_text(config, made)
     for name, text in made.items():
         if name in pages:
             raise PluginError(f"docs/{name} is generated from the code: remove the file.")
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def llms_text(config: MkDocsConfig, made: Mapping[str, str]) -> str:
+    """Returns the site's llms.txt (llmstxt.org): every page of the navigation, with its first sentence.
+
+    Args:
+        config: The site's.
+        made: Generated pages, by name.
+    """
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for section in config.nav or []:
+        for title, entries in section.items() if isinstance(section, dict) else []:
+            lines += [f"## {title}", ""]
+            for entry in entries if isinstance(entries, list) else [{title: entries}]:
+                (name, page), *_ = entry.items() if isinstance(entry, dict) else [("The verbs", entry)]
+                text = made.get(page) or (ROOT / "docs" / page).read_text(encoding="utf-8")
+                lines.append(f"- [{name}]({page.removesuffix('.md')}.html): {first_sentence(text)}")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def first_sentence(markdown: str) -> str:
+    """Returns the first sentence of a page's running text, without links; its title where there is none."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"```.*?```", "", markdown, flags=re.DOTALL))
+    running = (one for one in paragraphs if re.match(r"[A-Z`*\[\"]", one) and not one.startswith("    "))
+    text = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", next(running, markdown.splitlines()[0])).split())
+    return re.split(r"(?<=[.?:])\s", text, maxsplit=1)[0]
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -18,6 +18,9 @@ GUIDES = {
     "devices": "sharding.md",
     "predict": "policies.md",
     "verify": "policies.md",
+    "bisect": "history.md",
+    "mcp": "agents.md",
+    "schema": "agents.md",
     "check": "diff.md",
     "summary": "diff.md",
 }
@@ -30,6 +33,9 @@ SLOW = ("largest", "planners")
 
 #: Verbs whose output is of the machine that built the site, and says where things lie on it.
 TELLS_MACHINE = ("doctor",)
+
+#: Verbs that need a repository of commits, or a client.
+NEEDS_MORE = ("bisect", "history", "mcp")
 
 #: Which of a verb's examples is run on its page, by its place; the first where it is not here.
 SHOWN = {"fit": 1, "suggest": 1}
@@ -115,7 +121,7 @@ def verb_page(verb: str, pages: set[str], exit_codes: str = "") -> str:
     if examples:
         lines += ["## Examples", "", "```bash", *examples, "```", ""]
         shown = examples[SHOWN.get(verb, 0)]
-        if verb not in (*ENDLESS, *SLOW, *TELLS_MACHINE) and commands_of(f"```\n{shown}\n```", verb):
+        if verb not in (*ENDLESS, *SLOW, *TELLS_MACHINE, *NEEDS_MORE) and commands_of(f"```\n{shown}\n```", verb):
             lines += ["One of them, run when this page was built:", "", "```console", f"$ {shown}", "```", ""]
     lines += ["## Exit codes", ""]
     if exit_codes:

@@ -36,9 +36,13 @@ VERBS = {
     "verify": "Compare a plan's prediction with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
     "compare-allocations": "Compare a real GPU's allocations with a dry run's.",
+    "bisect": "Find the commit that raised a job's memory, by dry runs.",
+    "history": "Follow a job's memory over the commits of its repository.",
     "check": "Check a recording against a budget.",
     "summary": "Write a recording's key figures as a small baseline.",
     "export": "Write a recording in another tool's format.",
+    "mcp": "Serve these verbs as tools to an agent.",
+    "schema": "Print the JSON Schema of a verb's --json output.",
     "doctor": "Check that recording works here and suggest fixes.",
     "completion": "Print the shell completion script.",
 }

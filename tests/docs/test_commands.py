@@ -27,6 +27,8 @@ NOT_RUN = {
     "srun": "needs Slurm",
     "ranks/": "needs a folder of ranks",
     "memprof planners": "takes ten minutes: every planner at seven budgets",
+    "memprof history": "needs a repository; tests/cli/test_bisect.py makes one",
+    "memprof mcp": "needs a client; tests/integrations/test_mcp.py is one",
     "compiled.memprof": "compiles the model, which takes minutes; tests/policies/compile does",
     "--compile": "compiles the model, which takes minutes; tests/policies/compile does",
     "--nproc-per-node 8": "needs eight devices",

@@ -48,6 +48,15 @@ def test_what_is_generated_is_there(site: Path) -> None:
     assert not list(site.rglob("*.py"))
 
 
+def test_llms_txt_names_every_page(site: Path) -> None:
+    """Each page of the navigation is there with a sentence on it, and every link leads to a page of the site."""
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    linked = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.html)\): \S.+$", text, re.MULTILINE)
+    assert len(linked) == text.count("\n- ")
+    assert all((site / name).is_file() for name in linked)
+    assert {"history.html", "agents.html", "verbs/bisect.html", "changelog.html"} <= set(linked)
+
+
 def test_it_is_searched_from_files(site: Path) -> None:
     """A page opened as a file, in a browser, finds a word in other pages and leads there."""
     pytest.importorskip("playwright")

@@ -6,10 +6,14 @@ from memprof.analysis.compared.allocation_sequence import AllocationSequence
 from memprof.analysis.compared.comparison import AllocationComparison, peak_allocation
 from memprof.json_values import Json, to_json
 
+#: Version of the keys.
+COMPARISON_SCHEMA = 1
+
 
 def comparison_to_json(compared: AllocationComparison) -> Json:
     """Returns the output of `memprof compare-allocations`."""
     return {
+        "schema": COMPARISON_SCHEMA,
         "equal_in_order": compared.equal,
         "equal_in_any_order": compared.equal_in_any_order,
         "peak_error_bytes": compared.peak_error_bytes,

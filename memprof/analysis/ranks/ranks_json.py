@@ -6,6 +6,9 @@ from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
 from memprof.json_values import Json, to_json
 
+#: Version of the keys.
+RANKS_SCHEMA = 1
+
 
 def ranks_to_json(compared: RankComparison, stragglers: Stragglers, notes: tuple[str, ...]) -> Json:
     """Returns the output of `memprof report --by rank`.
@@ -16,6 +19,7 @@ def ranks_to_json(compared: RankComparison, stragglers: Stragglers, notes: tuple
         notes: What is missing from the job.
     """
     return {
+        "schema": RANKS_SCHEMA,
         "worst_rank": compared.worst,
         "ranks": to_json(compared.ranks),
         **spreads_to_json(compared),

@@ -1,8 +1,8 @@
-"""Drawings for terminals: a step's timeline in block characters, and the front of plans."""
+"""Drawings for terminals: a step's timeline in block characters, the front of plans, and values as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -108,4 +108,43 @@ def draw_front(points: Sequence[tuple[int, float]], budget_bytes: int, width: in
     gap = max(columns - len(ends[0]) - len(ends[1]), 1)
     lines.append(Text(" " * _SCALE + ends[0] + " " * gap + ends[1], style="dim"))
     lines.append(Text(f"{' ' * _SCALE}○ recorded  ● plan  ┊ budget {format_bytes(budget_bytes)}", style="dim"))
+    return lines
+
+
+def draw_columns(
+    values: Sequence[float], marks: Sequence[int], label: Callable[[float], str], width: int
+) -> list[Text]:
+    """Draws values as columns from 0, some of them marked below.
+
+    Args:
+        values: The values, none of them NaN or negative; where there are more than columns, each column shows the
+            maximum of several.
+        marks: Places of the values that are marked.
+        label: Formats a value for the scale.
+        width: Columns of the terminal.
+
+    Returns:
+        Lines; none for fewer than two values, or only zeros.
+    """
+    most = max(values, default=0.0)
+    room = width - _SCALE - 1
+    if len(values) < 2 or most <= 0 or room < _LEAST_COLUMNS:
+        return []
+    columns = min(len(values), room)
+    wide = max(1, min(4, room // columns))
+    edges = (np.arange(columns) * len(values)) // columns
+    highest = np.maximum.reduceat(np.asarray(values, np.float64), edges)
+    marked = set((np.searchsorted(edges, np.asarray(marks, np.int64), side="right") - 1).tolist()) if marks else set()
+    eighths = np.rint(highest * (8 * _ROWS) / most).astype(np.int64).tolist()
+    lines = []
+    for row in range(_ROWS, 0, -1):
+        scale = label(most * row / _ROWS) if row in (_ROWS, _ROWS // 2) else ""
+        line = Text(f"{scale:>{_SCALE - 2}} ▕", style="dim")
+        for place, count in enumerate(eighths):
+            colour = "red" if place in marked else "cyan"
+            line.append(_EIGHTHS[min(max(count - 8 * (row - 1), 0), 8)] * wide, style=f"not dim {colour}")
+        lines.append(line)
+    if marked:
+        under = "".join(("▲" if place in marked else " ").ljust(wide) for place in range(columns))
+        lines.append(Text(" " * _SCALE + under, style="red"))
     return lines

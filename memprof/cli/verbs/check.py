@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from memprof.analysis.diff.summary_model import Summary
 
 
+#: Version of the JSON's keys.
+CHECK_SCHEMA = 1
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -105,6 +109,7 @@ def _json(
     from memprof.analysis.diff.budget import NO_BUDGET
 
     return {
+        "schema": CHECK_SCHEMA,
         "is_failed": is_failed,
         "peak_allocated_bytes": summary.peak.bytes,
         "peak_in": summary.peak.place,

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.devices.history import NO_HISTORY, History, block_bytes, last_at, read_history
+from memprof.trace.assemble.devices.allocator_history import NO_HISTORY, History, block_bytes, last_at, read_history
 from memprof.trace.assemble.memory.events import own_events
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.files.spool import DRY_RUN, Spool

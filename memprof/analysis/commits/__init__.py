@@ -1,0 +1,1 @@
+"""The memory of a job over the commits of its repository."""

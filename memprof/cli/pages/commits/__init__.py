@@ -1,0 +1,1 @@
+"""The pages of `memprof history` and `memprof bisect`."""

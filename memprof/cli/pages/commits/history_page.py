@@ -1,0 +1,136 @@
+"""The page of `memprof history`: a chart over commits, and the changes in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from memprof.analysis.commits.changes import Step
+from memprof.analysis.commits.history_file import HISTORY_SCHEMA, Job, Measurement
+from memprof.analysis.diff.gates import Gate
+from memprof.analysis.diff.measures import measure
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.pages.diff.diff_words import percent
+from memprof.cli.pages.drawings import draw_columns
+from memprof.json_values import Json, number, to_json
+from memprof.units import format_bytes, format_bytes_change, format_us
+
+#: Smallest change from one commit to the next that is marked, as a share.
+LEAST_SHARE = 0.01
+_LEAST_WIDTH = 24
+
+
+def in_order(history: Sequence[Measurement], job: Job | None, on_branch: Sequence[str]) -> list[Measurement]:
+    """Returns the measurements of a job, sorted by the order of its commits.
+
+    Args:
+        history: The measurements, as read.
+        job: The job; None for the one that was measured last.
+        on_branch: Hashes of the branch's commits, oldest first. Others are left out, unless none is on it.
+    """
+    chosen = [one for one in history if one.job == (job or history[-1].job)]
+    place = {name: at for at, name in enumerate(on_branch)}
+    found = [one for one in chosen if one.commit.hash in place]
+    return sorted(found, key=lambda one: place[one.commit.hash]) if found else chosen
+
+
+def value_of(one: Measurement, gate: Gate) -> float:
+    """Returns what is drawn of a commit, in bytes or microseconds; NaN where unknown."""
+    return math.nan if one.summary is None else measure(gate, one.summary)
+
+
+def format_value(value: float, gate: Gate) -> str:
+    """Formats what is drawn, with its unit; "" for NaN."""
+    if math.isnan(value):
+        return ""
+    return format_us(value) if gate.unit == "us" else format_bytes(int(value))
+
+
+def format_change(step: Step, gate: Gate) -> str:
+    """Formats a change, with its sign, unit and share of the value before."""
+    size = f"{format_us(step.change)}" if gate.unit == "us" else format_bytes_change(int(step.change))
+    share = percent(step.change, step.base)
+    return f"{size} ({share})" if share else size
+
+
+def progress_line(one: Measurement, place: int, count: int) -> str:
+    """Returns a line on a commit that was run."""
+    if one.summary is None:
+        return f"{place}/{count}: {one.commit.short} skipped: {one.reason}"
+    peak = format_bytes(one.summary.peak.bytes)
+    return f"{place}/{count}: {one.commit.short} peak {peak}  {printable(one.commit.subject)}"
+
+
+def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> None:
+    """Fills the page.
+
+    Args:
+        page: The page.
+        history: The measurements, in the order of the commits.
+        steps: The changes.
+        gate: What is drawn.
+        name: Its name.
+    """
+    known = [one for one in history if not math.isnan(value_of(one, gate))]
+    job = history[-1].job
+    where = f" on {printable(job.device)}" if job.device else ""
+    skipped = len(history) - len(known)
+    page.add(
+        Text(
+            f"{printable(name)} of {printable(job.command)}{where}, {len(known)} "
+            f"{'commit' if len(known) == 1 else 'commits'}"
+            f"{f' ({skipped} could not be measured)' if skipped else ''}",
+            style="bold",
+        )
+    )
+    marked = {step.after.commit.hash for step in steps}
+    values = [value_of(one, gate) for one in known]
+    marks = [place for place, one in enumerate(known) if one.commit.hash in marked]
+    for line in draw_columns(values, marks, lambda value: format_value(value, gate), max(page.width, _LEAST_WIDTH)):
+        page.add(line)
+    table = make_table("commit", "date", f">{name}", ">change", "subject", "likeliest cause")
+    for step in steps:
+        commit = step.after.commit
+        cause = step.causes[0].sentence if step.causes else ""
+        table.add_row(
+            commit.short,
+            commit.date,
+            format_value(step.head, gate),
+            format_change(step, gate),
+            cell(commit.subject),
+            cell(cause),
+        )
+    page.add_section(f"Changes of {100 * LEAST_SHARE:.0f} % and more", table)
+    if not steps:
+        page.add(f"No commit changed it by {100 * LEAST_SHARE:.0f} % or more.")
+    else:
+        page.add("")
+        page.add(Text(f"To see the last change: git show {steps[-1].after.commit.short}", style="dim"))
+
+
+def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> Json:
+    """Returns what is drawn, ready for ``json.dump``."""
+    return {
+        "schema": HISTORY_SCHEMA,
+        "job": history[-1].job.command,
+        "device": history[-1].job.device,
+        "measure": name,
+        "unit": gate.unit,
+        "commits": [
+            {**dataclasses.asdict(one.commit), "value": number(value_of(one, gate)), "reason": one.reason}
+            for one in history
+        ],
+        "changes": [
+            {
+                "commit": step.after.commit.hash,
+                "before": step.before.commit.hash,
+                "base": step.base,
+                "head": step.head,
+                "causes": [to_json(cause) for cause in step.causes],
+            }
+            for step in steps
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Dry runs of a job at the commits of its repository."""

@@ -1,0 +1,101 @@
+"""Finds the first commit at which a gate fails, by halving: each run leaves half of the commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memprof.analysis.commits.history_file import Commit, Measurement
+from memprof.analysis.diff.summary import Summary
+from memprof.errors import InconclusiveError
+
+#: Returns whether the gates fail; None where that cannot be judged.
+Judge = Callable[[Summary, Summary], bool | None]
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The result of a bisection.
+
+    Attributes:
+        good: The commit that all are compared with.
+        before: The last commit at which the gates pass.
+        culprit: The first at which they fail.
+        between: Commits between these two that could not be measured, any of which may be the first.
+        measured: All measurements, in the order in which they were made.
+    """
+
+    good: Measurement
+    before: Measurement
+    culprit: Measurement
+    between: tuple[Commit, ...]
+    measured: tuple[Measurement, ...]
+
+
+def bisect_commits(
+    good: Commit, later: Sequence[Commit], measure: Callable[[Commit], Measurement], judge: Judge
+) -> Bisection:
+    """Finds the first commit at which the gates fail, compared with a good one.
+
+    The last commit is taken to fail, and measured only if no other was seen to: of 200 commits, 9 are run at most, the
+    good one included.
+
+    Args:
+        good: The commit that all are compared with.
+        later: The commits after it, oldest first; the last is the bad one.
+        measure: Measures a commit.
+        judge: Compares the good commit with another.
+
+    Raises:
+        InconclusiveError: The good commit cannot be measured, or the gates pass at the bad one.
+    """
+    done: list[Measurement] = []
+
+    def judged(commit: Commit) -> bool | None:
+        one = measure(commit)
+        done.append(one)
+        return None if one.summary is None or base.summary is None else judge(base.summary, one.summary)
+
+    base = measure(good)
+    done.append(base)
+    if base.summary is None:
+        raise InconclusiveError(f"The good commit {good.short} cannot be measured: {base.reason}")
+    commits = [good, *later]
+    low, high, skipped = 0, len(commits) - 1, set[int]()
+    while (tried := _middle(low, high, skipped)) is not None:
+        verdict = judged(commits[tried])
+        if verdict is None:
+            skipped.add(tried)
+        elif verdict:
+            high = tried
+        else:
+            low = tried
+    by_hash = {one.commit.hash: one for one in done}
+    if commits[high].hash not in by_hash:
+        verdict = judged(commits[high])
+        by_hash[commits[high].hash] = done[-1]
+        if verdict is None:
+            reason = done[-1].reason or "its gates cannot be judged."
+            raise InconclusiveError(f"The bad commit {commits[high].short} cannot be measured: {reason}")
+        if not verdict:
+            raise InconclusiveError(_passes(by_hash[commits[high].hash], base))
+    return Bisection(
+        base, by_hash[commits[low].hash], by_hash[commits[high].hash], tuple(commits[low + 1 : high]), tuple(done)
+    )
+
+
+def _middle(low: int, high: int, skipped: set[int]) -> int | None:
+    """Returns the commit to run next, the one nearest to the middle that was not skipped; None if none is left."""
+    # The later half is the smaller one: if no run fails, the bad commit costs one more.
+    middle = low + (high - low + 1) // 2
+    left = [place for place in range(low + 1, high) if place not in skipped]
+    return min(left, key=lambda place: abs(place - middle), default=None)
+
+
+def _passes(bad: Measurement, good: Measurement) -> str:
+    assert bad.summary is not None
+    assert good.summary is not None
+    return (
+        f"No gate fails at {bad.commit.short}: the peak is {bad.summary.peak.bytes:,} B there, and "
+        f"{good.summary.peak.bytes:,} B at {good.commit.short}. Choose another gate with --fail-on, such as 'peak>+0'."
+    )

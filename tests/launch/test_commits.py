@@ -1,0 +1,182 @@
+"""Commits: the search for the one that raised the memory, the repository it is in, and the file of measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.analysis.commits.history_file import Commit, Job, Measurement, append_to_history, read_history
+from memprof.analysis.diff.summary import Summary, summarise_step
+from memprof.errors import BadInputError, InconclusiveError, UsageError
+from memprof.launch.commits.bisect import bisect_commits
+from memprof.launch.commits.repository import Repository
+from tests.building import Op, Storage, make_step
+
+JOB = Job("train.py")
+
+
+def _commits(count: int) -> list[Commit]:
+    return [Commit(f"{number:040x}", "2026-11-26", "somebody", f"change {number}") for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    ops = [Op("aten.mm.default", makes=["y"], reads=["x"])]
+    return summarise_step(make_step(ops, [Storage("x", 100, "input"), Storage("y", 30)]))
+
+
+def _summary(peak_bytes: int, made: Summary) -> Summary:
+    return dataclasses.replace(made, spots={"peak": dataclasses.replace(made.peak, bytes=peak_bytes)})
+
+
+def _git(folder: Path, *words: str, stdin: str | None = None) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *words], input=stdin, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Three commits in a line, and a branch of one from the first."""
+    _git(tmp_path, "init", "-q", "-b", "main")
+    for name in ("name", "email"):
+        _git(tmp_path, "config", f"user.{name}", "somebody@example.org")
+    for text in ("one", "two", "three"):
+        (tmp_path / "file").write_text(text)
+        (tmp_path / f"only-{text}").write_text(text)
+        _git(tmp_path, "add", ".")
+        _git(tmp_path, "commit", "-q", "-m", text)
+    _git(tmp_path, "branch", "aside", "HEAD~2")
+    _git(tmp_path, "checkout", "-q", "aside")
+    _git(tmp_path, "commit", "-q", "--allow-empty", "-m", "aside")
+    _git(tmp_path, "checkout", "-q", "main")
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 199])
+def test_each_commit_is_found_in_nine_runs(count: int, summary: Summary) -> None:
+    """Of 200 commits, whichever raised the peak is named, its predecessor was measured, and 9 were run at most."""
+    commits = _commits(count + 1)
+    for first_bad in range(1, count + 1):
+        measured: list[Commit] = []
+
+        def measure(commit: Commit, first_bad: int = first_bad, measured: list[Commit] = measured) -> Measurement:
+            measured.append(commit)
+            peak = 100 + (50 if commits.index(commit) >= first_bad else 0)
+            return Measurement(commit, JOB, _summary(peak, summary))
+
+        found = bisect_commits(commits[0], commits[1:], measure, lambda base, head: head.peak.bytes > base.peak.bytes)
+        assert found.culprit.commit == commits[first_bad]
+        assert found.before.commit == commits[first_bad - 1]
+        assert not found.between
+        assert len(measured) == len(set(measured)) == len(found.measured) <= 9
+
+
+@given(st.integers(2, 40), st.data())
+def test_commits_that_cannot_be_run_are_passed_over(count: int, data: st.DataObject) -> None:
+    """The culprit is named if it and its predecessor can be run; else it is among the named candidates."""
+    made = summarise_step(make_step([Op("aten.mm.default", makes=["y"])], [Storage("y", 30)]))
+    commits = _commits(count + 1)
+    first_bad = data.draw(st.integers(1, count))
+    broken = data.draw(st.sets(st.integers(1, count - 1)))
+
+    def measure(commit: Commit) -> Measurement:
+        place = commits.index(commit)
+        if place in broken:
+            return Measurement(commit, JOB, None, "the job failed")
+        return Measurement(commit, JOB, _summary(150 if place >= first_bad else 100, made))
+
+    found = bisect_commits(commits[0], commits[1:], measure, lambda base, head: head.peak.bytes > base.peak.bytes)
+    assert commits[first_bad] in (*found.between, found.culprit.commit)
+    assert {commits.index(one) for one in found.between} <= broken
+    if not {first_bad, first_bad - 1} & broken:
+        assert found.culprit.commit == commits[first_bad]
+        assert not found.between
+
+
+def test_a_bad_commit_that_is_not_bad_is_said(summary: Summary) -> None:
+    """Where no gate fails at the end, the message has both peaks; where an end cannot be run, the reason."""
+    commits = _commits(4)
+    same = _summary(100, summary)
+    with pytest.raises(InconclusiveError, match=r"the peak is 100 B there, and 100 B at"):
+        bisect_commits(commits[0], commits[1:], lambda one: Measurement(one, JOB, same), lambda *_: False)
+    with pytest.raises(InconclusiveError, match="good commit 0000000000 cannot be measured: no such script"):
+        bisect_commits(commits[0], commits[1:], lambda one: Measurement(one, JOB, None, "no such script"), lambda *_: 1)
+
+    def measure(commit: Commit) -> Measurement:
+        return Measurement(
+            commit, JOB, same if commit == commits[0] else None, "" if commit == commits[0] else "broken"
+        )
+
+    with pytest.raises(InconclusiveError, match="bad commit 0000000000 cannot be measured: broken"):
+        bisect_commits(commits[0], commits[1:], measure, lambda *_: False)
+
+
+def test_a_repository_lists_its_commits(repository: Path) -> None:
+    """Oldest first, with their fields; one that is not an ancestor, and unknown names, are refused in a sentence."""
+    (repository / "folder").mkdir()
+    opened = Repository.around(repository / "folder")
+    assert (opened.root, opened.inside) == (repository, Path("folder"))
+    assert [one.subject for one in opened.between("HEAD~2", "main")] == ["two", "three"]
+    assert [one.subject for one in opened.newest(2)] == ["two", "three"]
+    head = opened.commit("main")
+    assert (head.subject, head.author, head.short) == ("three", "somebody@example.org", head.hash[:10])
+    assert opened.changed_files(head) == ("file", "only-three")
+    assert opened.between("main", "main") == []
+    with pytest.raises(UsageError, match="aside is not an ancestor of main"):
+        opened.between("aside", "main")
+    for name in ("nothing", "--all", "-1"):
+        with pytest.raises(UsageError, match="git log"):
+            opened.commit(name)
+    with pytest.raises(UsageError, match="is not in a Git repository"):
+        Repository.around(Path("/"))
+
+
+def test_a_worktree_shows_each_commit_and_leaves_nothing(repository: Path) -> None:
+    """What the last commit or a job left is gone, uncommitted data is linked, and the repository is as it was."""
+    (repository / "data").mkdir()
+    (repository / "data" / "rows").write_text("kept")
+    (repository / "file").write_text("not committed")
+    opened = Repository.around(repository)
+    before = _git(repository, "status", "--porcelain")
+    with opened.worktree([repository / "data"]) as worktree:
+        for text, commit in zip(("two", "three"), opened.between("HEAD~2", "HEAD"), strict=True):
+            worktree.check_out(commit)
+            assert (worktree.folder / "file").read_text() == text
+            assert not (worktree.folder / "left").exists()
+            assert (worktree.folder / "data" / "rows").read_text() == "kept"
+            (worktree.folder / "left").write_text("by a job")
+        place = worktree.root
+    assert not place.exists()
+    assert _git(repository, "worktree", "list").count("\n") == 1
+    assert _git(repository, "status", "--porcelain") == before
+    assert (repository / "data" / "rows").read_text() == "kept"
+    for path, words in ((Path("missing"), "does not exist"), (Path(os.sep), "is not in the repository")):
+        with pytest.raises(UsageError, match=words), opened.worktree([path]):
+            pass
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path, summary: Summary) -> None:
+    """The last line of a commit counts, and gives its place; damaged lines and later versions are refused."""
+    path, (first, second) = tmp_path / "history.jsonl", _commits(2)
+    assert read_history(path) == []
+    append_to_history(path, Measurement(first, JOB, None, "the job failed"))
+    append_to_history(path, Measurement(second, JOB, None, "no such script"))
+    append_to_history(path, Measurement(first, JOB, summary))
+    other, one = read_history(path)
+    assert (one.commit, one.job, one.reason) == (first, JOB, "")
+    assert one.summary is not None
+    assert one.summary.peak.bytes == 130
+    assert (other.commit, other.summary, other.reason) == (second, None, "no such script")
+    for line, words in (("{", "history.jsonl:4 is not a line"), ('{"memprof_history": 9}', "is of version 9")):
+        damaged = tmp_path / "damaged" / "history.jsonl"
+        damaged.parent.mkdir(exist_ok=True)
+        damaged.write_text(path.read_text() + line + "\n")
+        with pytest.raises(BadInputError, match=words):
+            read_history(damaged)
