@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from memprof_dashboard.views.mesh import (
     describe_worst,
     peaks_on,
     read_mesh,
+    with_same_ranks,
 )
 
 MIB = 2**20
@@ -104,3 +107,10 @@ def test_a_thousand_ranks_are_small_to_send() -> None:
     figure = mesh_figure(mesh, job(1024), 0, THEMES["light"])
     assert figure.data[0].text is None
     assert len(json.dumps(figure, cls=PlotlyJSONEncoder)) < 300_000
+
+
+def test_ranks_that_do_the_same_as_one_that_was_dry_run_are_drawn_like_it() -> None:
+    same = {0: (1, 2), 3: ()}
+    trace: Any = SimpleNamespace(manifest_of=lambda number: SimpleNamespace(same_ranks=same[number]))
+    ranks = with_same_ranks(trace, (rank(0, 5 * MIB), rank(3, MIB)))
+    assert peaks_on(Mesh(("dp",), (4,)), ranks).tolist() == [5 * MIB, 5 * MIB, 5 * MIB, MIB]

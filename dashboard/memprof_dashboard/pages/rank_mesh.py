@@ -14,7 +14,15 @@ from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.mesh import Mesh, default_mesh, describe_differences, describe_worst, peaks_on, read_mesh
+from memprof_dashboard.views.mesh import (
+    Mesh,
+    default_mesh,
+    describe_differences,
+    describe_worst,
+    peaks_on,
+    read_mesh,
+    with_same_ranks,
+)
 
 _GRAPH, _TEXT, _REMARK = "mesh-graph", "mesh-text", "mesh-remark"
 _ROW_PX, _LEAST_PX, _MOST_PX = 34, 150, 720
@@ -66,8 +74,9 @@ def register(app: Dash, workspace: Workspace) -> None:
             mesh = read_mesh(text, world_size) if is_typed else default_mesh(compared.ranks, world_size)
         except MemprofError as error:
             return message("No mesh to draw.", theme_of(theme)), no_update, parts.error(str(error))
-        figure = mesh_figure(mesh, compared.ranks, compared.worst, theme_of(theme))
-        peaks = peaks_on(mesh, compared.ranks)
+        ranks = with_same_ranks(trace, compared.ranks)
+        figure = mesh_figure(mesh, ranks, compared.worst, theme_of(theme))
+        peaks = peaks_on(mesh, ranks)
         words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}".strip()
         return figure, {"height": f"{_height(mesh)}px"}, words
 
@@ -83,7 +92,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         except (KeyError, IndexError, TypeError, ValueError):
             return no_update
         trace = workspace.source(View.from_json(whole).trace).trace
-        return {"rank": number, "storage": -1} if number in trace.ranks else no_update
+        known = next((rank for rank in trace.ranks if number in (rank, *trace.manifest_of(rank).same_ranks)), None)
+        return no_update if known is None else {"rank": known, "storage": -1}
 
 
 def _world_size(trace: Trace, compared: RankComparison) -> int:

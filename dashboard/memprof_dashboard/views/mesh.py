@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from memprof.analysis.ranks.rank_report import RankPeak
 from memprof.errors import UsageError
 from memprof.trace.schema import Floats
+from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 #: Ranks of a row where the recording shows no nodes.
@@ -82,6 +83,12 @@ def default_mesh(ranks: tuple[RankPeak, ...], world_size: int) -> Mesh:
         return Mesh(("node", "local rank"), (len(nodes), share))
     width = max(each for each in range(1, min(_WIDTH, world_size) + 1) if world_size % each == 0)
     return Mesh(("row", "rank of row"), (world_size // width, width))
+
+
+def with_same_ranks(trace: Trace, ranks: tuple[RankPeak, ...]) -> tuple[RankPeak, ...]:
+    """Adds, in a dry run, the ranks that were not run because they do the same as another."""
+    same = ((one, other) for one in ranks for other in trace.manifest_of(one.rank).same_ranks)
+    return tuple(sorted((*ranks, *(replace(one, rank=other) for one, other in same)), key=lambda one: one.rank))
 
 
 def peaks_on(mesh: Mesh, ranks: tuple[RankPeak, ...]) -> Floats:
