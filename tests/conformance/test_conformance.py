@@ -212,6 +212,7 @@ _SLOW = (
     "exit_with.py None",
     "fails_between_steps.py",
     "fails_in_backward.py accumulated",
+    "fails_in_backward.py function",
     "fails_in_backward.py hook",
     "fails_in_backward.py in_place",
     "fails_in_backward.py module_hook",

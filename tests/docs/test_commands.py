@@ -182,7 +182,7 @@ def test_synopses_and_text_name_options_that_exist() -> None:
 def _own_words(command: Command) -> list[str]:
     """The words up to the job that record and fit run."""
     words = re.sub(r"[\[\]|']", " ", " ".join(command.words)).split()
-    if command.verb in ("record", "fit"):
+    if command.verb in ("record", "fit", "bisect", "history"):
         for end, word in enumerate(words):
             if word == "--" or word.endswith(".py"):
                 return words[:end]

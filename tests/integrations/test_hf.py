@@ -129,6 +129,7 @@ def test_recorded_steps_are_the_trainers(folder: Path, fitted: Trained) -> None:
     assert trace.manifest.capture.is_complete
 
 
+@pytest.mark.slow
 def test_arguments_make_it_fit(folder: Path, fitted: Trained) -> None:
     """The suggested TrainingArguments lead to the predicted peak, which is within the budget."""
     fit, arguments = fitted.callback.fit, fitted.callback.arguments

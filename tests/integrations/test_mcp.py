@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def in_session(folder: Path, act: Callable[[Agent], Awaitable[None]], *words: st
             async with connected(folder, *words) as agent:
                 await act(agent)
 
-    anyio.run(run)
+    # In a thread of its own: a browser's tests leave an event loop running in the one of the tests.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, run).result()
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ JOBS = {"blocks": BLOCKS, "images": IMAGES}
 BF16 = Precision(dtype="bf16")
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(scope="module", params=["blocks", pytest.param("images", marks=pytest.mark.slow)])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job and its recording."""
     folder = tmp_path_factory.mktemp(request.param)

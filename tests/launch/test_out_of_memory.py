@@ -92,6 +92,7 @@ def test_recording_is_whole_up_to_the_request(recorded: Recorded, place: str) ->
     assert found.source.place in said[0]
 
 
+@pytest.mark.slow
 def test_what_was_still_to_come(recorded: Recorded) -> None:
     """In forward, gradients and Adam's moments and steps are reported as pending; in the update only the state."""
     state = 2 * PARAMETERS + 4 * 4

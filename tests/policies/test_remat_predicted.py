@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_predictions_meet_runs_where_nothing_else_holds_memory() -> None:
     """Remat counts what the whole process holds: what the tests of others hold would be counted against a budget."""
     tests = str(Path("tests") / "policies" / "apart" / "remat_predicted.py")

@@ -67,7 +67,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "decoder_inference")) for name in RUNS]
+)
 def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sizes in the same order, the same peaks of allocated and of reserved bytes."""
     run = json.loads((HERE / "runs" / f"{name}.json").read_text(encoding="utf-8"))

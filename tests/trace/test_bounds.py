@@ -144,7 +144,10 @@ def test_a_list_of_empty_objects_is_refused(tmp_path: Path) -> None:
     assert "are too many" in refused("import", path, "-o", tmp_path / "run.memprof")
 
 
-@pytest.mark.parametrize("kind", ["report", "import", "predict", "diff", "verify"])
+@pytest.mark.parametrize(
+    "kind",
+    ["report", "diff", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("import", "predict", "verify"))],
+)
 def test_devices_and_silent_pipes_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node like /dev/zero never ends, a pipe without a writer never begins: neither blocks the reader."""
     paths = []

@@ -34,7 +34,9 @@ _PREFIXES = {"MALLOC_": "how malloc works: changes resident memory, not torch's 
 _SETTINGS = (
     *("OUTPUT", "FORCE", "QUIET", "SKIP", "STEPS", "STOP", "LIGHT", "DRY_RUN", "DEVICE", "STRICT", "PLAN", "BUDGET"),
 )
-_OWN = tuple(f"MEMPROF_{name}" for name in (*_SETTINGS, "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG"))
+_OWN = tuple(
+    f"MEMPROF_{name}" for name in (*_SETTINGS, "RANKS", "NODES", "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG")
+)
 #: Variables that a recording sets for its job: present if doctor runs inside one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")
 #: Variables set by tests and continuous integration.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from memprof.policies.plan.plan_file import read_plan
 from memprof_dashboard.pages import PAGES
 from tests.building import Module, Op, Storage, make_tables
@@ -58,6 +60,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown.wait_text("#whatif-detail", "memprof record --plan plan.toml train.py")
 
 
+@pytest.mark.slow
 def test_coming_back_shows_what_was_found(look: Show, gpt: Served) -> None:
     """A search outlives the page: another tab and back, and its result is there without searching again."""
     shown = look(gpt, "tab=whatif&budget=70%25")
@@ -97,6 +100,7 @@ def test_hostile_modules_in_plans_are_text(show: Show, serve: Serve, tmp_path: P
     assert shown.page.evaluate("() => document.querySelectorAll('#panel img, #panel script').length") == 0
 
 
+@pytest.mark.slow
 def test_two_recordings_beside_each_other(show: Show, serve: Serve, tmp_path: Path) -> None:
     """Without another recording the page says how to choose one; a copy of itself shows that nothing changed."""
     recorded = SAMPLES / "gpt" / "run.memprof"

@@ -53,6 +53,7 @@ class _Stranger(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.mark.slow
 def test_two_dashboards_in_one_browser(browser: Any, small_file: Path) -> None:
     """Both are there after a reload of each, and no other server is sent a token, a cookie or an address of theirs."""
     sent: list[str] = []

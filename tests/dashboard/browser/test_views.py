@@ -321,6 +321,7 @@ def test_budget_line(look: Show, gpt: Served, budget: str, size: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_theme_follows_the_system_and_the_button(show: Show, look: Show, gpt: Served) -> None:
     """Dark where the system is dark, light again by the button, and that is kept."""
     shown = show(gpt, color_scheme="dark")
