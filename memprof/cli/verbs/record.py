@@ -94,7 +94,7 @@ Examples:
     type=click.IntRange(min=1),
     envvar="MEMPROF_RANKS",
     metavar="N",
-    help="With --dry-run: ranks of a script that is distributed itself; one process is run for each distinct role.",
+    help="With --dry-run: ranks of a distributed script; one process is run for each distinct role.",
 )
 @option(
     "--nodes",
@@ -102,7 +102,7 @@ Examples:
     type=click.IntRange(min=1),
     envvar="MEMPROF_NODES",
     metavar="N",
-    help="With --ranks: machines that the ranks are on, in equal numbers.  [default: 1]",
+    help="With --ranks: number of machines, each with the same number of ranks.  [default: 1]",
 )
 @option(
     "--keep-arguments",
