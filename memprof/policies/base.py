@@ -152,7 +152,7 @@ class Policy(ABC):
 
     @property
     def splits_all_blocks(self) -> bool:
-        """Whether the caching allocator gives every request a block of its own size under it."""
+        """Whether the caching allocator, under it, splits every block to the size of its request."""
         return False
 
     @property
@@ -190,9 +190,9 @@ class Policy(ABC):
         return ()
 
     def narrower(self, step: Step) -> tuple[Policy, ...]:
-        """Returns the same policy for parts of what it concerns, each larger than the one before; none by default.
+        """Returns the same policy restricted to parts of what it affects, from small to large; none by default.
 
-        A search that has found a plan with the whole tries how little of it is enough.
+        A search whose plan contains the policy looks for the smallest part that is enough.
 
         Args:
             step: The recorded step.

@@ -23,7 +23,7 @@ _DEVIATIONS = 2.0
 
 @dataclass(frozen=True)
 class Unsplit:
-    """What a job's large blocks exceed their requests by: its sizes determine how often, and by how much.
+    """By how much a job's large blocks exceed their requests.
 
     Attributes:
         mean_bytes: Mean over the large blocks of a step.
@@ -40,10 +40,10 @@ class Unsplit:
         return Unsplit(float(extra.mean()), float(extra.std())) if len(extra) else Unsplit(0.0, 0.0)
 
     def bounds_of_peak(self, step: Step) -> tuple[int, int]:
-        """Returns the least and the most peak bytes of a predicted step.
+        """Returns the lower and the upper bound of a predicted step's peak, in bytes.
 
         Args:
-            step: The step, whose large blocks need not be larger than requested, whatever it contains.
+            step: The predicted step. The lower bound assumes that its large blocks have the sizes of their requests.
         """
         large = step.storages.take(_is_large(step.storages))
         ops, during = len(step.ops), live_bytes(step).during

@@ -163,6 +163,7 @@ class Manifest(_Json):
         rank: The process's rank in the job; 0 for a single-process job.
         world_size: Processes in the job.
         same_ranks: In dry runs, other ranks that run the same operators on the same sizes, and were not run.
+        dry_ranks: In dry runs, the ranks that ``record --ranks`` asked for; 0 where the command starts all processes.
         pid: The process's id.
         node: Name of the machine it ran on; "" in recordings of older versions.
         clock: Identifies the clock of its times, shared by all processes of one running system; "" where unknown.
@@ -190,6 +191,7 @@ class Manifest(_Json):
     rank: int = 0
     world_size: int = 1
     same_ranks: tuple[int, ...] = ()
+    dry_ranks: int = 0
     pid: int = 0
     node: str = ""
     clock: str = ""

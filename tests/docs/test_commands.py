@@ -32,7 +32,7 @@ NOT_RUN = {
     "compiled.memprof": "compiles the model, which takes minutes; tests/policies/compile does",
     "--compile": "compiles the model, which takes minutes; tests/policies/compile does",
     "--nproc-per-node 8": "needs eight devices",
-    "--ranks 64": "needs a script that is distributed itself; stages.py is one, on four ranks",
+    "--ranks 64": "needs a distributed script; stages.py is one, on four ranks",
 }
 
 #: Commands that end with another status than 0 on the job they are run on, by their words.

@@ -79,7 +79,7 @@ def test_each_commit_is_found_in_nine_runs(count: int, summary: Summary) -> None
 
 
 @given(st.integers(2, 40), st.data())
-def test_commits_that_cannot_be_run_are_passed_over(count: int, data: st.DataObject) -> None:
+def test_commits_that_cannot_be_run_are_skipped(count: int, data: st.DataObject) -> None:
     """The culprit is named if it and its predecessor can be run; else it is among the named candidates."""
     made = summarise_step(make_step([Op("aten.mm.default", makes=["y"])], [Storage("y", 30)]))
     commits = _commits(count + 1)
@@ -100,7 +100,7 @@ def test_commits_that_cannot_be_run_are_passed_over(count: int, data: st.DataObj
         assert not found.between
 
 
-def test_a_bad_commit_that_is_not_bad_is_said(summary: Summary) -> None:
+def test_a_bad_commit_at_which_no_gate_fails_is_reported(summary: Summary) -> None:
     """Where no gate fails at the end, the message has both peaks; where an end cannot be run, the reason."""
     commits = _commits(4)
     same = _summary(100, summary)

@@ -26,10 +26,10 @@ _MODELS = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py")
         (0.1, [1.0, 0.5, 0.25, 0.12, 0.06]),
         (-1.0, [1.0, 0.5, 0.25, 0.12, 0.06, 0.0]),
     ],
-    ids=["at once", "between", "low", "never"],
+    ids=["all", "between", "low", "never"],
 )
 def test_shares_are_halved_towards_the_largest_that_fits(fits_below: float, tried: list[float]) -> None:
-    """Down to nothing where none does."""
+    """Down to 0 where none does."""
     shares = _shares()
     found = [next(shares)]
     try:
@@ -52,8 +52,8 @@ def test_compiled_plans_are_found_without_a_recording_of_one(
     budget = int(base.peak * 0.75)
     words = ["suggest", "run.memprof", "--budget", f"{budget}B", "--compile", "4", "--allow", "compile"]
     assert main([*words, "--json", "--write", "plan.toml"]) == 0
-    told: dict[str, Any] = json.loads(capfd.readouterr().out)
-    best = told["plans"][0]
+    result: dict[str, Any] = json.loads(capfd.readouterr().out)
+    best = result["plans"][0]
     assert best["describe"].startswith("compile the whole model at 0.")
     assert best["peak_allocated_bytes"] <= budget
     if not (shutil.which("g++") or shutil.which("clang++")):

@@ -40,10 +40,11 @@ def test_recorded_command_is_started_again() -> None:
     [
         (Manifest(), "does not say how its job was started", 125),
         (Manifest(command=("python", "train.py"), plan={"checkpoint": {}}), "recorded under a plan already", 125),
+        (Manifest(command=("python", "train.py"), dry_ranks=64), "record --dry-run --ranks 64 --plan", 125),
         (Manifest(command=("python", "gone.py")), "Run the command in the folder where the job was recorded", 127),
         (Manifest(command=("no-such-launcher", "train.py")), "Command no-such-launcher not found", 127),
     ],
-    ids=["imported", "planned", "script", "command"],
+    ids=["imported", "planned", "ranks", "script", "command"],
 )
 def test_job_that_cannot_be_started_is_said_to_be(manifest: Manifest, sentence: str, status: int) -> None:
     """One sentence each: what is missing, and what to do."""

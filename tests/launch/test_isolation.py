@@ -108,7 +108,7 @@ def test_a_check_leaves_the_folder_as_it_was(folder: Path, capfd: pytest.Capture
     assert main(["suggest", "run.memprof", "--budget", "90%", "--allow", "swap,checkpoint,optimizer", "--check"]) == 0
     said = capfd.readouterr().err
     command = "python train.py"
-    assert f"--check dry-runs {command} without a network; files it writes in this folder are thrown away." in said
+    assert f"--check dry-runs {command} without a network; files it writes in this folder are discarded." in said
     assert (folder / "log.txt").read_text() == before
     (folder / "pyproject.toml").write_text("[tool.memprof.dry_run]\nisolate = false\n")
     with client.enabled():

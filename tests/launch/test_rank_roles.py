@@ -1,4 +1,4 @@
-"""Which ranks of a job are dry-run, and for which others each of them stands."""
+"""Which ranks of a job are dry-run, and which others each of them represents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memprof.trace.files.rank_roles import RankRole
 
 
 def _decide(grid: Grid, role_of: Callable[[int], int], *, line: int = 0, most: int = 100) -> tuple[Roles, set[int]]:
-    """Dry-runs ranks until all is known; with `line`, each rank sends to the one so many further."""
+    """Dry-runs ranks until all roles are known; with `line`, each rank exchanges tensors with those `line` away."""
     known: dict[int, RankRole] = {}
     ranks = len(grid.places)
     while True:
@@ -82,7 +82,7 @@ def test_groups_that_overlap_span_no_dimension_twice() -> None:
 
 
 def test_no_more_ranks_are_run_than_allowed_and_the_rest_is_left_open() -> None:
-    """All 64 do something else: 10 are run, and of the others nothing is said."""
+    """All 64 ranks differ: 10 are run, and the others stay unknown."""
     roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=10)
     assert len(run) == 10
     assert all(others == [one] for one, others in roles.same.items())

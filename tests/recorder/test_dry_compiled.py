@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -123,14 +124,9 @@ def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     command = [sys.executable, "-m", "memprof.cli.main", "record", "--dry-run", "-q", "-o", "run.memprof", "train.py"]
-    subprocess.run(command, cwd=tmp_path, env=_environment(folder), check=True, capture_output=True)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert not list(folder.rglob("*.py"))
-
-
-def _environment(temporary: Path) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "TMPDIR": str(temporary)}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scripts that are distributed themselves, dry-run rank by rank, and on real ranks over gloo."""
+"""Distributed scripts, dry-run rank by rank, and run on real ranks over gloo."""
 
 from __future__ import annotations
 
@@ -45,13 +45,27 @@ for step in range(5):
     net(torch.randn(2, 4)).sum().backward()
     optimizer.step()
 """
+_SPAWNS = """
+import torch
+
+def train(rank):
+    torch.distributed.init_process_group("gloo", init_method="tcp://localhost:29511", rank=rank, world_size=2)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(5):
+        net(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
 
 
 def _peaks(trace: Trace) -> dict[int, int]:
     return {one.rank: one.peak_bytes or 0 for one in compare_ranks(trace).ranks}
 
 
-def test_ranks_that_do_the_same_are_run_once_and_said_to_be(tmp_path: Path) -> None:
+def test_ranks_that_do_the_same_are_run_once_and_reported(tmp_path: Path) -> None:
     """Of 4 ranks on 2 nodes of 2 virtual GPUs, the first and the last are run: on devices 0 and 1.
 
     What rank 0 broadcasts, the other receives; both hold the same bytes.
@@ -65,17 +79,29 @@ def test_ranks_that_do_the_same_are_run_once_and_said_to_be(tmp_path: Path) -> N
     assert {one.rank: one.device for one in compare_ranks(trace).ranks} == {0: "cuda:0", 3: "cuda:1"}
     assert trace.manifest_of(0).same_ranks == (1, 2)
     assert trace.manifest_of(3).same_ranks == ()
+    assert trace.manifest.dry_ranks == 4
     assert "rank 0 for ranks 0 to 2, which do the same; rank 3" in " ".join(job_notes(trace))
 
 
 def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:
-    """One sentence that names the way to go on, and status 125."""
+    """One sentence with what to do instead, and status 125."""
     (tmp_path / "job.py").write_text(_ALONE)
     ended = record(tmp_path, "--dry-run", "--ranks", "8", "job.py")
     assert ended.returncode == 125
     assert "job.py never called torch.distributed.init_process_group" in ended.stderr
     assert "--shard ddp:8" in ended.stderr
     assert not ended.path.exists()
+
+
+@pytest.mark.slow
+def test_a_script_that_spawns_its_ranks_is_refused_with_ranks(tmp_path: Path) -> None:
+    """One sentence, and status 125; without --ranks all that it spawns are dry-run."""
+    (tmp_path / "job.py").write_text(_SPAWNS)
+    ended = record(tmp_path, "--dry-run", "--ranks", "2", "job.py")
+    assert ended.returncode == 125
+    assert "the job starts its own (torch.multiprocessing.spawn): leave out --ranks" in ended.stderr
+    assert not ended.path.exists()
+    assert record(tmp_path, "--dry-run", "job.py").trace.ranks == (0, 1)
 
 
 @pytest.mark.slow

@@ -258,6 +258,6 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
 
 
 def _may_be_checked(found: Suggestion) -> bool:
-    """Returns whether a dry run can check a plan: the command line is recorded and the size unchanged."""
+    """Returns whether a dry run can check a plan: the command line starts the whole job, and the size is unchanged."""
     command = found.manifest.command
-    return bool(command) and not is_masked(command) and not found.basis.at
+    return bool(command) and not is_masked(command) and not found.manifest.dry_ranks and not found.basis.at

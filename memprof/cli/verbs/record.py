@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.grouped import option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.cli.options.record_command import RecordCommand
 from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
-from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
+from memprof.launch.parent.settings import Settings, read_dry_window
 from memprof.launch.parent.target import CannotStartError, find_target
 from memprof.launch.parent.torchrun import check_ranks, on_ranks, ranks_of
 from memprof.machines.card import find_card
@@ -33,35 +34,6 @@ Examples:
   memprof record --dry-run train.py
   memprof record --dry-run --device h100-80g --ranks 64 --nodes 8 train.py
 """
-
-
-class RecordCommand(GroupedCommand):
-    """A command whose own options end where the job begins, with defaults from pyproject.toml."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Passes the project's settings to click as defaults, below flags and MEMPROF_* variables."""
-        try:
-            folder = Path.cwd()
-        except FileNotFoundError:
-            raise CannotStartError(
-                "the current folder no longer exists: it was deleted or replaced. Change to another with cd."
-            ) from None
-        given = read_project_settings(folder)
-        if "plan" in given:
-            given["plan_path"] = given.pop("plan")
-        extra.setdefault("default_map", given)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses memprof's options, and notes whether ``--`` precedes the job."""
-        given = list(args)
-        rest = super().parse_args(ctx, args)
-        words = len(ctx.params["words"])
-        # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
-        ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
-        return rest
 
 
 @click.command(
@@ -122,7 +94,7 @@ class RecordCommand(GroupedCommand):
     type=click.IntRange(min=1),
     envvar="MEMPROF_RANKS",
     metavar="N",
-    help="With --dry-run: ranks of a script that is distributed itself; one process is run for each distinct role.",
+    help="With --dry-run: ranks of a distributed script; one process is run for each distinct role.",
 )
 @option(
     "--nodes",
@@ -130,7 +102,7 @@ class RecordCommand(GroupedCommand):
     type=click.IntRange(min=1),
     envvar="MEMPROF_NODES",
     metavar="N",
-    help="With --ranks: machines that the ranks are on, in equal numbers.  [default: 1]",
+    help="With --ranks: number of machines, each with the same number of ranks.  [default: 1]",
 )
 @option(
     "--keep-arguments",

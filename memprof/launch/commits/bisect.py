@@ -18,7 +18,7 @@ class Bisection:
     """The result of a bisection.
 
     Attributes:
-        good: The commit that all are compared with.
+        good: The commit that all others are compared with.
         before: The last commit at which the gates pass.
         culprit: The first at which they fail.
         between: Commits between these two that could not be measured, any of which may be the first.
@@ -37,8 +37,8 @@ def bisect_commits(
 ) -> Bisection:
     """Finds the first commit at which the gates fail, compared with a good one.
 
-    The last commit is taken to fail, and measured only if no other was seen to: of 200 commits, 9 are run at most, the
-    good one included.
+    The last commit is assumed to fail, and measured only if no other commit fails: of 200 commits, at most 9 are run,
+    including the good one.
 
     Args:
         good: The commit that all are compared with.
@@ -49,39 +49,33 @@ def bisect_commits(
     Raises:
         InconclusiveError: The good commit cannot be measured, or the gates pass at the bad one.
     """
-    done: list[Measurement] = []
-
-    def judged(commit: Commit) -> bool | None:
-        one = measure(commit)
-        done.append(one)
-        return None if one.summary is None or base.summary is None else judge(base.summary, one.summary)
-
-    base = measure(good)
-    done.append(base)
+    commits, base = [good, *later], measure(good)
     if base.summary is None:
         raise InconclusiveError(f"The good commit {good.short} cannot be measured: {base.reason}")
-    commits = [good, *later]
+    reference, measured = base.summary, {0: base}
+
+    def judge_at(place: int) -> bool | None:
+        one = measured[place] = measure(commits[place])
+        return None if one.summary is None else judge(reference, one.summary)
+
     low, high, skipped = 0, len(commits) - 1, set[int]()
     while (tried := _middle(low, high, skipped)) is not None:
-        verdict = judged(commits[tried])
+        verdict = judge_at(tried)
         if verdict is None:
             skipped.add(tried)
         elif verdict:
             high = tried
         else:
             low = tried
-    by_hash = {one.commit.hash: one for one in done}
-    if commits[high].hash not in by_hash:
-        verdict = judged(commits[high])
-        by_hash[commits[high].hash] = done[-1]
+    if high not in measured:
+        verdict = judge_at(high)
         if verdict is None:
-            reason = done[-1].reason or "its gates cannot be judged."
+            reason = measured[high].reason or "its gates cannot be judged."
             raise InconclusiveError(f"The bad commit {commits[high].short} cannot be measured: {reason}")
         if not verdict:
-            raise InconclusiveError(_passes(by_hash[commits[high].hash], base))
-    return Bisection(
-        base, by_hash[commits[low].hash], by_hash[commits[high].hash], tuple(commits[low + 1 : high]), tuple(done)
-    )
+            raise InconclusiveError(_describe_pass(measured[high], base))
+    between = tuple(commits[low + 1 : high])
+    return Bisection(base, measured[low], measured[high], between, tuple(measured.values()))
 
 
 def _middle(low: int, high: int, skipped: set[int]) -> int | None:
@@ -92,7 +86,7 @@ def _middle(low: int, high: int, skipped: set[int]) -> int | None:
     return min(left, key=lambda place: abs(place - middle), default=None)
 
 
-def _passes(bad: Measurement, good: Measurement) -> str:
+def _describe_pass(bad: Measurement, good: Measurement) -> str:
     assert bad.summary is not None
     assert good.summary is not None
     return (

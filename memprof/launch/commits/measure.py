@@ -1,4 +1,4 @@
-"""Dry-runs a job at commits, in a worktree, and keeps what was measured."""
+"""Dry-runs a job at commits, in a worktree, and keeps the measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_job(words: Sequence[str]) -> Target:
 
 
 class CommitRuns:
-    """Measures a job at commits: by a dry run in a worktree, unless the history has the commit already.
+    """Measures a job at commits: by a dry run in a worktree, unless the history contains the commit already.
 
     Attributes:
         count: Dry runs so far.
@@ -61,7 +61,7 @@ class CommitRuns:
             words: The job, as typed.
             window: The steps of a dry run.
             device: The device to simulate; "" for the CPU.
-            history: File of what is known, to which new measurements are added; None for none.
+            history: File of earlier measurements, to which new ones are added; None for none.
 
         Raises:
             BadInputError: The history is damaged.
@@ -74,7 +74,7 @@ class CommitRuns:
         self._known = {one.commit.hash: one for one in known if one.job == self.job}
 
     def is_known(self, commit: Commit) -> bool:
-        """Whether a commit is measured without a run."""
+        """Whether a commit was measured before, and needs no run."""
         return commit.hash in self._known
 
     def measure(self, commit: Commit) -> Measurement:
@@ -92,29 +92,29 @@ class CommitRuns:
         return self._known[commit.hash]
 
     def _run(self, commit: Commit) -> Measurement:
-        def missed(reason: str) -> Measurement:
+        def unmeasured(reason: str) -> Measurement:
             return Measurement(commit, self.job, None, reason)
 
         try:
             self._worktree.check_out(commit)
         except GitError as error:
-            return missed(str(error))
+            return unmeasured(str(error))
         if not self._worktree.folder.is_dir():
-            return missed("the current folder does not exist at this commit.")
+            return unmeasured("the current folder does not exist at this commit.")
         self.count += 1
         with tempfile.TemporaryDirectory(prefix="memprof-commit-") as scratch, self._inside():
             kept = Path(scratch) / "commit.memprof"
             try:
                 target = find_job(self._words)
             except (NotFoundError, NotExecutableError) as error:
-                return missed(str(error))
+                return unmeasured(str(error))
             outcome = dry_run(target, None, self._window, self.job.device, kept, apart=self._can_isolate())
             if outcome.peak_bytes is None:
-                return missed(outcome.reason)
+                return unmeasured(outcome.reason)
             try:
                 return Measurement(commit, self.job, summarise(Trace.open(kept)))
             except (BadInputError, InconclusiveError) as error:
-                return missed(str(error))
+                return unmeasured(str(error))
 
     def _inside(self) -> contextlib.AbstractContextManager[None]:
         # A job runs in the folder of the process that starts it.

@@ -14,7 +14,7 @@ from memprof.analysis.commits.history_file import Commit
 from memprof.errors import MemprofError, UsageError
 
 _FIELDS = "%H%x00%as%x00%an%x00%s"
-#: A Git command that takes longer hangs, for example on a prompt, in seconds.
+#: Limit on a Git command, in seconds; one that takes longer hangs, for example on a prompt.
 _LIMIT_S = 300
 
 
@@ -53,8 +53,7 @@ class Repository:
         Raises:
             GitError: It names none.
         """
-        found = self._log("-1", "--end-of-options", f"{name}^{{commit}}", "--")
-        return found[0]
+        return self._log("-1", "--end-of-options", f"{name}^{{commit}}", "--")[0]
 
     def between(self, first: str, last: str) -> list[Commit]:
         """Returns the commits after one up to another, oldest first; of a merge, only the first parent is followed.
@@ -120,8 +119,8 @@ class Worktree:
 
     Attributes:
         root: Its top folder.
-        folder: The folder in it that stands for the current one.
-        links: What is linked into it, and where that is.
+        folder: The folder in it that corresponds to the current one.
+        links: Links to create in it, and their targets.
     """
 
     root: Path
@@ -129,13 +128,13 @@ class Worktree:
     links: dict[Path, Path]
 
     def check_out(self, commit: Commit) -> None:
-        """Replaces its files by those of a commit, without anything that an earlier job left.
+        """Replaces its files with those of a commit, and deletes whatever an earlier job left.
 
         Raises:
             GitError: Git cannot check it out.
         """
         for place in self.links:
-            if place.is_symlink():  # not what a commit has there
+            if place.is_symlink():  # otherwise a commit contains the path itself
                 place.unlink()
         _git(self.root, "checkout", "--quiet", "--force", "--detach", commit.hash)
         _git(self.root, "clean", "-ffdxq")
@@ -160,7 +159,7 @@ def _git(folder: Path, *words: str) -> str:
     Raises:
         GitError: Git is missing, or the command failed.
     """
-    # A hook, or another Git command that runs this one, would otherwise choose the repository.
+    # Inside a hook or another Git command, GIT_DIR would otherwise choose the repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(

@@ -47,7 +47,7 @@ class DryChecks:
             manifest: The recording's.
             window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
             announce: Called before the first dry run with the command and its isolation.
-            option: The option that asks for the dry runs, named there.
+            option: The option that requests the dry runs, for that announcement.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -156,4 +156,4 @@ def _describe_run(option: str, target: Target, why_not_isolated: str) -> str:
     command = shlex.join((Path(program).name, *words))
     if why_not_isolated:
         return f"{option} dry-runs {command} in this folder, where it may write, with its network ({why_not_isolated})."
-    return f"{option} dry-runs {command} without a network; files it writes in this folder are thrown away."
+    return f"{option} dry-runs {command} without a network; files it writes in this folder are discarded."

@@ -1,4 +1,4 @@
-"""Dry-runs a job under torch.compile, with budgets for what it saves, until the peak is within a budget in bytes."""
+"""Dry-runs a job under torch.compile, with lower activation budgets until the peak is within a budget in bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
-#: Policies that apply beside the compiler; the others change what it compiles.
-_BESIDE = (Precision, ChunkedLoss, OptimizerPolicy)
-#: Budgets closer to each other than this are not distinguished.
-_STEP = 0.1
+#: Policies that can be combined with the compiler; the others change what it compiles.
+_COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
+#: The search for the largest share that fits ends at this accuracy.
+_ACCURACY = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class CompiledPlans:
 
 
 def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome]) -> CompiledPlans:
-    """Dry-runs the job with its whole model compiled, alone and beside policies of the best plan.
+    """Dry-runs the job with its whole model compiled, alone and combined with policies of the best plan.
 
     The compiler's budget is a share of what it would save by default, and the peak need not fall with it
-    (https://github.com/pytorch/pytorch/issues/197838): every share tried is judged by its own dry run. The shares
-    between one that fits and one that does not are halved.
+    (https://github.com/pytorch/pytorch/issues/197838), so the peak of each share is that of its own dry run. The range
+    between a share that fits and one that does not is halved.
 
     Args:
         found: The search result for the job as it is.
@@ -61,7 +61,7 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
     steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
     reason = ""
     budget_bytes = found.answer.search_request.budget_bytes
-    for others in _beside(found):
+    for others in _combinable(found):
         shares = _shares()
         share = next(shares)
         for _ in range(most):
@@ -81,22 +81,22 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
     return CompiledPlans(steps, "" if steps else reason)
 
 
-def _beside(found: Suggestion) -> Iterator[tuple[Policy, ...]]:
-    """Yields the sets of other policies to compile with: none, and those of the best plan that apply beside it."""
+def _combinable(found: Suggestion) -> Iterator[tuple[Policy, ...]]:
+    """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined."""
     yield ()
     best = found.answer.best or found.answer.least
-    others = tuple(policy for policy in best.policies if isinstance(policy, _BESIDE))
+    others = tuple(policy for policy in best.policies if isinstance(policy, _COMBINABLE))
     if others:
         yield others
 
 
 def _shares() -> Generator[float, bool, None]:
-    """Yields budgets as shares from 0 to 1, the largest first; it is sent whether each fits."""
+    """Yields budgets as shares from 0 to 1, the largest first; the caller sends whether each fits."""
     if (yield 1.0):
         return
     above, below = 1.0, 0.0
     has_fit = False
-    while above - below > _STEP:
+    while above - below > _ACCURACY:
         share = round((above + below) / 2, 2)
         if (yield share):
             below, has_fit = share, True

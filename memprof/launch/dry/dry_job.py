@@ -57,7 +57,7 @@ def find_recorded_job(manifest: Manifest) -> Target:
     """Returns the job of a recording, to be started from the current folder.
 
     Raises:
-        CannotStartError: The recording lacks the job's command line, or was made under a plan.
+        CannotStartError: The recording lacks the job's command line, was made under a plan, or is a dry run of ranks.
         NotFoundError: Its script or program is missing here.
         NotExecutableError: It cannot be run.
     """
@@ -76,6 +76,11 @@ def find_recorded_job(manifest: Manifest) -> Target:
         raise CannotStartError(
             "The job was recorded under a plan already, on top of which a dry run applies no other: search in a "
             "recording of the job as it is."
+        )
+    if manifest.dry_ranks:
+        raise CannotStartError(
+            f"The recording is a dry run of {manifest.dry_ranks:,} ranks, of which its command starts only one: check "
+            f"the plan with memprof record --dry-run --ranks {manifest.dry_ranks} --plan plan.toml."
         )
     words = command[1:]
     try:

@@ -1,9 +1,9 @@
 """Decides which ranks of a job must be dry-run, and which of the others do the same as one of these.
 
-Ranks have coordinates in the grid that the job's process groups span. Shards of a tensor shrink along each dimension of
-it, so ranks between two corners of a box that ran the same operators on the same sizes run them, too. Where the corners
-differ, the box is cut: the first rank from the others, the last one, then halves; a dimension along which ranks send
-tensors to one another (the stages of a pipeline), at every place.
+Ranks have coordinates in the grid that the job's process groups span. Shards of a tensor only get smaller along each
+dimension of the grid, so where the ranks in two opposite corners of a box ran the same operators on the same sizes, the
+ranks between them do so, too. Where the corners differ, the box is cut: after the first rank, before the last one, then
+into halves. A dimension along which ranks send tensors to one another (the stages of a pipeline) is cut at every place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Grid:
 
     @staticmethod
     def of(world_size: int, groups: Sequence[Sequence[int]]) -> Grid:
-        """Returns the grid that process groups span; one line of ranks where they span none.
+        """Returns the grid that process groups span; a single dimension where they span none.
 
         Args:
             world_size: Ranks of the job.
@@ -61,7 +61,7 @@ class Grid:
 
 @dataclass
 class Roles:
-    """The state of the decision.
+    """Which ranks do the same, as far as it is known yet.
 
     Attributes:
         same: For each rank that was dry-run, those that do the same, including itself.
@@ -73,12 +73,12 @@ class Roles:
 
 
 def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
-    """Returns what is known of all ranks, given those that were dry-run.
+    """Returns what is known about all ranks, given those that were dry-run.
 
     Args:
         grid: The ranks.
         known: Roles of the ranks that were dry-run.
-        most: Ranks that are dry-run at most. Ranks beyond are in no list of ``same``.
+        most: Maximum number of ranks that are dry-run. Ranks that stay unknown are in no list of ``same``.
     """
     rank_at = {place: rank for rank, place in enumerate(grid.places)}
     lines = _lines_of_peers(grid, known.values())
@@ -135,7 +135,7 @@ def _lines_of_peers(grid: Grid, roles: Collection[RankRole]) -> set[int]:
 
 
 def _cut(box: _Box, sizes: Sequence[int], lines: Collection[int]) -> list[_Box]:
-    """Returns the parts of a box whose corners do different things."""
+    """Returns the parts of a box whose corners differ."""
     lengths = [end - first for first, end in box]
     staged = [axis for axis in lines if lengths[axis] > 1]
     axis = staged[0] if staged else lengths.index(max(lengths))

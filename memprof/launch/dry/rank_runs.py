@@ -17,7 +17,7 @@ from memprof.launch.parent.relay import SignalRelay
 from memprof.trace.files.private_file import FOLDER_MODE
 from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED, RankRole, read_role, write_same
 
-#: Ranks that are dry-run at most.
+#: Maximum number of ranks that are dry-run.
 MOST_RUNS = 32
 _POLL_S = 0.05
 
@@ -28,7 +28,7 @@ def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
     Args:
         rank: Its number.
         ranks: Ranks of the job.
-        nodes: Machines they are on, in equal numbers.
+        nodes: Machines, each with the same number of ranks.
     """
     on_node = ranks // nodes
     numbers = {
@@ -56,11 +56,11 @@ class RankRuns:
 
         Args:
             command: Command line of each rank.
-            environment: Their environment, without what differs between ranks.
+            environment: Their environment, without the variables that differ between ranks.
             spool: The recording's spool folder.
             ranks: Ranks of the job.
-            nodes: Machines they are on.
-            name: The job's, for messages.
+            nodes: Machines, each with the same number of ranks.
+            name: The job's name, for messages.
         """
         self._command = list(command)
         self._environment = {"OMP_NUM_THREADS": "1", **environment}
@@ -68,10 +68,11 @@ class RankRuns:
         self._folder = spool / FOLDER
         self._ranks, self._nodes, self._name = ranks, nodes, name
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: dict[int, int] = {}
-        self._decided = 0  # ranks that had ended when the roles were looked at last
+        self._ended: set[int] = set()
+        self._roles: dict[int, RankRole] = {}
+        self._has_new_roles = False
         self._wanted: list[int] = []
-        self._at_once = max(1, len(os.sched_getaffinity(0)))
+        self._most_running = max(1, len(os.sched_getaffinity(0)))
 
     def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
         """Dry-runs ranks until all roles are known; returns the exit status of the first that failed, else 0.
@@ -97,32 +98,32 @@ class RankRuns:
         return 0
 
     def _start_needed(self, stdout: int | None, stderr: int | None) -> bool:
-        """Starts ranks as far as processors are free; returns False if the job is not one that can be."""
+        """Starts ranks while processors are free; returns False if the job does not have the requested ranks."""
         needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
-        if 0 in self._ended and self._decided < len(self._ended):
-            self._decided = len(self._ended)
-            known = {rank: role for rank in self._ended if (role := read_role(self._spool, rank)) is not None}
-            if not self._is_distributed(known.get(0)):
+        if 0 in self._ended and self._has_new_roles:
+            self._has_new_roles = False
+            if not self._is_distributed():
                 return False
-            roles = find_roles(Grid.of(self._ranks, known[0].groups), known, MOST_RUNS)
+            roles = find_roles(Grid.of(self._ranks, self._roles[0].groups), self._roles, MOST_RUNS)
             write_same(self._spool, roles.same)
             self._wanted = roles.wanted
         waiting = sum((self._folder / f"{WAITING}{rank}").exists() for rank in self._running)
         for rank in (*needed, *self._wanted):
-            if rank not in self._running and rank not in self._ended and len(self._running) - waiting < self._at_once:
+            was_started = rank in self._running or rank in self._ended
+            if not was_started and len(self._running) - waiting < self._most_running:
                 self._start(rank, stdout, stderr)
         return True
 
-    def _is_distributed(self, first: RankRole | None) -> bool:
-        """Returns whether the job is one of so many ranks; otherwise the parent will say why not."""
-        made = 0 if first is None else first.world_size
+    def _is_distributed(self) -> bool:
+        """Returns whether rank 0 created a group of all ranks; if not, the reason is left for the parent to print."""
+        made = self._roles[0].world_size if 0 in self._roles else 0
         if made == self._ranks:
             return True
-        sentence = f"{self._name} made a process group of {made:,} ranks, not of {self._ranks:,}: give that --ranks."
+        sentence = f"{self._name} created a process group of {made:,} ranks, not {self._ranks:,}: use --ranks {made}."
         if not made:
             sentence = (
                 f"{self._name} never called torch.distributed.init_process_group, so it has no ranks. --ranks is for "
-                f"scripts that are distributed; of others, simulate ranks with --shard ddp:{self._ranks}."
+                f"distributed scripts; for others, simulate ranks with --shard ddp:{self._ranks}."
             )
         mark_refused(self._spool, sentence)
         return False
@@ -142,13 +143,16 @@ class RankRuns:
         return self._folder / f"errors-{rank}"
 
     def _reap(self, stderr: int | None) -> int:
-        """Notes which ranks have ended; returns the status of one that failed, or 0."""
+        """Reads the roles of ranks that have ended; returns the status of one that failed, or 0."""
         for rank, process in list(self._running.items()):
             status = process.poll()
             if status is None:
                 continue
             del self._running[rank]
-            self._ended[rank] = status
+            self._ended.add(rank)
+            self._has_new_roles = True
+            if (role := read_role(self._spool, rank)) is not None:
+                self._roles[rank] = role
             (self._folder / f"{ENDED}{rank}").touch()
             if status:
                 if rank and self._errors(rank).exists():
@@ -165,7 +169,7 @@ class RankRuns:
 
 @contextlib.contextmanager
 def _open_errors(descriptor: int | None) -> Iterator[BinaryIO]:
-    """Opens where the job's errors go; this process's own stream stays open."""
+    """Opens the job's standard error for writing; this process's own stream stays open."""
     sys.stderr.flush()
     with open(2 if descriptor is None else descriptor, "wb", closefd=False) as stream:
         yield stream

@@ -95,6 +95,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
             "stop": settings.stop,
             "light": settings.light,
             **({"dry_run": True} if settings.dry_run else {}),
+            **({"ranks": settings.ranks} if settings.ranks else {}),
         },
         "parent_pid": os.getpid(),
     }

@@ -38,6 +38,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["dry_run"] = True
         child["device"] = settings.device
         child["strict"] = settings.strict
+        if settings.ranks:
+            child["ranks"] = settings.ranks
         if ranks_of(settings.plan) > 1:
             child["devices"] = 1  # --shard gives each rank a machine of one device
         if settings.snapshots is not None:

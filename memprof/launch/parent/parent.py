@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +18,9 @@ from memprof.launch.outcome.output import add_speed, claim_output, spool_of, wri
 from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_refusal
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
-from memprof.launch.parent.environment import recording_environment
-from memprof.launch.parent.host import HostSampler
-from memprof.launch.parent.relay import SignalRelay
+from memprof.launch.parent.job_process import run_job
 from memprof.launch.parent.settings import Settings
-from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.launch.parent.target import Target
 from memprof.launch.torch_versions import describe_newer
 from memprof.trace.secrets.masking import mask_words
 
@@ -133,7 +129,7 @@ def run_recorded(
     write_launch(spool, target, settings)
     try:
         killer = KillerWatch.begin()
-        returncode, signals = _run(target, settings, spool, stdout, stderr, within)
+        returncode, signals = run_job(target, settings, spool, stdout, stderr, within)
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -228,55 +224,6 @@ def leave_like(returncode: int) -> NoReturn:
     os.kill(os.getpid(), -returncode)
     # Reached only if the signal is blocked. The shell's number for it is the closest substitute.
     os._exit(128 - returncode)
-
-
-def _run(
-    target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None, within: tuple[str, ...]
-) -> tuple[int, frozenset[int]]:
-    """Runs the job; returns its exit status, and the signals that reached this process meanwhile."""
-    environment = recording_environment(os.environ, spool.resolve(), settings)
-    try:
-        with SignalRelay() as relay:
-            # File descriptors beyond stderr are inherited by the job: process substitution, make's job server.
-            command = [*within, *target.arguments]
-            if settings.ranks:
-                return _run_ranks(command, environment, spool, target, settings, relay, stdout, stderr)
-            job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
-            sampler = HostSampler(spool, job.pid)
-            while job.poll() is None:
-                sampler.sample_if_due()
-                relay.wait(sampler.seconds_to_next(), job.send_signal)
-            relay.wait(0.0, lambda _: None)  # signals that arrived as the job ended are recorded, not sent
-            return job.returncode, frozenset(relay.arrived)
-    except OSError as error:
-        raise _start_error(target, error) from None
-
-
-def _run_ranks(
-    command: list[str],
-    environment: dict[str, str],
-    spool: Path,
-    target: Target,
-    settings: Settings,
-    relay: SignalRelay,
-    stdout: int | None,
-    stderr: int | None,
-) -> tuple[int, frozenset[int]]:
-    """The same for a dry run of several ranks."""
-    from memprof.launch.dry.rank_runs import RankRuns
-
-    runs = RankRuns(command, environment, spool, settings.ranks, settings.nodes, target.name)
-    return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
-
-
-def _start_error(target: Target, error: OSError) -> MemprofError:
-    program = target.arguments[0]
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        # The program existed a moment ago; the interpreter in its shebang is missing.
-        return NotFoundError(f"{program} cannot be run: its interpreter is missing ({error.strerror}).")
-    if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM):
-        return NotExecutableError(f"{program} cannot be run: {error.strerror}.")
-    return CannotStartError(f"{program} cannot be started: {error.strerror}.")
 
 
 def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:

@@ -36,8 +36,8 @@ class Settings:
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
-        ranks: Ranks of a dry run of a script that is distributed itself; 0 for a single process.
-        nodes: Machines that these are on.
+        ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
+        nodes: Machines, each with the same number of ranks.
         plan: Plan to run the job under, or None.
         plan_path: File with the plan or a part of it; None if it is made of flags alone.
         keep_arguments: Write the job's command line unmasked, including likely secrets.

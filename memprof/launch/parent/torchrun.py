@@ -13,7 +13,7 @@ from memprof.launch.parent.target import CannotStartError, Target
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan
 
-#: Ranks of a dry run at most.
+#: Maximum number of ranks of a dry run.
 MOST_RANKS = 1024
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -39,7 +39,7 @@ def check_ranks(
     Args:
         target: The user's target.
         ranks: Ranks of the job; 0 if not given.
-        nodes: Machines that they are on.
+        nodes: Machines, each with the same number of ranks.
         plan_ranks: Ranks of the plan; 1 if it shards nothing.
         environment: The environment, which may mark this process as a rank.
         dry_run: Whether the job is dry-run.
@@ -50,14 +50,14 @@ def check_ranks(
     if not dry_run:
         raise CannotStartError("--ranks and --nodes are for dry runs: add --dry-run, or start the ranks with torchrun.")
     if not ranks:
-        raise CannotStartError("--nodes divides the ranks of --ranks among machines: add --ranks 64.")
+        raise CannotStartError("--nodes divides --ranks among machines: add --ranks 64.")
     if ranks > MOST_RANKS:
         raise CannotStartError(f"--ranks {ranks:,} exceeds the maximum of {MOST_RANKS:,}.")
     if ranks % nodes:
         raise CannotStartError(f"{ranks:,} ranks cannot be divided evenly among {nodes:,} nodes.")
     if plan_ranks > 1:
         raise CannotStartError(
-            "--ranks is for scripts that are distributed themselves, and --shard for others: leave one out."
+            "--ranks is for distributed scripts, and --shard for scripts that are not: leave one out."
         )
     if "WORLD_SIZE" in environment:
         raise CannotStartError("WORLD_SIZE is set: this process is a rank already. Leave out --ranks, or unset it.")

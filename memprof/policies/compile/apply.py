@@ -46,7 +46,7 @@ def apply(job: Job, policy: Compile) -> None:
 
 
 def _limit_own_regions(job: Job, budget: float) -> None:
-    """Sets the budget of what the job compiles by itself, in which a region of this policy would be only inlined."""
+    """Sets the budget of what the job compiles itself: a region of this policy inside would only be inlined."""
     import torch._functorch.config as settings
 
     before = settings.activation_memory_budget

@@ -27,7 +27,7 @@ def transform(step: Step, policy: Compile) -> Step:
         patterns = ",".join(name or "." for name in policy.modules)
         budget = f"@{policy.activation_budget:g}" if policy.activation_budget < 1 else ""
         raise PolicyError(
-            "What torch.compile keeps for backward follows from no recording: use memprof suggest --compile, which "
+            "What torch.compile keeps for backward cannot be predicted: use memprof suggest --compile, which "
             f"dry-runs the job compiled, or run `memprof record --compile '{patterns}{budget}' train.py` with the "
             "plan's other policies, and give its file to memprof suggest --compiled, or as `measured` in the plan."
         )

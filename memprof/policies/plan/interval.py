@@ -56,7 +56,7 @@ def interval_of(
     errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
     made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
     recording does not show: the lower bound is without it. On a device, blocks that the allocator does not split are
-    larger than requested (``replay/unsplit.py``); which are changes with the plan.
+    larger than requested (``replay/unsplit.py``), and which ones these are changes with the plan.
 
     Args:
         policies: The plan.
@@ -79,7 +79,7 @@ def interval_of(
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
-    if policies and not any(policy.splits_all_blocks for policy in policies):
+    if policies and recorded[0].is_on_device() and not any(policy.splits_all_blocks for policy in policies):
         below, above = _unsplit_bytes(recorded[0], predicted)
         least, most = max(0, least - below), most + above
     if any(policy.changes_forward for policy in modelled):
@@ -88,7 +88,7 @@ def interval_of(
 
 
 def _unsplit_bytes(recorded: Step, predicted: Sequence[Step]) -> tuple[int, int]:
-    """Returns by how much blocks that the allocator does not split may lower and raise a peak; 0 and 0 on the CPU."""
+    """Returns by how many bytes blocks that the allocator does not split may lower, and raise, a peak."""
     unsplit = Unsplit.of(recorded)
     peak = _peak(predicted, 0.0)
     least, most = (max(bounds) for bounds in zip(*map(unsplit.bounds_of_peak, predicted), strict=True))

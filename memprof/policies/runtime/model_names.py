@@ -58,6 +58,14 @@ def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     return marked
 
 
+def with_children(step: Step, is_chosen: Bools) -> Bools:
+    """Marks the chosen modules and all modules inside them, shape ``(modules,)``."""
+    is_inside = is_chosen.copy()
+    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents precede their children
+        is_inside[row] |= parent != NONE and is_inside[parent]
+    return is_inside
+
+
 def modules_with_state(step: Step, minimum_bytes: int) -> list[str]:
     """Returns the names of modules by the optimizer state of their own parameters, most first.
 

@@ -9,12 +9,13 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
+from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
-from memprof.policies.runtime.model_names import chosen_modules
+from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
-from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched, with_children
+from memprof.policies.swap.records import called_modules, node_bounds, require_untouched
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step

@@ -84,7 +84,7 @@ class Swap(Policy):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it concerns the whole model, and everything else that its optimizers update."""
+        """Whether it affects the whole model, and everything else that the optimizers update."""
         return self.modules == (".",)
 
     @property
@@ -153,7 +153,7 @@ class Swap(Policy):
         return tuple(replace(self, prefetch=number) for number in _PREFETCHES if number != self.prefetch)
 
     def narrower(self, step: Step) -> tuple[Policy, ...]:
-        """The state of one module, of those with least to that with most, or of the ones with most."""
+        """Returns it for the state of one module, from the smallest to the largest, then of several of the largest."""
         if self.what != "optimizer":
             return ()
         from memprof.policies.runtime.model_names import modules_with_state

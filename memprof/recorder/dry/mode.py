@@ -25,7 +25,7 @@ from memprof.recorder.dry.known import compute, follow_values, is_data, known, n
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
-from memprof.recorder.dry.ranks.collectives import returned
+from memprof.recorder.dry.ranks.collectives import returned_argument
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -71,7 +71,7 @@ class DryMode(FakeTensorMode):
             kernels: Measures the temporary memory of kernels.
             refuse: Ends the job with a message: an operator cannot be dry-run.
             device: The virtual device; None if the job runs on the machine's processor.
-            note_operator: Called with each operator and its result, for ranks to be compared by them.
+            note_operator: Called with each operator and its result, by which ranks are compared.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
@@ -166,9 +166,9 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
-        passed_on = returned(func, args, kwargs)
-        if passed_on is not None:
-            return passed_on
+        argument = returned_argument(func, args, kwargs)
+        if argument is not None:
+            return argument
         sized = (
             sized_by_data(func)
             or ctc_shape(func)

@@ -53,13 +53,21 @@ class DryRun:
         rank: This process as a rank of its job.
     """
 
-    def __init__(self, refuse: Callable[[str], NoReturn], spool: Path, device: VirtualDevice | None = None) -> None:
+    def __init__(
+        self,
+        refuse: Callable[[str], NoReturn],
+        spool: Path,
+        device: VirtualDevice | None = None,
+        *,
+        is_given_rank: bool = False,
+    ) -> None:
         """Changes nothing yet.
 
         Args:
             refuse: Ends the job with a message, which the parent prints.
-            spool: The recording's spool folder, through which ranks exchange what sizes depend on.
+            spool: The recording's spool folder, through which ranks exchange the values that sizes depend on.
             device: The virtual device; None if the job runs on the machine's processor.
+            is_given_rank: Whether the parent starts each rank, with its number in the environment.
         """
         self._answers = Answers()
         self._device = device
@@ -70,7 +78,7 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
-        self.rank = DryRank(spool, refuse, self._answers.count_left_out)
+        self.rank = DryRank(spool, refuse, self._answers.count_left_out, is_given=is_given_rank)
 
     def install(self) -> None:
         """Waits for the first model."""

@@ -178,8 +178,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows how a tensor was computed."""
+    """Whether a tensor has a ``grad_fn``."""
     try:
         return tensor.grad_fn is not None
-    except RuntimeError:  # a view of many whose base was written to, such as FSDP's of a flat parameter
+    except RuntimeError:  # one of several views whose base was written to, such as FSDP's of a flat parameter
         return True

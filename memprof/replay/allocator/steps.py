@@ -15,7 +15,7 @@ from memprof.trace.step import Step
 
 #: Order of events around one operator: outputs are allocated, it runs, then storages that die with it are freed.
 _BIRTH, _WORK, _WORKED, _DEATH = 0, 1, 2, 3
-#: Runs of a step: blocks of the first lie around those of a job's start, and the second differs from later ones.
+#: Runs of a step: the first starts from the blocks of the job's start, and the second differs from later ones.
 RUNS = 3
 
 
@@ -52,7 +52,7 @@ def requests_of_step(step: Step) -> StepRequests:
     Args:
         step: The step, recorded or predicted.
     """
-    return requests_of_steps([step] * RUNS)
+    return _requests_of_runs(step, [_RunRequests.of(step.storages, step.ops)] * RUNS)
 
 
 def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
@@ -68,11 +68,22 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     issued = every[0]
     if any(len(other.size) != len(issued.size) or (other.about != issued.about).any() for other in every):
         raise ValueError("The steps do not have the same operators and storages.")
+    return _requests_of_runs(steps[0], every)
+
+
+def _requests_of_runs(first: Step, every: Sequence[_RunRequests]) -> StepRequests:
+    """Concatenates the requests of runs of one step.
+
+    Args:
+        first: The step of the first run.
+        every: The requests of each run.
+    """
+    issued = every[0]
     again, orphans = _second_run(issued)
     made = np.flatnonzero(issued.made_by != NONE)
     # Allocations are numbered run by run: first the first run's subjects, then those each later run makes.
     current = np.arange(len(issued.size))
-    runs = issued.first_run(steps[0])
+    runs = issued.first_run(first)
     subject, size = [current], [issued.size]
     count = len(issued.size)
     leaving = np.setdiff1d(np.flatnonzero(again != NONE), made)
@@ -83,7 +94,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
         about = following[issued.about]
         is_kept = about != NONE
         runs += [
-            (np.full(len(orphans), FREE), current[orphans], np.full(len(orphans), len(steps[0].ops) - 1)),
+            (np.full(len(orphans), FREE), current[orphans], np.full(len(orphans), len(first.ops) - 1)),
             (issued.kind[is_kept], about[is_kept], issued.moment[is_kept]),
         ]
         subject.append(made)
@@ -192,7 +203,7 @@ class _RunRequests:
         )
 
     def first_run(self, step: Step) -> list[tuple[Ints, Ints, Ints]]:
-        """Returns the events before a job's first step, and those of that step, which makes the optimizer's state.
+        """Returns the events before a job's first step, and those of that step, whose update creates optimizer state.
 
         Args:
             step: The step.

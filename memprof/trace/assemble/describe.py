@@ -96,6 +96,7 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         ),
         rank=start["rank"],
         world_size=start["world_size"],
+        dry_ranks=int(launch.get("options", {}).get("ranks", 0)),
         pid=start["pid"],
         node=start.get("node", ""),
         clock=start.get("clock", ""),

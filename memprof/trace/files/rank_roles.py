@@ -1,4 +1,4 @@
-"""What ranks of one job, dry-run in turn, leave in the spool folder for each other and for their parent."""
+"""Files in the spool folder through which dry-run ranks of one job pass data to one another and to their parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.trace.files.private_file import FOLDER_MODE, open_private
 
 #: Folder in the spool folder.
 FOLDER = "ranks"
-#: Names, before a rank's number, of marks in it: another rank waits for this one; this one waits; it has ended.
+#: Marks in it, followed by the number of a rank: another rank waits for this one; this one waits; it has ended.
 WANTED, WAITING, ENDED = "wanted-", "waiting-", "ended-"
 _ROLE, _SAME = "role-", "same"
 
@@ -24,7 +24,7 @@ class RankRole:
         rank: Its number.
         world_size: Ranks of the job; 0 if it never created a process group.
         groups: The process groups that the job created, each a list of global ranks, in order.
-        peers: Ranks to which it sent tensors, or from which it received some, one to one.
+        peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
     """
 
@@ -57,7 +57,7 @@ def read_role(spool: Path, rank: int) -> RankRole | None:
 
 
 def write_same(spool: Path, same: Mapping[int, Sequence[int]]) -> None:
-    """Notes for each rank that was dry-run which ranks do the same.
+    """Writes which ranks do the same as each rank that was dry-run.
 
     Raises:
         OSError: It cannot be written.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.options.grouped import option
+from memprof.cli.options.record_command import RecordCommand
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
-from memprof.cli.verbs.record import RecordCommand
 from memprof.errors import GateFailedError
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
 from memprof.launch.parent.target import find_target

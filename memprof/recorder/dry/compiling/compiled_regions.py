@@ -50,7 +50,7 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 class CompiledRegions:
     """The job's compiled regions: traced and lowered by torch on shapes, then run without kernels.
 
-    A region that cannot be lowered here runs eagerly, which a note says.
+    A region that cannot be lowered runs eagerly, and a note gives the reason.
     """
 
     def __init__(self, mode: DryMode, refuse: Callable[[str], NoReturn], *, is_virtual: bool) -> None:

@@ -18,10 +18,10 @@ _FAKE = "fake"
 def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
     """Makes the job's process groups consist of this process alone, whatever their world size.
 
-    Every collective completes at once. Its tensors have their real sizes, and their values are never read.
+    Every collective completes immediately. Its tensors have their real sizes, and their values are never read.
 
     Args:
-        role: Notes the groups.
+        role: Receives the groups.
         joined: Called when the job has created its process group.
     """
     groups: Any = torch.distributed.distributed_c10d

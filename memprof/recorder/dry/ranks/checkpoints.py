@@ -1,4 +1,4 @@
-"""Leaves out distributed checkpoints: a dry run writes none, and reads none."""
+"""Leaves out distributed checkpoints: a dry run neither writes nor reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def leave_out_checkpoints(count_left_out: Callable[[str], None]) -> None:
-    """Makes torch.distributed.checkpoint write and read nothing; what a job loads stays as it was created.
+    """Makes torch.distributed.checkpoint write and read nothing; tensors that a job loads into stay as they are.
 
     Args:
         count_left_out: Called for each checkpoint.

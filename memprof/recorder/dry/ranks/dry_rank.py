@@ -1,7 +1,8 @@
-"""One rank of a dry run: what torch.distributed does for it, without the other ranks."""
+"""One rank of a dry run: replaces what torch.distributed would exchange with the other ranks."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,22 +21,31 @@ from memprof.recorder.dry.ranks.sharding import leave_out_shape_propagation
 class DryRank:
     """This process as a rank of its job."""
 
-    def __init__(self, spool: Path, refuse: Callable[[str], NoReturn], count_left_out: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spool: Path,
+        refuse: Callable[[str], NoReturn],
+        count_left_out: Callable[[str], None],
+        *,
+        is_given: bool = False,
+    ) -> None:
         """Changes nothing yet.
 
         Args:
-            spool: The recording's spool folder, through which ranks exchange what sizes depend on.
+            spool: The recording's spool folder, through which ranks exchange the values that sizes depend on.
             refuse: Ends the job with a message.
             count_left_out: Called for each action that is left out.
+            is_given: Whether the parent starts each rank, with its number in the environment.
         """
         self._role = Role()
         self._messages = Messages(spool, self._role, refuse)
         self._refuse = refuse
         self._count_left_out = count_left_out
+        self._is_given = is_given
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Replaces what torch.distributed sends and receives; a job may join its ranks before it creates a model."""
+        """Replaces functions of torch.distributed; a job may create its process group before its first model."""
         if not torch.distributed.is_available():
             return
         from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
@@ -45,11 +55,11 @@ class DryRank:
         allow_missing_ranks(self._role, self._join)
 
     def note_operator(self, func: Any, result: Any) -> None:
-        """Notes an operator, for ranks to be compared by them."""
+        """Adds an operator to the digest by which ranks are compared."""
         self._role.note_operator(func, result)
 
     def write_role(self, spool: Path) -> None:
-        """Writes what this rank did, for the parent, which finds ranks that do the same; nothing in other processes.
+        """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.
 
         Raises:
             OSError: It cannot be written.
@@ -58,6 +68,11 @@ class DryRank:
             self._role.write(spool)
 
     def _join(self) -> None:
-        """Adapts what only distributed jobs use, once the job has created its process group."""
+        """Replaces what only distributed jobs use, once the job has created its process group."""
+        if self._is_given and multiprocessing.parent_process() is not None:
+            self._refuse(
+                "--ranks starts the ranks as torchrun does, but the job starts its own (torch.multiprocessing.spawn): "
+                "leave out --ranks to dry-run all of them."
+            )
         leave_out_checkpoints(self._count_left_out)
         leave_out_shape_propagation()

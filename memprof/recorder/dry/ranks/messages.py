@@ -1,4 +1,4 @@
-"""Carries Python objects and small integers between ranks that are dry-run in turn or side by side: through files."""
+"""Passes Python objects and small integers between dry-run ranks, through files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memprof.trace.files.private_file import FOLDER_MODE, open_private
 from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED
 
 _POLL_S = 0.02
-#: A rank waits that long for another to send; under torchrun its launcher ends it sooner.
+#: Limit on the wait for another rank's message, in seconds; under torchrun its launcher ends it sooner.
 _PATIENCE_S = 600.0
 
 
 class Messages:
     """What this rank sends to others, and receives from them.
 
-    A rank that waits for another says so, and the parent then starts that one.
+    A rank that waits for another leaves a mark, and the parent then starts the other.
     """
 
     def __init__(self, spool: Path, role: Role, refuse: Callable[[str], NoReturn]) -> None:
@@ -40,10 +40,10 @@ class Messages:
         self._counts: Counter[str] = Counter()
 
     def send(self, kind: str, group: Sequence[int], source: int, target: int, value: Any) -> None:
-        """Leaves a message.
+        """Writes a message.
 
         Args:
-            kind: The function that sends, so that different ones never meet.
+            kind: The kind of call that sends: messages of different kinds are separate.
             group: Global ranks of the process group.
             source: Global rank that sends.
             target: Global rank that receives; -1 for all of the group.
@@ -73,8 +73,8 @@ class Messages:
         while not path.exists():
             if time.monotonic() > limit or (ended.exists() and not path.exists()):
                 self._refuse(
-                    f"rank {self._role.rank} waits for what rank {source} sends, and that one has sent nothing: a dry "
-                    "run cannot follow this exchange."
+                    f"rank {self._role.rank} waits for a message that rank {source} never sent: a dry run cannot "
+                    "follow this exchange."
                 )
             time.sleep(_POLL_S)
         waiting.unlink(missing_ok=True)

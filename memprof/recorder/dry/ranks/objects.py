@@ -1,7 +1,7 @@
-"""Sends Python objects, and small integers from one rank to another, between ranks of a dry run.
+"""Passes Python objects, and small integer tensors sent point to point, between ranks of a dry run.
 
-Sizes of tensors depend on them: stages of a pipeline tell each other what they will send, ranks agree on a folder.
-What comes from all ranks of a group (``all_gather_object``) is this rank's own, once for each.
+Sizes of tensors depend on them: stages of a pipeline exchange the shapes that they will send, ranks agree on a folder.
+What is gathered from all ranks of a group (``all_gather_object``) is this rank's own object, once for each rank.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from memprof.recorder.dry.ranks.role import Role
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed
-#: Integers up to that many are sent; they are shapes, counts and flags, on which a receiver's sizes depend.
+#: Integer tensors up to this size are sent with their values: shapes, counts and flags, on which sizes depend.
 _MOST_ELEMENTS = 64
-#: Names of the parameters that give another rank: its global rank, and its place in the group.
+#: Names of the parameters for another rank: its global rank, and its place in the group.
 _PEERS = (("dst", "src"), ("group_dst", "group_src"))
 
 
 class Objects:
-    """Stands in for what torch.distributed sends besides large tensors."""
+    """Replacements of the functions of torch.distributed that send objects and small tensors."""
 
     def __init__(self, messages: Messages, role: Role) -> None:
         """Changes nothing yet.
 
         Args:
-            messages: Carries the objects.
-            role: Notes the ranks with which tensors are exchanged.
+            messages: Passes the objects.
+            role: Receives the ranks with which tensors are exchanged.
         """
         self._messages = messages
         self._role = role
@@ -52,7 +52,7 @@ class Objects:
             "recv_object_list": self._receive_list,
         }
         for name, function in written.items():
-            self._put(name, _standing_in(getattr(dist, name), function))
+            self._put(name, _replacing(getattr(dist, name), function))
         for name in ("isend", "irecv", "recv"):  # send calls isend
             self._put(name, self._with_values(getattr(dist, name)))
         self._put("batch_isend_irecv", self._batched(dist.batch_isend_irecv))
@@ -197,7 +197,7 @@ class Objects:
 
 
 class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
-    """A tensor on its way. It stays in memory as long as the job keeps this, with NCCL until the job waits for it."""
+    """A tensor being sent. It stays in memory as long as the job keeps this, with NCCL until the job waits for it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Keeps the tensor."""
@@ -205,7 +205,7 @@ class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
         self._tensor: torch.Tensor | None = tensor
 
     def wait(self, timeout: Any = None) -> bool:
-        """Returns at once: True."""
+        """Returns True without waiting."""
         if self._tensor is not None and self._tensor.is_cuda:
             self._tensor = None
         return True
@@ -219,12 +219,12 @@ class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
         return True
 
 
-def _standing_in(original: Any, function: Callable[..., Any]) -> Any:
+def _replacing(original: Any, function: Callable[..., Any]) -> Any:
     @wraps(original)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return stand_in
+    return replacement
 
 
 def _carries_values(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Notes what a rank does in its dry run, by which ranks that do the same are found."""
+"""Follows what a rank does in its dry run, to find ranks that do the same."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.trace.files.rank_roles import RankRole
 
-#: Results up to this size do not tell ranks apart: one of them may log a loss.
+#: Results up to this size are not compared: one rank may log a loss.
 _LEAST_BYTES = 512
 _LISTS = (list, tuple)
 
 
 class Role:
-    """The role of this process, as far as it is known yet.
+    """The role of this process so far.
 
     Attributes:
         rank: Its global rank.
@@ -26,7 +26,7 @@ class Role:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing done."""
+        """Starts with no operators and no process group."""
         self.rank = 0
         self.world_size = 0
         self._groups: dict[tuple[int, ...], None] = {}

@@ -1,4 +1,4 @@
-"""Keeps apart what DTensor runs to find shapes alone: operators on whole tensors without memory, of no rank."""
+"""Keeps DTensor's shape propagation out of the dry run: it runs operators on whole tensors, which no rank holds."""
 
 from __future__ import annotations
 

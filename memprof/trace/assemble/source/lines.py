@@ -11,9 +11,7 @@ _MOST_BYTES = 4 * 2**20
 #: A line of a stack: file, line and function.
 PLACE = re.compile(r"(?P<path>.+):(?P<line>[0-9]{1,9}):(?P<function>.*)")
 _DEFINES = re.compile(r"\s*(async\s+)?def\s")
-
-
-#: Files that were read, with what shows whether they have changed since.
+#: Files that were read, with their state at that time.
 _read: dict[str, tuple[int, int] | None] = {}
 
 
@@ -63,7 +61,7 @@ def forget_changed_sources() -> bool:
 
 
 def _state_of(path: str) -> tuple[int, int] | None:
-    """Returns when a file was changed and its size; None where there is none."""
+    """Returns the time of a file's last change, in nanoseconds, and its size; None where there is none."""
     try:
         state = Path(path).stat()
     except (OSError, ValueError):

@@ -22,8 +22,7 @@ _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\
 #: Operators that read a tensor's value, and return no view of it.
 _READERS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 
-#: What was found, by the digest of what it was found from: ranks that run the same are followed once. Of a pipeline, as
-#: many stages as this.
+#: Results, by the digest of their inputs, so that ranks that run the same are followed once; at most this many.
 _MOST_KNOWN = 32
 _known: dict[bytes, Ints] = {}
 
@@ -95,12 +94,12 @@ def held_by_variables(ops: Ops, storages: Storages, uses: Uses, calls: ModuleCal
 
 
 def forget_held() -> None:
-    """Drops what is known of ranks that ran the same operators: their sources have changed."""
+    """Drops the results of earlier ranks: their sources have changed."""
     _known.clear()
 
 
 def _digest(ops: Ops, storages: Storages, uses: Uses, calls: ModuleCalls, stacks: Stacks) -> bytes:
-    """Returns a digest of all that is followed: equal for ranks that ran the same operators at the same lines."""
+    """Returns a digest of the inputs: equal for ranks that ran the same operators at the same lines."""
     found = hashlib.blake2b()
     numbers = (
         *(ops.stack_id, ops.is_recompute, storages.created_op_id, storages.storage_id, uses.op_id, uses.storage_id),
