@@ -37,6 +37,26 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """
+_MESHED = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+with torch.device("meta"):
+    net = torch.nn.Sequential(torch.nn.Linear(32, 1024), torch.nn.Linear(1024, 32))
+parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+fully_shard(net, mesh=mesh["dp"])
+net.to_empty(device="cuda")
+for layer in net:
+    layer.reset_parameters()
+assert next(net.parameters()).device.type == "cuda"
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(5):
+    net(torch.randn(8, 32, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 _ALONE = """
 import torch
 net = torch.nn.Linear(4, 4)
@@ -81,6 +101,18 @@ def test_ranks_that_do_the_same_are_run_once_and_reported(tmp_path: Path) -> Non
     assert trace.manifest_of(3).same_ranks == ()
     assert trace.manifest.dry_ranks == 4
     assert "rank 0 for ranks 0 to 2, which do the same; rank 3" in " ".join(job_notes(trace))
+
+
+@pytest.mark.slow
+def test_a_mesh_creates_the_group_and_weights_are_drawn_on_the_device(tmp_path: Path) -> None:
+    """Without init_process_group, from meta tensors: tensor parallelism inside FSDP; a quarter of the weights each."""
+    (tmp_path / "job.py").write_text(_MESHED)
+    trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "4", "job.py").trace
+    assert trace.manifest.world_size == 4
+    assert len(set(_peaks(trace).values())) == 1
+    storages = trace.steady_step().storages
+    weights = int(storages.requested_bytes[storages.category == "parameter"].sum())
+    assert weights == 4 * (2 * 32 * 1024 + 1024 + 2 * 32) // 4
 
 
 def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:

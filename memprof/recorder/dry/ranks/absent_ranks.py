@@ -53,4 +53,6 @@ def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
 
     groups.init_process_group, groups._new_group_with_tag = init, new_group
     distributed: Any = torch.distributed
-    distributed.init_process_group = init
+    # A mesh creates the group where the job has not.
+    for module in (distributed, distributed.device_mesh):
+        module.init_process_group = init

@@ -15,7 +15,11 @@ from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.replicas import dry_replicas
 from memprof.recorder.dry.ranks.role import Role
-from memprof.recorder.dry.ranks.sharding import leave_out_shape_propagation
+from memprof.recorder.dry.ranks.sharding import (
+    leave_out_random_states,
+    leave_out_shape_propagation,
+    show_local_devices,
+)
 
 
 class DryRank:
@@ -76,3 +80,5 @@ class DryRank:
             )
         leave_out_checkpoints(self._count_left_out)
         leave_out_shape_propagation()
+        leave_out_random_states()
+        show_local_devices()

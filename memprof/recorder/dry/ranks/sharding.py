@@ -1,4 +1,4 @@
-"""Keeps DTensor's shape propagation out of the dry run: it runs operators on whole tensors, which no rank holds."""
+"""Keeps out of the dry run what DTensor does besides the work of a rank: shapes of whole tensors, and random states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,33 @@ def leave_out_shape_propagation() -> None:
 
     @wraps(original)
     def propagate(this: Any, op_schema: Any) -> Any:
+        changed: Any = op_schema.args_schema[0] if op_schema.args_schema else None
+        if op_schema.is_inplace_op() and getattr(changed, "tensor_meta", None) is not None:
+            return changed.tensor_meta  # drawing random numbers on a GPU needs a generator of its own
         with _disable_current_modes():
             return original(this, op_schema)
 
     propagator._propagate_tensor_meta_non_cached = propagate
+
+
+def leave_out_random_states() -> None:
+    """Makes DTensor draw random numbers as other tensors do.
+
+    In a real run it keeps the ranks' states of the generator in step, with copies of 16 bytes to the device and back.
+    """
+    from torch.distributed.tensor import _dispatch, _random
+
+    modules: tuple[Any, ...] = (_dispatch, _random)
+    for module in modules:
+        module.is_rng_supported_mesh = lambda _: False
+
+
+def show_local_devices() -> None:
+    """Makes tensors that wrap a rank's own part report its device, also where no mode answers for them."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = DTensor
+    whole.device = property(lambda tensor: tensor._local_tensor.device)
+    awaited: Any = AsyncCollectiveTensor
+    awaited.device = property(lambda tensor: tensor.elem.device)
