@@ -138,7 +138,7 @@ def draw(moments: Sequence[Mapping[str, Any]]) -> str:
         "```mermaid",
         "xychart-beta",
         '    title "MiB at the peak of each phase: bars, this change; line, the base"',
-        f"    x-axis [{', '.join(json.dumps(name) for name in names)}]",
+        f"    x-axis [{', '.join(json.dumps(name, ensure_ascii=False) for name in names)}]",
         f'    y-axis "MiB" 0 --> {top:.2f}',
         f"    bar {head}",
         f"    line {base}",
@@ -185,6 +185,8 @@ def _base(inputs: Inputs, event: dict[str, Any]) -> str | None:
     """Returns the file of the base, recorded if necessary; None if the job's script does not exist there."""
     if inputs.baseline:
         return inputs.baseline
+    if Path(inputs.run[0]).is_absolute():
+        raise UsageError(f"{inputs.run[0]} is the same file at the base: name it relative to the working directory.")
     repository = Repository.around(Path.cwd())
     commit = repository.fetched(inputs.base or _base_of(event, repository))
     with repository.worktree(inputs.links) as tree:

@@ -207,6 +207,9 @@ def test_a_job_that_is_new_or_fails(hub: Hub) -> None:
     new = hub.run(run="new.py", fail_on="peak>+2%")
     assert new.returncode == 0, new.stdout + new.stderr
     assert "nothing to compare with" in hub.comments[-1]
+    absolute = hub.run(run=str(hub.clone / "new.py"))
+    assert absolute.returncode == 2, absolute.stdout + absolute.stderr
+    assert "name it relative to the working directory" in absolute.stdout
     (hub.clone / "train.py").write_text("raise SystemExit(9)\n")
     failed = hub.run(run="train.py")
     assert failed.returncode == 3, failed.stdout + failed.stderr
