@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import memprof
 from docs.building import reference, verbs
 from docs.building.commands import ROOT, name_of, pages
 from docs.building.workshop import run
@@ -81,7 +82,13 @@ def test_python_in_pages_is_python(snippet: Snippet) -> None:
 
 
 @pytest.mark.parametrize(
-    "snippet", [snippet for snippet in SNIPPETS if snippet.runs_alone()], ids=lambda snippet: snippet.place
+    "snippet",
+    [
+        # Those of python.md search for plans, which takes seconds.
+        pytest.param(snippet, id=snippet.place, marks=[pytest.mark.slow] if "python.md" in snippet.place else [])
+        for snippet in SNIPPETS
+        if snippet.runs_alone()
+    ],
 )
 def test_python_that_stands_alone_runs(snippet: Snippet, tmp_path: Path) -> None:
     """A block that needs nothing but the samples is run, in a process of its own; what it asserts is true."""
@@ -94,6 +101,12 @@ def test_python_that_stands_alone_runs(snippet: Snippet, tmp_path: Path) -> None
 def test_some_python_runs() -> None:
     """There are blocks that stand alone."""
     assert any(snippet.runs_alone() for snippet in SNIPPETS)
+
+
+def test_the_page_of_python_has_every_public_name() -> None:
+    """Each name of ``memprof.__all__`` is in the table of docs/python.md, and the table names no other."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `memprof\.(\w+)", page, re.MULTILINE)) == set(memprof.__all__)
 
 
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "DECISIONS.md"], ids=name_of)

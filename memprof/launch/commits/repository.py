@@ -55,6 +55,23 @@ class Repository:
         """
         return self._log("-1", "--end-of-options", f"{name}^{{commit}}", "--")[0]
 
+    def fetched(self, name: str) -> Commit:
+        """Returns a commit as `commit` does; one that a shallow clone lacks is fetched from ``origin`` first.
+
+        Raises:
+            GitError: Neither the clone nor ``origin`` has it.
+        """
+        try:
+            return self.commit(name)
+        except GitError:
+            _git(self.root, "fetch", "--quiet", "--no-tags", "--depth=1", "--end-of-options", "origin", name)
+            return self.commit("FETCH_HEAD")
+
+    def parents(self, commit: Commit) -> tuple[str, ...]:
+        """Returns the hashes of a commit's parents, also of those that a shallow clone lacks."""
+        head, _, _ = _git(self.root, "cat-file", "commit", commit.hash).partition("\n\n")
+        return tuple(line.removeprefix("parent ") for line in head.splitlines() if line.startswith("parent "))
+
     def between(self, first: str, last: str) -> list[Commit]:
         """Returns the commits after one up to another, oldest first; of a merge, only the first parent is followed.
 
