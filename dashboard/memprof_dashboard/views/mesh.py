@@ -53,7 +53,7 @@ def read_mesh(text: str, world_size: int) -> Mesh:
     """Reads a mesh such as ``pp=2, dp=4, tp=8``, the outermost dimension first, as in ``init_device_mesh``.
 
     Raises:
-        UsageError: It is none, or not of as many ranks as the job has.
+        UsageError: The text is not a mesh, or its size is not the number of ranks.
     """
     names, sizes = [], []
     for part in text.split(","):

@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a job came to at one commit.
+    """The result of a job at one commit.
 
     Attributes:
         commit: The commit.

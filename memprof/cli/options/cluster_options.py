@@ -105,7 +105,7 @@ def read_cluster(
 
 def _read_layout(text: str | None) -> tuple[tuple[str, int], ...]:
     found: dict[str, int] = {}
-    for part in (text or "").split(",") if text is not None else ():
+    for part in text.split(",") if text is not None else ():
         word, _, number = part.strip().partition("=")
         if word not in _FIELDS or not number.isdecimal():
             raise UsageError(

@@ -72,17 +72,18 @@ def _verdict(found: Arrangements, device: str) -> str:
 
 def _details(one: Arranged) -> str:
     ways = one.arrangement
-    return f"{ways.micro_batches} x {ways.samples} samples, {_saved(one)}"
+    return f"{ways.micro_batches} x {ways.samples} samples, {_saved(one) or 'nothing recomputed'}"
 
 
 def _saved(one: Arranged) -> str:
+    """Returns what is recomputed and offloaded; "" for neither."""
     ways = one.arrangement
     parts = []
     if ways.checkpointed != "none":
         parts.append(f"checkpoint {ways.checkpointed}")
     if ways.offloaded != "nothing":
         parts.append(f"offload {ways.offloaded}")
-    return ", ".join(parts) or "nothing recomputed"
+    return ", ".join(parts)
 
 
 def _source(one: Proposal) -> str:
@@ -110,7 +111,7 @@ def _table(found: Arrangements) -> Table:
             ways.describe(),
             f"{ways.micro_batches} x {ways.samples}",
             ways.schedule,
-            "" if _saved(one) == "nothing recomputed" else _saved(one),
+            _saved(one),
             Text(format_bytes(each.peak_bytes), style="green" if fits else "red"),
             format_us(each.step_us),
             f"{each.samples_per_second:,.4g}",
@@ -172,7 +173,7 @@ def _stages(balance: Balance, names: Sequence[str]) -> Table:
 
 
 def _layers(stage: StagePeak, names: Sequence[str]) -> str:
-    """Names the layers of a stage: ``0 to 7``, with what is beside them where it has that."""
+    """Names the layers of a stage: ``0 to 7``, and whether it has what runs before or after all layers."""
     first, end = stage.units[0]
     low, high = max(first, 1), min(end, len(names) - 1)
     words = f"{low - 1} to {high - 2}" if high - low > 1 else f"{low - 1}"

@@ -94,7 +94,7 @@ def _entries(value: list[Any], most_bytes: int) -> list[Any]:
     room = most_bytes - 2 - _size(f"... {len(value)} more") - 1
     kept: list[Any] = []
     for one in value:
-        # The first entry is shown in any case; later ones are only where they are whole.
+        # The first entry is shown in any case, later ones only if they fit whole.
         short = shortened(one, room - 1) if not kept else one
         if _size(short) + 1 > room:
             break

@@ -1,4 +1,4 @@
-"""Runs memprof's own commands for the server, with progress, and ends them when the caller gives up."""
+"""Runs memprof's own commands for the server, with progress, and ends them when the call is cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyio.abc import Process
 
 from memprof.errors import GateFailedError, InconclusiveError, MemprofError, UsageError
 
-#: Called with seconds since the start, and the last line that the command said.
+#: Called with seconds since the start, and the last line that the command printed.
 Progress = Callable[[float, str], Awaitable[None]]
 
 #: Exit codes with an answer: over a budget or a gate, and undecided.
@@ -32,7 +32,7 @@ _MOST_OUTPUT_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command came to.
+    """The result of a command.
 
     Attributes:
         status: Its exit code.
@@ -50,22 +50,22 @@ class Outcome:
         """Returns the output as JSON containers.
 
         Raises:
-            UsageError: The command failed; the message is what it said.
+            UsageError: The command failed; the message is what it printed.
         """
         if self.status not in _ANSWERS or not self.output.strip():
             raise UsageError(self.failure())
         return json.loads(self.output)
 
     def failure(self) -> str:
-        """Returns what the command said, or else the end of stderr, and its exit code."""
+        """Returns the sentences that the command printed, or else the end of stderr, and its exit code."""
         return f"{' '.join(self.sentences) or self.last.strip() or 'no message'} (exit code {self.status})"
 
 
 async def run_memprof(words: Sequence[str], folder: Path, progress: Progress) -> Outcome:
-    """Runs ``memprof WORDS`` and returns what it came to. It is ended if the caller is cancelled.
+    """Runs ``memprof WORDS`` and returns its result. It is ended if the call is cancelled.
 
     Args:
-        words: The words behind ``memprof``.
+        words: The words after ``memprof``.
         folder: Where it runs.
         progress: Called twice a second.
 
@@ -108,7 +108,7 @@ async def run_memprof(words: Sequence[str], folder: Path, progress: Progress) ->
 
 
 async def _end(process: Process) -> None:
-    """Ends a command and its job: asks first, so that a recording is kept, then kills."""
+    """Interrupts a command and its job, which keeps the recording, and kills them if they go on."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

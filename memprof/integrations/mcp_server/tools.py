@@ -18,7 +18,7 @@ from memprof.policies.registry import policy_types
 #: Programs that start jobs on several processes.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 
-#: Of what memprof said besides, so much is repeated in an answer, in bytes.
+#: Most bytes of memprof's own sentences in an answer.
 _MOST_SAID_BYTES = 2200
 
 
@@ -26,7 +26,7 @@ class Tools:
     """The tools, over the files that a caller may read.
 
     Every answer is a JSON object of at most 4,096 bytes. ``answer`` is its id for `details`, ``exit_code`` that of the
-    command (0; 3 undecided; 4 over the budget or a gate), ``said`` what memprof printed besides.
+    command (0; 3 undecided; 4 over the budget or a gate), ``said`` the sentences that memprof printed in addition.
     """
 
     def __init__(self, access: Access) -> None:
@@ -176,7 +176,7 @@ class Tools:
         return encode({"answer": answer, "path": path, "value": shortened(value, MOST_BYTES - 400)})
 
     async def _recorded(self, context: Context, command: Sequence[str], words: Sequence[str], plan: str) -> str:
-        """Records a job, and reports what memprof said about it."""
+        """Records a job, and returns what memprof printed about it."""
         name, path = self._access.make("run", ".memprof")
         try:
             job = self._job_words(command)

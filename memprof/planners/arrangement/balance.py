@@ -31,7 +31,7 @@ def split_by_time(times_us: Floats, chunks: int) -> tuple[int, ...]:
     """Returns the split whose slowest chunk takes least time, every chunk with a layer.
 
     Args:
-        times_us: Time of each unit, the first and last of which are no layers.
+        times_us: Time of each unit, the first and last of which are not layers.
         chunks: Number of chunks.
     """
     total = np.append(0.0, np.cumsum(times_us))
@@ -88,7 +88,7 @@ def _fill(units: int, chunks: int, end_of: Callable[[int, int], int]) -> list[in
     """
     sizes, first = [], 0
     for row in range(chunks):
-        # The unit before the layers has one of them in its chunk, as the one behind them does.
+        # The first chunk has the unit before the layers and one layer at least, the last one layer and the unit after.
         least = units if row == chunks - 1 else first + (2 if row == 0 else 1)
         most = units if row == chunks - 1 else units - 1 - (chunks - 1 - row)
         end = min(end_of(row, first), most)

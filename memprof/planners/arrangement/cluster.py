@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memprof.policies.shard.policy import Shard
 from memprof.policies.shard.prediction.ring import Ring
 
-#: Devices that share a node, and what each sends to other nodes in 10^9 bytes a second, where nothing else is said:
+#: Devices that share a node, and what each sends to other nodes in 10^9 bytes a second, by default:
 #: eight devices with a 400 Gbit/s adapter each, as in NVIDIA's DGX H100 and in torchtitan's benchmarks of 2024.
 DEVICES_PER_NODE = 8
 NODE_GIGABYTES_PER_SECOND = 50.0

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     Attributes:
         is_forward: Whether a forward runs.
         local: The rank's chunk that runs, 0 first.
-        held: Micro-batches that each of the rank's chunks holds beside the one that runs.
+        held: Micro-batches that each of the rank's chunks holds in addition to the one that runs.
     """
 
     is_forward: bool

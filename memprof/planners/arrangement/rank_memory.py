@@ -83,7 +83,7 @@ def stage_peak(
     best = StagePeak(int(resident + between), int(update), int(resident + between + update), 0, "update", chunks)
 
     in_backward = scaled.backward_bytes
-    own: Floats | float = 0.0  # gradients beside the activations while a unit's backward runs
+    own: Floats | float = 0.0  # gradients in addition to the activations while a unit's backward runs
     in_forward = between if zero > 1 or several or costs.keeps_gradients else 0.0
     if zero < 2:
         temporary = casts + scaled.recast_bytes + (min(gradients, Shard.bucket_mib * 2.0**20) if parts > 1 else 0.0)
@@ -122,7 +122,7 @@ def _moments(arrangement: Arrangement, rank: int, chunks: int) -> tuple[Moment, 
 
 
 def _gathered_at_once(scaled: ScaledCosts, chunks: tuple[tuple[int, int], ...]) -> float:
-    """Returns what ZeRO-3 has whole: the unit that runs and the next on its way, beside what is no layer."""
+    """Returns what ZeRO-3 has whole: the unit that runs, the next one, and the units before and after the layers."""
     units = len(scaled.gathered_bytes)
     inside = np.concatenate([np.arange(first, end) for first, end in chunks])
     is_layer = (inside > 0) & (inside < units - 1)

@@ -36,7 +36,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Times of one micro-batch through each chunk, and what each rank sends beside it, exposed."""
+    """Times of one micro-batch through each chunk, and the exposed communication."""
 
     forward_us: tuple[float, ...]
     backward_us: tuple[float, ...]
@@ -140,7 +140,7 @@ def _once_us(
     gradients = scaled.gradient_bytes[inside].tolist()
     if arrangement.zero < 2:
         reduced = _exposed([shards.all_reduce_us(each) for each in gradients], backward_us)
-        # In stage 1 every rank updates its part, and all get the rest afterwards, with nothing beside it.
+        # In stage 1 every rank updates its part, and all get the rest afterwards, with no computation to overlap with.
         parameters = float(scaled.parameter_bytes[inside].sum()) if arrangement.zero else 0.0
         return reduced + shards.all_gather_us(parameters)
     if _gathers_each_round(arrangement):
@@ -151,12 +151,12 @@ def _once_us(
     )
 
 
-def _exposed(parts_us: list[float], beside_us: float) -> float:
-    """Returns the time that collectives add to the computation beside them: at least that of the smallest unit's own.
+def _exposed(parts_us: list[float], computation_us: float) -> float:
+    """Returns the time that collectives add to the computation they overlap with: at least the shortest of them.
 
     Args:
         parts_us: Time of each unit's collective.
-        beside_us: Time of the computation beside them.
+        computation_us: Time of that computation.
     """
     busy = [each for each in parts_us if each > 0]
-    return max(min(busy, default=0.0), sum(busy) - beside_us)
+    return max(min(busy, default=0.0), sum(busy) - computation_us)

@@ -12,7 +12,7 @@ from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.scale import CALL_US
 from memprof.policies.shard.layers import choose_units
 from memprof.policies.shard.prediction.units import ROOT, find_units
-from memprof.replay.live import alive_at
+from memprof.replay.live import alive_at, sum_during
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Texts
 from memprof.trace.step import Step, sum_at
 
@@ -295,16 +295,12 @@ def _returned_by_experts(step: Step) -> Floats:
 
 
 def _during(step: Step, chosen: Bools) -> Ints:
-    """Returns the bytes of some storages during each operator."""
-    storages = step.storages.take(chosen)
-    born = sum_at(storages.created_op_id, storages.allocated_bytes, len(step.ops))
-    freed = sum_at(storages.freed_op_id, storages.allocated_bytes, len(step.ops))
-    during: Ints = np.cumsum(born) - np.cumsum(freed) + freed
-    return during
+    """Returns the bytes of some storages during each operator, shape ``(ops,)``."""
+    return sum_during(step.storages.take(chosen), len(step.ops))
 
 
 def _after(step: Step, chosen: Bools) -> Ints:
-    """Returns the bytes of some storages after each operator."""
+    """Returns the bytes of some storages after each operator, shape ``(ops,)``."""
     storages = step.storages.take(chosen)
     freed = sum_at(storages.freed_op_id, storages.allocated_bytes, len(step.ops))
     after: Ints = _during(step, chosen) - freed

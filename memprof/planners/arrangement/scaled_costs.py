@@ -10,7 +10,7 @@ import numpy as np
 from memprof.planners.arrangement.arrangement import Arrangement
 from memprof.planners.arrangement.cluster import Cluster
 from memprof.planners.arrangement.layer_costs import LayerCosts
-from memprof.trace.schema import Floats
+from memprof.trace.schema import Bools, Floats
 
 #: Collectives of a layer's activations in forward under tensor and sequence parallelism, and the same in backward: an
 #: all-gather before attention and before the MLP, a reduce-scatter after each (Korthikanti et al. 2022, section 4.2.2).
@@ -90,7 +90,7 @@ def scale_costs(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -
     casts = costs.cast_bytes * ratio
     repeated = np.where(again, forward_us + inside_forward, 0.0)
     if arrangement.offloaded == "activations" and cluster.host_bytes_per_us:
-        # A copy runs beside the computation; what takes longer than it is waited for, in both directions.
+        # Copies overlap with the computation; where they take longer, it waits for them, in both directions.
         copied = np.maximum(kept, 0.0) / cluster.host_bytes_per_us
         late_forward = np.maximum(0.0, copied - forward_us - inside_forward)
         late_backward = np.maximum(0.0, copied - backward_us - inside_backward - repeated)
@@ -118,8 +118,8 @@ def scale_costs(costs: LayerCosts, arrangement: Arrangement, cluster: Cluster) -
     )
 
 
-def _checkpointed(units: int, which: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Returns which units run again in backward: all layers, every second one, or none; never what is beside them."""
+def _checkpointed(units: int, which: str) -> Bools:
+    """Returns which units run again in backward: all layers, every second one, or none. Only layers do."""
     again = np.zeros(units, dtype=np.bool_)
     if which != "none":
         again[1 : -1 : 1 if which == "all" else 2] = True

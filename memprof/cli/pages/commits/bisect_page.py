@@ -36,8 +36,11 @@ def progress_line(one: Measurement, good: Measurement, judge: Judge, runs: int) 
     start = f"run {runs}: {one.commit.short} "
     if one.summary is None:
         return f"{start}skipped: {one.reason}"
-    verdict = None if one is good or good.summary is None else judge(good.summary, one.summary)
-    word = {None: "cannot be judged", True: "bad", False: "good"}[verdict] if one is not good else "the base"
+    if one is good:
+        word = "the base"
+    else:
+        is_bad = None if good.summary is None else judge(good.summary, one.summary)
+        word = {None: "cannot be judged", True: "bad", False: "good"}[is_bad]
     return f"{start}peak {format_bytes(one.summary.peak.bytes)}, {word}  {printable(one.commit.subject)}"
 
 

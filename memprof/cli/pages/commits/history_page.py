@@ -50,8 +50,8 @@ def format_value(value: float, gate: Gate) -> str:
 
 
 def format_change(step: Step, gate: Gate) -> str:
-    """Formats a change, with its sign, unit and share of the value before."""
-    size = f"{format_us(step.change)}" if gate.unit == "us" else format_bytes_change(int(step.change))
+    """Formats a change, with its unit and its share of the value before, which is signed."""
+    size = format_us(step.change) if gate.unit == "us" else format_bytes_change(int(step.change))
     share = percent(step.change, step.base)
     return f"{size} ({share})" if share else size
 
