@@ -61,7 +61,7 @@ class Inputs:
         """Reads the inputs from the environment.
 
         Raises:
-            UsageError: There is no job, or quotes in it are not closed.
+            UsageError: The job is missing, or has an unclosed quote.
         """
 
         def text(name: str) -> str:

@@ -201,7 +201,7 @@ def test_a_fork_gets_the_summary_and_a_sentence(hub: Hub) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_is_new_or_fails(hub: Hub) -> None:
-    """A script that the base lacks is no failure; a job that fails is named with its side."""
+    """A script missing from the base is not an error; a job that fails is reported with its side."""
     hub.open_pull_request()
     (hub.clone / "new.py").write_text(JOB.format(width=64))
     new = hub.run(run="new.py", fail_on="peak>+2%")

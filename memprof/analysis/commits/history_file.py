@@ -61,7 +61,7 @@ class Measurement:
         commit: The commit.
         job: The job.
         summary: The summary of its recording; None if it could not be recorded.
-        reason: Why there is no summary; "" if there is one.
+        reason: The reason for a missing summary; "" if there is one.
     """
 
     commit: Commit

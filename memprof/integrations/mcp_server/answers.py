@@ -19,7 +19,7 @@ def encode(value: Any) -> str:
 
 
 def shortened(value: Any, most_bytes: int) -> Any:
-    """Returns a value whose JSON has at most so many bytes.
+    """Shortens a value until its JSON is within a limit.
 
     Of a list, the first entries are kept; of an object, every key as far as possible: the small parts whole, and the
     large ones sharing what is left.

@@ -102,13 +102,21 @@ class Selection:
     ) -> None:
         """Bisects the parts of a policy in a plan; what is tried is in the bench's archive."""
         parts = policy.narrower(self._bench.step)
-        low, high = -1, len(parts)  # the first does not fit; the second, which is the policy itself, does
+
+        def with_part(number: int) -> Candidate | None:
+            return tried(tuple(parts[number] if each == policy else each for each in plan))
+
+        self._least(-1, len(parts), with_part)  # without any part it does not fit; with the policy itself it does
+
+    def _least(self, low: int, high: int, tried: Callable[[int], Candidate | None]) -> int:
+        """Returns the least number whose plan fits, by bisection between one that does not fit and one that does."""
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(tried(tuple(parts[middle] if each == policy else each for each in plan))):
+            if self._fits(tried(middle)):
                 high = middle
             else:
                 low = middle
+        return high
 
     def _mixed(self, frame: tuple[Policy, ...]) -> Candidate | None:
         """Returns the fastest mixture found on top of a combination; None if none fits."""
@@ -142,14 +150,12 @@ class Selection:
 
     def _trim(self, frame: tuple[Policy, ...], option: Option) -> None:
         """Finds the fewest of an option's modules that fit, from the first on."""
-        low, high = 0, len(option.members)  # the first does not fit; the second does, as predicted
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._fits(self._bench.try_plan(*frame, *option.make(option.members[:middle]))):
-                high = middle
-            else:
-                low = middle
-        self._bench.try_plan(*frame, *option.make(option.group.pattern_for(option.members[:high])))
+
+        def with_first(count: int) -> Candidate | None:
+            return self._bench.try_plan(*frame, *option.make(option.members[:count]))
+
+        count = self._least(0, len(option.members), with_first)  # all of them fit, as predicted
+        self._bench.try_plan(*frame, *option.make(option.group.pattern_for(option.members[:count])))
 
 
 def _lowest(effects: Effects) -> Ints:
