@@ -7,17 +7,21 @@ from collections.abc import Iterable
 import numpy as np
 
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import Storages
 from memprof.trace.step import Step
 
 
 def is_within(step: Step, other: Step) -> bool:
     """Returns whether a step runs another's operators on storages that are nowhere larger or longer lived.
 
+    Storages that take no memory on the device are not compared, nor are the tails of blocks that a device's allocator
+    does not split: they depend on which block was free (``replay/unsplit.py``).
+
     Args:
         step: The step that may be skipped.
         other: The step that covers it.
     """
-    mine, others = step.storages, other.storages
+    mine, others = _in_order(step.storages), _in_order(other.storages)
     return (
         len(step.ops) == len(other.ops)
         and len(mine) == len(others)
@@ -25,9 +29,18 @@ def is_within(step: Step, other: Step) -> bool:
         and bool((step.ops.module_id == other.ops.module_id).all())
         and bool((mine.created_op_id == others.created_op_id).all())
         and bool((mine.freed_op_id == others.freed_op_id).all())
-        and bool((mine.allocated_bytes <= others.allocated_bytes).all())
+        and bool((mine.requested_bytes <= others.requested_bytes).all())
         and bool((step.ops.workspace_bytes <= other.ops.workspace_bytes).all())
     )
+
+
+def _in_order(storages: Storages) -> Storages:
+    """Returns the storages that take memory, by when they are allocated and freed, then by size.
+
+    Those from before a step have no order of their own.
+    """
+    taken = storages.take(storages.allocated_bytes > 0)
+    return taken.take(np.lexsort((taken.requested_bytes, taken.freed_op_id, taken.created_op_id)))
 
 
 def distinct_steps(lead: Step, others: Iterable[Step]) -> tuple[Step, ...]:

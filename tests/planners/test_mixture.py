@@ -125,6 +125,11 @@ def test_the_cheapest_choices_are_those_of_trying_all(seed: int) -> None:
     assert is_apart(effects, tuple(found.tolist()))
     assert effects.peak(found) <= allowance + 1e-6
     assert min(costs) <= effects.cost_us[found].sum() <= min(costs) * 1.011
+    slack = 0.2 * min(costs)
+    sooner = Knapsack(effects, slack).choose(effects.cost_us, effects.live.astype(np.float64) - allowance)
+    assert sooner is not None
+    assert is_apart(effects, tuple(sooner.tolist()))
+    assert effects.cost_us[sooner].sum() <= min(costs) + slack + 1e-6
 
 
 def test_copies_that_take_longer_than_a_window_are_paid_for() -> None:

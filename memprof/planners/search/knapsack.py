@@ -17,10 +17,10 @@ from memprof.trace.schema import Floats, Ints
 
 #: Moments added to the constraints at a time, and how often, for the relaxed problem and for the whole one.
 _MOMENTS_ADDED, _MOST_RELAXED, _MOST_WHOLE = 12, 6, 3
-#: Distance from the optimum at which the solver may stop, as a share of the cost.
-_GAP = 0.01
+#: Distance from the optimum at which the solver may stop, as a share of the cost: at least, and at most.
+_GAP, _MOST_GAP = 0.01, 0.3
 #: Limits of one call of the solver: nodes, so that results do not depend on the machine, and seconds.
-_MOST_NODES, _SOLVER_S = 20, 3.0
+_MOST_NODES, _SOLVER_S = 20, 6.0
 #: Columns beside those of the relaxed solution that whole solutions are made of.
 _MOST_NEAR = 40
 
@@ -73,12 +73,14 @@ class Knapsack:
         host_room: Bytes of pinned host memory that their copies may take; None for any.
     """
 
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, effects: Effects, slack: float = 0.0) -> None:
         """Prepares the problem.
 
         Args:
             effects: The effects of each column.
+            slack: Cost by which a solution may miss the optimum.
         """
+        self._slack = slack
         self._freed = effects.freed
         self._apart = _one_of(effects.modules)
         self._windows = _busy(effects.windows)
@@ -109,7 +111,7 @@ class Knapsack:
         if relaxed is None:
             return None
         for _ in range(_MOST_WHOLE):
-            chosen = self._choose_whole(cost, needed, relaxed.near())
+            chosen = self._choose_whole(cost, needed, relaxed)
             if chosen is None:  # none within the limits
                 return self._rounded(cost, relaxed.share, needed)
             if not self._add_moments(needed - self._freed[:, chosen].sum(axis=1), needed):
@@ -150,8 +152,10 @@ class Knapsack:
         reduced[allowed] = found.lower.marginals[: len(allowed)]
         return _Relaxed(share, reduced, float(found.fun) * problem.unit)
 
-    def _choose_whole(self, cost: Floats, needed: Floats, columns: Ints) -> Ints | None:
-        """Solves the problem for whole choices among some columns; returns None where the solver finds nothing."""
+    def _choose_whole(self, cost: Floats, needed: Floats, relaxed: _Relaxed) -> Ints | None:
+        """Solves the problem for whole choices near a relaxed solution; returns None where the solver finds nothing."""
+        columns = relaxed.near()
+        gap = min(max(_GAP, self._slack / max(relaxed.total, 1e-9)), _MOST_GAP)
         problem = self._problem(cost, needed, columns)
         is_choice = np.arange(len(problem.cost)) < len(columns)
         found = solve(
@@ -159,7 +163,7 @@ class Knapsack:
             constraints=LinearConstraint(problem.limits, ub=problem.bounds),
             integrality=is_choice.astype(np.int64),
             bounds=Bounds(problem.ranges[:, 0], problem.ranges[:, 1]),
-            options={"presolve": False, "mip_rel_gap": _GAP, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
+            options={"presolve": False, "mip_rel_gap": gap, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
         )
         return None if found.x is None else columns[found.x[: len(columns)] > 0.5]
 
@@ -170,12 +174,13 @@ class Knapsack:
         moments = self._moments[needed[self._moments] > 0]
         work, room = self._windows.work_us[:, columns] / most, self._windows.room_us / most
         waits = len(room)
+        apart = _without_implied(self._apart[:, columns])
         rows: list[list[sparray | None]] = [
             [csr_array(-self._freed[np.ix_(moments, columns)] / scale), None],
-            [self._apart[:, columns], None],
+            [apart, None],
             [csr_array(work), -eye_array(waits)],
         ]
-        bounds = [-needed[moments] / scale, np.ones(self._apart.shape[0]), room]
+        bounds = [-needed[moments] / scale, np.ones(apart.shape[0]), room]
         if self.host_room is not None:
             rows.append([csr_array(self._host_bytes[None, columns] / scale), None])
             bounds.append(np.array([max(self.host_room, 0.0) / scale]))
@@ -226,6 +231,18 @@ def _one_of(modules: Sequence[str]) -> csr_array:
             rows += [row] * len(columns_of[name])
             columns += columns_of[name]
     return csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(leaves), len(modules)))
+
+
+def _without_implied(apart: csr_array) -> csr_array:
+    """Drops the rows whose columns another row has as well, and those of a single column."""
+    rows = np.split(apart.indices, apart.indptr[1:-1])
+    sets = {frozenset(row.tolist()): number for number, row in enumerate(rows) if len(row) > 1}
+    having: dict[int, list[frozenset[int]]] = {}
+    for each in sets:
+        for column in each:
+            having.setdefault(column, []).append(each)
+    kept = [number for each, number in sets.items() if not any(each < other for other in having[min(each)])]
+    return apart[kept]
 
 
 def _busy(windows: Windows) -> Windows:

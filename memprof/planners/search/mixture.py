@@ -28,6 +28,8 @@ _MOST_IMPROVED, _MOST_TRIED = 8, 3
 _OFF = 0.25
 #: Share of the step time that a plan may take longer if it consists of fewer options, or has its choices in order.
 _SIMPLER, _IN_ORDER = 1e-3, 1e-3
+#: Share of the step time by which a solution of the knapsack may miss the optimum.
+_SLACK = 5e-4
 
 
 class Mixture:
@@ -50,7 +52,7 @@ class Mixture:
         self.frame = frame
         self._effects = effects
         self._budget = budget_bytes
-        self._knapsack = Knapsack(effects)
+        self._knapsack = Knapsack(effects, _SLACK * bench.step.duration_us)
         if bench.most_host_bytes is not None:
             taken = bench.try_plan(*frame)
             self._knapsack.host_room = bench.most_host_bytes - (0 if taken is None else taken.host_bytes)
@@ -87,6 +89,8 @@ class Mixture:
                 found = self._fitting_variant(found)
             if self._fits(found) and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
+            if best is not None and best[0].step_time_us <= self.least_us() + _SLACK * self._step.duration_us:
+                break
         if best is None:
             return None
         self._best = self._improved(*best)
@@ -126,11 +130,12 @@ class Mixture:
         options, counts = np.unique(option_of[chosen], return_counts=True)
         cost_us = np.where(np.isin(option_of, options), self._cost_us, np.inf)
         most_us = self._knapsack.relaxed_cost(cost_us, needed) + _SIMPLER * self._step.duration_us
+        has_fewer = False
         for option in options[np.argsort(counts, kind="stable")].tolist():
             fewer_us = np.where(option_of == option, np.inf, cost_us)
             if self._knapsack.relaxed_cost(fewer_us, needed) <= most_us:
-                cost_us = fewer_us
-        simpler = self._knapsack.choose(cost_us, needed)
+                cost_us, has_fewer = fewer_us, True
+        simpler = self._knapsack.choose(cost_us, needed) if has_fewer else None
         return chosen if simpler is None else simpler
 
     def _whole_options(self) -> list[Ints]:

@@ -25,7 +25,7 @@ class FormWriter:
     def __init__(self, insertion: Insertion, step: Step, algorithm: str, launch_us: float, us_per_byte: float) -> None:
         """Stores the insertion point and the cost of an operator: its launch and its bytes."""
         self._insertion = insertion
-        self._sizes = step.storages.allocated_bytes
+        self._sizes: list[int] = step.storages.allocated_bytes.tolist()
         self._shapes, self._dtypes = step.storages.shape, step.storages.dtype
         self._is_cpu = bool((step.storages.device[step.storages.category == "parameter"] == "cpu").all())
         self._algorithm = algorithm
@@ -88,8 +88,8 @@ class FormWriter:
         mutates, reads = list(mutates), list(reads)
         is_foreach = "_foreach_" in name
         makes = list(range(insertion.next_storage, insertion.next_storage + len(makes_like)))
-        sizes = [self._size(storage) for storage in makes_like]
-        touched = sum(self._size(storage) for storage in (*mutates, *reads)) + sum(sizes)
+        sizes = list(map(self._size, makes_like))
+        touched = sum(map(self._size, mutates)) + sum(map(self._size, reads)) + sum(sizes)
         launches = tensors if is_foreach and self._is_cpu else 1  # on the CPU foreach loops internally
         op = insertion.op(
             f"aten.{name}",
@@ -112,7 +112,7 @@ class FormWriter:
 
     def _size(self, storage: int) -> int:
         # New storages are as large as their model; the size is only used for traffic, so parameters suffice.
-        return int(self._sizes[storage]) if storage < len(self._sizes) else 0
+        return self._sizes[storage] if storage < len(self._sizes) else 0
 
     def _of(self, update: Update, key: str) -> int:
         storage = update.storages[key]

@@ -11,6 +11,12 @@ import numpy as np
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Ints, Ops, Storages, Uses
 
+#: Columns of the rows of operators: where they are inserted, and what is said of them.
+_OP_COLUMNS = (
+    *("like", "before", "name", "duration_us", "workspace_bytes", "forward_op_id", "module_id", "kind", "flops"),
+    "mutates",
+)
+
 
 class Insertion:
     """Operators and storages to insert; their ids in the draft are known at once.
@@ -27,10 +33,11 @@ class Insertion:
         self._draft = draft
         self._first_op = len(draft.ops)
         self._first_storage = len(draft.storages)
-        self._ops: dict[str, list[Any]] = defaultdict(list)
+        self._ops: list[tuple[Any, ...]] = []  # a row each, of the columns in _OP_COLUMNS
         self._storages: dict[str, list[Any]] = defaultdict(list)
-        self._before: list[int] = []
-        self._uses: tuple[list[int], list[int], list[str]] = ([], [], [])
+        self._use_op_ids: list[int] = []
+        self._use_storage_ids: list[int] = []
+        self._use_roles: list[str] = []
         self._given: dict[str, dict[int, Any]] = defaultdict(dict)
 
     def op(
@@ -70,25 +77,17 @@ class Insertion:
         Returns:
             Its id in the draft.
         """
-        op_id = self.next_op
+        number = len(self._ops)
+        op_id = self._first_op + number
         for column, value in (columns or {}).items():
-            self._given[column][len(self._before)] = value
-        self._before.append(before)
-        rows = self._ops
-        rows["like"].append(like)
-        rows["name"].append(name)
-        rows["duration_us"].append(duration_us)
-        rows["workspace_bytes"].append(workspace_bytes)
-        rows["forward_op_id"].append(forward_op_id)
-        rows["module_id"].append(module_id)
-        rows["kind"].append(kind)
-        rows["flops"].append(flops)
-        has_mutated = False
-        for role, ids in (("read", reads), ("mutate", mutates), ("write", writes)):
-            for storage in ids:
-                self.use(op_id, storage, role)
-                has_mutated |= role == "mutate"
-        rows["mutates"].append(has_mutated)
+            self._given[column][number] = value
+        reads, mutates, writes = list(reads), list(mutates), list(writes)
+        self._ops.append(
+            (like, before, name, duration_us, workspace_bytes, forward_op_id, module_id, kind, flops, bool(mutates))
+        )
+        self._use_storage_ids += (*reads, *mutates, *writes)
+        self._use_roles += ("read",) * len(reads) + ("mutate",) * len(mutates) + ("write",) * len(writes)
+        self._use_op_ids += (op_id,) * (len(reads) + len(mutates) + len(writes))
         self.duration_us += duration_us
         return op_id
 
@@ -116,13 +115,14 @@ class Insertion:
 
     def use(self, op: int, storage: int, role: str) -> None:
         """Writes down a use."""
-        for column, value in zip(self._uses, (op, storage, role), strict=True):
-            column.append(value)  # type: ignore[attr-defined]
+        self._use_op_ids.append(op)
+        self._use_storage_ids.append(storage)
+        self._use_roles.append(role)
 
     @property
     def next_op(self) -> int:
         """Id the next operator will have."""
-        return self._first_op + len(self._before)
+        return self._first_op + len(self._ops)
 
     @property
     def next_storage(self) -> int:
@@ -136,9 +136,10 @@ class Insertion:
     def write(self) -> Ints:
         """Inserts everything into the draft; returns the ids of the operators."""
         draft = self._draft
-        count = len(self._before)
-        like = np.asarray(self._ops.pop("like", []), dtype=np.int64)
-        uses = Uses.of(op_id=self._uses[0], storage_id=self._uses[1], role=self._uses[2])
+        count = len(self._ops)
+        columns = dict(zip(_OP_COLUMNS, zip(*self._ops, strict=True), strict=True)) if count else {}
+        like, before = (np.asarray(columns.pop(name, ()), dtype=np.int64) for name in ("like", "before"))
+        uses = Uses.of(op_id=self._use_op_ids, storage_id=self._use_storage_ids, role=self._use_roles)
         sizes = np.zeros(len(draft.storages) + len(self._storages["freed_op_id"]), dtype=np.int64)
         sizes[: len(draft.storages)] = draft.storages.allocated_bytes
         sizes[len(draft.storages) :] = self._storages["allocated_bytes"]
@@ -153,13 +154,17 @@ class Insertion:
             uses_rng=np.zeros(count, dtype=np.bool_),
             read_bytes=read_bytes,
             written_bytes=written_bytes,
-            **{column.name: np.asarray(self._ops[column.name], dtype=column.dtype) for column in _said(self._ops)},
+            **{
+                column.name: np.asarray(columns[column.name], dtype=column.dtype)
+                for column in Ops.columns()
+                if column.name in columns
+            },
         )
         for name, given in self._given.items():
             values = getattr(rows, name).copy()
             values[list(given)] = list(given.values())
             rows = rows.replace(**{name: values})
-        ids = draft.insert_ops(rows, np.asarray(self._before, dtype=np.int64))
+        ids = draft.insert_ops(rows, before)
         if self._storages["freed_op_id"]:
             devices = draft.storages.device[draft.storages.allocated_bytes > 0]
             device = devices[0] if len(devices) else "cpu"
@@ -167,7 +172,3 @@ class Insertion:
             draft.insert_storages(Storages.of(**self._storages))
         draft.insert_uses(uses)
         return ids
-
-
-def _said(columns: dict[str, list[Any]]) -> list[Any]:
-    return [column for column in Ops.columns() if column.name in columns]
