@@ -143,16 +143,21 @@ def _improved(step: Step, start: Candidate, request: SearchRequest, seconds: flo
 
 def _columns(effects: Effects, policies: tuple[Policy, ...]) -> Ints:
     """Returns the columns whose choices a plan makes, where it makes them as whole modules."""
-    found: list[int] = []
+    names = dict.fromkeys(effects.modules)
+    made: dict[str, set[tuple[type[Policy], object]]] = {name: set() for name in names}
     for policy in filter(_chooses, policies):
-        names = set(match_modules(getattr(policy, "modules", ()), dict.fromkeys(effects.modules)))
-        for column, name in enumerate(effects.modules):
-            option = effects.options[effects.option_of[column]]
-            if name in names and type(option.policy) is type(policy):
-                same = getattr(option.policy, "keep", ()) == getattr(policy, "keep", ())
-                if same and not any(name in around(effects.modules[other]) for other in found):
-                    found.append(column)
+        for name in match_modules(getattr(policy, "modules", ()), names):
+            made[name].add(_setting(policy))
+    found: list[int] = []
+    for column, name in enumerate(effects.modules):
+        offered = {_setting(policy) for policy in effects.options[effects.option_of[column]].policies}
+        if offered == made[name] and not any(name in around(effects.modules[other]) for other in found):
+            found.append(column)
     return np.array(sorted(found), dtype=np.int64)
+
+
+def _setting(policy: Policy) -> tuple[type[Policy], object]:
+    return type(policy), getattr(policy, "keep", ())
 
 
 def _steepest(step: Step) -> float:
