@@ -10,7 +10,7 @@ import numpy as np
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof.replay.history import History
-from memprof.trace.schema import Ints
+from memprof.trace.schema import Floats, Ints
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
@@ -22,6 +22,7 @@ from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import budget_of, facts_of, hover_text, phase_legend, readout, rows_of
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.whatif.draft import draft_of, predicted_line
 
 _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last; None without a cursor.
@@ -228,10 +229,20 @@ def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         most_bytes=most,
         device=rank.trace.manifest.machine.device_name or "device",
         searched=searched,
+        predicted=_predicted(rank, view),
         told=lambda op_id: hover_text(rank, op_id),
         title=workspace.source(view.trace).name if view.other >= 0 else "",
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
+
+
+def _predicted(rank: Rank, view: View) -> tuple[Floats, Ints] | None:
+    """Returns the line of the view's plan; None without one, or where it cannot be predicted."""
+    try:
+        made = draft_of(rank, view.plan)
+    except MemprofError:
+        return None  # the what-if page says why
+    return None if made is None else predicted_line(rank, made)
 
 
 def _timeline_beside(workspace: Workspace, view: View, theme: Any) -> Any:

@@ -20,7 +20,12 @@ THEME = "theme"
 TICK = "tick"
 LIVE = "live"
 
+#: Looks for new runs next to the recordings; counts those found.
+BESIDE = "beside"
+RUNS = "runs"
+
 HEADER = "header"
+RECORDINGS = "recordings"
 TRACE = "trace"
 RANK = "rank"
 OTHER = "other"

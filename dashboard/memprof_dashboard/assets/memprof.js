@@ -3,7 +3,7 @@
 
 (function () {
   const PARTS = [
-    ["trace", "rank", "other", "first", "end", "find", "budget"],
+    ["trace", "rank", "other", "first", "end", "find", "budget", "plan"],
     ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
     ["trace", "rank", "other", "tab"],
   ];

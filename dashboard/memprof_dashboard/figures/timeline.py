@@ -11,7 +11,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from memprof.replay.history import History
-from memprof.trace.schema import Ints
+from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes
 from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
@@ -44,6 +44,8 @@ class Marks:
         device: Name of the device, for its line.
         searched: Live bytes of the search matches during each operator, None without a search.
         told: What the hover says of an operator, by its row; None for the figures alone.
+        predicted: Edges of the operators under a plan, on this recording's axis, and the bytes alive during each; None
+            without a plan.
         title: Title of the figure, "" for none.
         has_legend: Whether the categories are listed above it.
     """
@@ -55,6 +57,7 @@ class Marks:
     device: str = ""
     searched: Ints | None = None
     told: Callable[[int], str] | None = None
+    predicted: tuple[Floats, Ints] | None = None
     title: str = ""
     has_legend: bool = True
 
@@ -78,6 +81,8 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     drawn = draw(history.total, first, end)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
+    if marks.predicted is not None:
+        top = max(top, int(marks.predicted[1].max(initial=0)))
     unit, unit_bytes = unit_of(top)
     x = np.append(drawn.left, end).astype(np.int32)
     figure = go.Figure()
@@ -100,6 +105,8 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     if marks.searched is not None:
         found = marks.searched[drawn.op_ids]
         figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
+    if marks.predicted is not None:
+        figure.add_trace(_predicted(*marks.predicted, unit, unit_bytes, theme))
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
     shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
@@ -191,6 +198,15 @@ def _line(name: str, x: np.ndarray, y: Ints, unit: str, unit_bytes: int, line: d
         line={**line, "shape": "hv"},
         hovertemplate=f"%{{y:,.3f}} {unit}",
     )
+
+
+def _predicted(edges: Floats, during: Ints, unit: str, unit_bytes: int, theme: Theme) -> go.Scatter:
+    """Returns the line of a predicted step."""
+    drawn = draw(during, 0, len(during))
+    x = np.append(edges[drawn.left], edges[-1]).astype(np.float32)
+    line = _line("with the plan", x, during[drawn.op_ids], unit, unit_bytes, {"width": 2.5, "color": theme.accent})
+    line.hovertemplate = f"%{{y:,.3f}} {unit} (predicted)"
+    return line
 
 
 def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
