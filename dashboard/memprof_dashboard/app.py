@@ -115,6 +115,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.TABS, "value"),
         Input(ids.SIDE, "value"),
         Input(ids.BY, "value"),
+        Input(ids.LAY, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -201,7 +202,7 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 #: Longest name shown in a table; the tooltip holds the full name.
@@ -100,6 +100,22 @@ def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:
     """Returns a button that changes the view: fields of ``state.View``."""
     attributes: Any = {"data-go": json.dumps(fields)}
     return html.Button(label, type="button", title=title, **attributes)
+
+
+def switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
+    """Returns a row of buttons of which one is pressed, the first at the start; ``label`` names it for readers."""
+    return html.Fieldset(
+        [
+            html.Legend(label, className="unseen"),
+            dcc.RadioItems(
+                [{"label": text, "value": value} for value, text in options.items()],
+                next(iter(options)),
+                id=name,
+                inline=True,
+                className="segmented",
+            ),
+        ]
+    )
 
 
 def _plain(part: Any) -> Any:

@@ -31,6 +31,7 @@ class View:
         budget: Budget line, as it was typed.
         side: How live memory at the cursor is shown, as in ``side.panel.SHOWN``; for an unknown name, the table.
         by: What it is grouped by, as in ``side.panel.GROUPED``.
+        lay: Where the timeline of the second recording is, as in ``views.timelines``; for an unknown value, below.
         plan: The plan drawn over the timeline, as ``whatif.draft.Offer`` writes it; "" for none.
     """
 
@@ -46,6 +47,7 @@ class View:
     budget: str = ""
     side: str = "table"
     by: str = "module"
+    lay: str = "below"
     plan: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 
 (function () {
   const PARTS = [
-    ["trace", "rank", "other", "first", "end", "find", "budget", "plan"],
+    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "plan"],
     ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
     ["trace", "rank", "other", "tab"],
   ];
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
-    ["side", "side"], ["by", "by"]];
+    ["side", "side"], ["by", "by"], ["lay", "lay"]];
   let presses = 0;
 
   function part(view, names, tick) {

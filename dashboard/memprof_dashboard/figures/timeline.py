@@ -32,6 +32,23 @@ _STRIP = 600
 _MOST_STEPS = 40
 
 
+@dataclass(frozen=True, eq=False)
+class Overlaid:
+    """A line over the areas: the total of another recording, or of a prediction, on this recording's axis.
+
+    Attributes:
+        name: What it is called.
+        edges: Where each of its stretches begins, with the end behind the last, shape ``(stretches + 1,)``.
+        heights: Bytes alive in each, shape ``(stretches,)``.
+        colour: Its colour; "" for the theme's accent.
+    """
+
+    name: str
+    edges: Floats
+    heights: Ints
+    colour: str = ""
+
+
 @dataclass(frozen=True)
 class Marks:
     """Markers on a timeline.
@@ -44,8 +61,7 @@ class Marks:
         device: Name of the device, for its line.
         searched: Live bytes of the search matches during each operator, None without a search.
         told: What the hover says of an operator, by its row; None for the figures alone.
-        predicted: Edges of the operators under a plan, on this recording's axis, and the bytes alive during each; None
-            without a plan.
+        overlaid: Lines over the areas, each with its peak marked.
         title: Title of the figure, "" for none.
         has_legend: Whether the categories are listed above it.
     """
@@ -57,7 +73,7 @@ class Marks:
     device: str = ""
     searched: Ints | None = None
     told: Callable[[int], str] | None = None
-    predicted: tuple[Floats, Ints] | None = None
+    overlaid: tuple[Overlaid, ...] = ()
     title: str = ""
     has_legend: bool = True
 
@@ -81,8 +97,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     drawn = draw(history.total, first, end)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
-    if marks.predicted is not None:
-        top = max(top, int(marks.predicted[1].max(initial=0)))
+    top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])
     unit, unit_bytes = unit_of(top)
     x = np.append(drawn.left, end).astype(np.int32)
     figure = go.Figure()
@@ -105,8 +120,9 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     if marks.searched is not None:
         found = marks.searched[drawn.op_ids]
         figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
-    if marks.predicted is not None:
-        figure.add_trace(_predicted(*marks.predicted, unit, unit_bytes, theme))
+    for one in marks.overlaid:
+        line = {"width": 2.5, "color": one.colour or theme.accent}
+        figure.add_trace(_line(escaped(one.name, 40), one.edges, one.heights, unit, unit_bytes, line))
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
     shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
@@ -132,6 +148,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
             *_phase_names(history, drawn),
             *_line_names(marks, end, top, unit_bytes, theme),
             *_peak(drawn, total, unit_bytes, theme),
+            *(_overlaid_peak(line, (first + end) / 2, unit_bytes, theme) for line in marks.overlaid),
         ],
         dragmode="zoom",
         uirevision="kept",
@@ -198,15 +215,6 @@ def _line(name: str, x: np.ndarray, y: Ints, unit: str, unit_bytes: int, line: d
         line={**line, "shape": "hv"},
         hovertemplate=f"%{{y:,.3f}} {unit}",
     )
-
-
-def _predicted(edges: Floats, during: Ints, unit: str, unit_bytes: int, theme: Theme) -> go.Scatter:
-    """Returns the line of a predicted step."""
-    drawn = draw(during, 0, len(during))
-    x = np.append(edges[drawn.left], edges[-1]).astype(np.float32)
-    line = _line("with the plan", x, during[drawn.op_ids], unit, unit_bytes, {"width": 2.5, "color": theme.accent})
-    line.hovertemplate = f"%{{y:,.3f}} {unit} (predicted)"
-    return line
 
 
 def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
@@ -340,6 +348,27 @@ def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict
             "font": {"color": theme.paper, "size": 11.5},
         }
     ]
+
+
+def _overlaid_peak(line: Overlaid, middle: float, unit_bytes: int, theme: Theme) -> dict[str, object]:
+    place = int(line.heights.argmax())
+    x, size = float(line.edges[place]), int(line.heights[place])
+    return {
+        "x": x,
+        "y": size / unit_bytes,
+        "text": f"{escaped(line.name, 24)} {format_bytes(size)}",
+        "showarrow": True,
+        "arrowhead": 6,
+        "arrowsize": 0.7,
+        "arrowwidth": 1.5,
+        "ax": 70 if x < middle else -70,
+        "ay": -14,
+        "arrowcolor": line.colour or theme.accent,
+        "bgcolor": theme.paper,
+        "bordercolor": line.colour or theme.accent,
+        "borderpad": 2,
+        "font": {"color": theme.ink, "size": 11},
+    }
 
 
 @lru_cache(maxsize=2)

@@ -50,7 +50,8 @@ class SidePanel:
             [
                 html.Div(id=ids.READOUT, className="readout", role="status"),
                 html.Div(
-                    [_switch(ids.SIDE, SHOWN, "shown as"), _switch(ids.BY, GROUPED, "grouped by")], className="switches"
+                    [parts.switch(ids.SIDE, SHOWN, "shown as"), parts.switch(ids.BY, GROUPED, "grouped by")],
+                    className="switches",
                 ),
                 html.Div(id=_DETAIL, className="detail"),
                 html.Div(id=_TABLE, className="side-table"),
@@ -123,21 +124,6 @@ class SidePanel:
         if by == "category":
             return boxes_by_category(by_node, tree, {name: fill_of(name).label for name in by_node})
         return boxes_by_module(by_node, tree)
-
-
-def _switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
-    return html.Fieldset(
-        [
-            html.Legend(label, className="unseen"),
-            dcc.RadioItems(
-                [{"label": text, "value": value} for value, text in options.items()],
-                next(iter(options)),
-                id=name,
-                inline=True,
-                className="segmented",
-            ),
-        ]
-    )
 
 
 def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:

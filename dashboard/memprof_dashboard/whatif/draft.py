@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,7 +53,7 @@ class Offer:
     settings: dict[str, Policy]
     choices: dict[str, ModuleChoice]
 
-    def text_of(self, ticked: Iterable[str], modules: dict[str, Iterable[str]]) -> str:
+    def text_of(self, ticked: Iterable[str], modules: Mapping[str, Iterable[str]]) -> str:
         """Returns a choice as the view holds it.
 
         Args:
@@ -141,7 +141,7 @@ def predicted_line(rank: Rank, made: Forecast) -> tuple[Floats, Ints]:
     """
     history = rank.history
     first, end = rank.step_range(made.step.number)
-    names = np.array(history.phases, dtype=np.str_)
+    names = np.array(history.phases, dtype=np.object_)
     recorded = Curve("recorded", history.total[first:end], names[history.phase[first:end]])
     predicted = live_bytes(made.step).during
     _, laid, _ = shares(recorded, Curve("predicted", predicted, made.step.ops.phase))

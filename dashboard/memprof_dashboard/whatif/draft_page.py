@@ -140,7 +140,7 @@ def _result(made: Forecast, view: View) -> list[Any]:
     """Returns the prediction: peak, reserved bytes and step time before and after, and how to train under the plan."""
     before, after = made.recorded, made.predicted
     ratio = after.step_time_us / before.step_time_us - 1 if before.step_time_us else math.nan
-    rows = [
+    rows: list[list[Any]] = [
         [
             "peak allocated",
             format_bytes(before.peak.allocated_bytes),
@@ -161,7 +161,7 @@ def _result(made: Forecast, view: View) -> list[Any]:
         rows.insert(
             1, ["peak reserved", format_bytes(before.reserved_bytes), format_bytes(after.reserved_bytes), change]
         )
-    sentence = [html.Strong(format_bytes(after.peak.allocated_bytes)), f" in {after.peak.describe()}"]
+    sentence: list[Any] = [html.Strong(format_bytes(after.peak.allocated_bytes)), f" in {after.peak.describe()}"]
     if budget := budget_of(view.budget, before.peak.allocated_bytes):
         over = needed - budget
         size = format_bytes(abs(over))
