@@ -16,7 +16,7 @@ from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.side.panel import SidePanel
+from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
@@ -217,9 +217,14 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
 def _resolved(workspace: Workspace, view: View) -> View:
     """Returns the view with defaults filled in from the recording; unchanged where the recording is unreadable."""
     try:
-        now = shown(view, workspace.rank(view.trace, view.rank))
+        rank = workspace.rank(view.trace, view.rank)
+        now = shown(view, rank)
     except MemprofError:
         return view
+    if len(workspace.source(view.trace).trace.ranks) > 1:
+        view = view.change(rank=rank.trace.rank)
+    if view.by not in grouped(rank):
+        view = view.change(by=next(iter(grouped(rank))))
     return view.change(first=now.first, end=now.end, at=now.at)
 
 

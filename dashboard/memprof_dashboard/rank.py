@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.report.end_state import is_end_state_only
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.replay.history import History
 from memprof.trace.files.columns import Coded
@@ -70,6 +71,27 @@ class Rank:
     def sources(self) -> Sources:
         """The lines of user code in each stack."""
         return find_sources(self.stacks)
+
+    @cached_property
+    def is_end_state(self) -> bool:
+        """Whether only what is in use at the end is known, without a history."""
+        return is_end_state_only(self.trace)
+
+    @cached_property
+    def has_modules(self) -> bool:
+        """Whether memory is known to belong to modules."""
+        return bool((self.history.owner != NONE).any())
+
+    @cached_property
+    def has_stacks(self) -> bool:
+        """Whether the code that allocated memory is known."""
+        return bool((self.op_stacks != NONE).any())
+
+    @cached_property
+    def has_phases(self) -> bool:
+        """Whether phases or several steps are known."""
+        history = self.history
+        return bool(history.ops) and (set(history.phases) > {"other"} or bool(history.step[0] != history.step[-1]))
 
     def verdict(self, budget_bytes: int | None = None) -> DeviceVerdict:
         """Returns whether it fits a budget, or its device; the last few answers are cached.

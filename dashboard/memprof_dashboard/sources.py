@@ -14,6 +14,7 @@ from memprof.analysis.compared.allocation_sequence import (
     read_sequence,
     sequence_of_recording,
 )
+from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.files.spool_folder import is_spool_folder
 from memprof.trace.importers import import_file
@@ -40,6 +41,7 @@ class Source:
     is_snapshot: bool = False
     _ranks: dict[int, Rank] = field(default_factory=dict)
     _sequences: dict[int, AllocationSequence] = field(default_factory=dict)
+    _worst_rank: int | None = None
     _stamp: tuple[int, int] = (0, 0)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -55,12 +57,22 @@ class Source:
         return file if file != self.path and not self.path.exists() and file.is_file() else None
 
     def rank(self, number: int) -> Rank:
-        """Returns one rank; the lowest where the number is unknown."""
+        """Returns one rank; the one with the highest peak where the number is unknown."""
         with self._lock:
-            number = number if number in self.trace.ranks else self.trace.rank
+            number = number if number in self.trace.ranks else self._worst()
             if number not in self._ranks:
                 self._ranks[number] = Rank(self.trace.rank_trace(number))
             return self._ranks[number]
+
+    def _worst(self) -> int:
+        """Returns the rank with the highest peak; the lowest where the recording does not say."""
+        if self._worst_rank is None:
+            found = None
+            if len(self.trace.ranks) > 1:
+                with contextlib.suppress(MemprofError):  # a job that is still running has no summaries
+                    found = compare_ranks(self.trace).worst
+            self._worst_rank = self.trace.rank if found is None else found
+        return self._worst_rank
 
     def sequence(self, number: int) -> AllocationSequence:
         """Returns the allocations of one rank in their order; of a snapshot, its whole history.
@@ -98,7 +110,7 @@ class Source:
             if is_first:
                 return False
             self.trace, self.is_snapshot = _open(self.path)
-            self._ranks, self._sequences = {}, {}
+            self._ranks, self._sequences, self._worst_rank = {}, {}, None
             return True
 
 

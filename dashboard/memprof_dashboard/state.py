@@ -20,7 +20,7 @@ class View:
 
     Attributes:
         trace: Place of the recording among those opened.
-        rank: Its rank; -1 for the lowest.
+        rank: Its rank; -1 for the one with the highest peak.
         tab: Name of the page below the timeline, as in ``pages.PAGES``; for an unknown name, the default page is shown.
         first: First operator shown; -1 for the recording's own choice.
         end: End of the visible range (exclusive).

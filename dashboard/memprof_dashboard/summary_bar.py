@@ -52,11 +52,15 @@ def facts_of(rank: Rank, view: View) -> Any:
     if not lines:
         at = history.peak(*rank.step_range(rank.fullest_number()))
         at = at if int(history.total[at]) == peak_bytes else history.peak()
-        sentence = f"Peaks at {format_bytes(peak_bytes)} in {_phase(history, at)} of step {history.step[at]}"
+        where = f" in {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else ""
+        sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
+        if rank.is_end_state:
+            sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
         lines.append(_incomplete(rank))
+    lines += _lacks(rank)
     return [html.Div(lines, className="verdict-text"), html.Div(_next(rank, view, device, budget), className="next")]
 
 
@@ -92,12 +96,16 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     facts: list[Any] = [
         html.Span(
             [
-                "peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
+                ""
+                if rank.is_end_state
+                else "peak "
+                if is_all or size == int(history.total.max())
+                else "peak of the visible range ",
                 html.Strong(format_bytes(size)),
             ],
             title=f"{size:,} B",
         ),
-        f"step {history.step[peak]}, {_phase(history, peak)}",
+        f"step {history.step[peak]}, {_phase(history, peak)}" if rank.has_phases else "",
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
@@ -136,6 +144,17 @@ def _incomplete(rank: Rank) -> Any:
     return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
 
 
+def _lacks(rank: Rank) -> list[Any]:
+    """Returns what an imported file does not contain, folded; nothing of a recording."""
+    manifest = rank.trace.manifest
+    if manifest.command or not manifest.backend.blind_spots:
+        return []
+    texts = (*manifest.backend.blind_spots, *manifest.notes)
+    items = html.Ul([html.Li(parts.name(text, 600)) for text in texts])
+    title = f"Imported ({manifest.backend.name.replace('-', ' ')}): what it does not contain"
+    return [html.Details([html.Summary(title), items], className="lacks")]
+
+
 def _phase(history: History, op_id: int) -> str:
     phase = history.phases[history.phase[op_id]] or "other"
     return f"{RECOMPUTED} in {phase}" if history.runs_again[op_id] else phase
@@ -147,6 +166,8 @@ def readout(rank: Rank, view: View) -> Any:
     if not history.ops:
         return ""
     at = shown(view, rank).at
+    if rank.is_end_state:
+        return [html.Strong(format_bytes(int(history.total[at]))), " in use at the end"]
     module = rank.module_title(int(history.module[at]))
     stack = int(rank.op_stacks[at])
     line = rank.sources.of_stack(stack)
@@ -154,7 +175,7 @@ def readout(rank: Rank, view: View) -> Any:
         html.Strong(format_bytes(int(history.total[at]))),
         f" during operator {at:,}: ",
         parts.name(str(rank.op_names[at])),
-        f", {_phase(history, at)} of step {history.step[at]}",
+        f", {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else "",
         *([", in ", parts.name(module)] if module else []),
         *([", ", parts.name(line.place)] if line is not None else []),
     ]
@@ -172,6 +193,8 @@ def hover_text(rank: Rank, op_id: int) -> str:
 def phase_legend(rank: Rank, view: View) -> Any:
     """Returns the phases of the visible range with their colours."""
     history, now = rank.history, shown(view, rank)
+    if not rank.has_phases:
+        return None
     window = slice(now.first, now.end)
     colours = phase_colours(history.phases)
     present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}

@@ -36,6 +36,13 @@ _AS_TABLE = "boxes-table"
 _MOST_ROWS = 200
 
 
+def grouped(rank: Rank) -> dict[str, str]:
+    """Returns the ways to group what is alive that a recording has the names for, the first one by default."""
+    lacks = {"module"} if not rank.has_modules else set()
+    lacks |= set() if rank.has_stacks else {"line", "stack"}
+    return {name: text for name, text in GROUPED.items() if name not in lacks}
+
+
 class SidePanel:
     """What is alive at the cursor."""
 
@@ -87,6 +94,15 @@ class SidePanel:
                 return detail, table_of(rank, self._tree(rank), view) if is_table else None
             except MemprofError as error:
                 return None, parts.error(str(error))
+
+        @app.callback(Output(ids.BY, "options"), Input(ids.PLACE, "data"))
+        def offer(place: Any) -> Any:
+            view = View.from_json(place)
+            try:
+                shown_by = grouped(workspace.rank(view.trace, view.rank)) if place is not None else GROUPED
+            except MemprofError:
+                return no_update
+            return [{"label": text, "value": name} for name, text in shown_by.items()]
 
         @app.callback(
             Output(_PICTURE, "style"),

@@ -38,6 +38,8 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     history, now = rank.history, shown(view, rank)
     if not history.ops:
         return _nothing(theme)
+    if rank.is_end_state:
+        return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
     most, overlaid = 0, [*_predicted(rank, view)]
     if view.other >= 0:
         beside = workspace.rank(view.other, view.rank)

@@ -54,6 +54,11 @@ def register(app: Dash, workspace: Workspace) -> None:
             offer = offer_of(workspace.rank(view.trace, view.rank))
         except MemprofError as error:
             return parts.note(f"No plan can be predicted from this recording: {error}")
+        if not offer.settings and not offer.choices:
+            return parts.note(
+                "No policy can be predicted from this recording: it does not say which tensors operators read and save "
+                "for backward. Record the job with memprof record."
+            )
         return _form(offer, View.from_json(whole).plan)
 
     @app.callback(
