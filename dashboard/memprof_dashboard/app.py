@@ -16,6 +16,7 @@ from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
+from memprof_dashboard.side.editor import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
@@ -26,7 +27,12 @@ _TICK_MS = 2_000
 
 
 def create_app(
-    sources: list[Source], *, token: str, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"), prefix: str = "/"
+    sources: list[Source],
+    *,
+    token: str,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"),
+    prefix: str = "/",
+    editor: str = EDITORS["vscode"],
 ) -> Dash:
     """Creates the dashboard app for some recordings.
 
@@ -35,12 +41,13 @@ def create_app(
         token: Token that a browser must present; see ``guard``.
         hosts: Names under which it is served.
         prefix: Path, with slashes around, below which it is served at a path of its own (``own_path``).
+        editor: The address that opens a source line, as in ``side.editor``.
 
     Returns:
         The app; it is not running yet.
     """
     workspace = Workspace(sources)
-    side = SidePanel()
+    side = SidePanel(editor)
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",

@@ -50,6 +50,8 @@ TIMELINE_TABLE = "timeline-table"
 SIDE = "side"
 BY = "by"
 LAY = "lay"
+#: Rows of the table of live tensors that the browser asks for as it is scrolled or sorted.
+MORE = "more"
 HELP = "help"
 HELP_BUTTON = "help-button"
 SWAP_BUTTON = "swap-button"

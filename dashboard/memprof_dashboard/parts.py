@@ -92,7 +92,7 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = 
     )
     if any(getattr(part, "id", None) is not None for part in whole._traverse()):  # type: ignore[no-untyped-call]  # dash's
         return html.Div(whole, className=kind, **attributes)
-    drawn: Any = {"data-drawn": json.dumps(_plain(whole), separators=(",", ":"), ensure_ascii=False)}
+    drawn: Any = {"data-drawn": json.dumps(plain(whole), separators=(",", ":"), ensure_ascii=False)}
     return html.Div(className=kind, **drawn, **attributes)
 
 
@@ -118,15 +118,15 @@ def switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
     )
 
 
-def _plain(part: Any) -> Any:
+def plain(part: Any) -> Any:
     """Returns a component as ``[tag, attributes, parts]``, or text."""
     if not isinstance(part, Component):
         return "" if part is None else str(part)
-    plain: Any = part.to_plotly_json()  # type: ignore[no-untyped-call]  # dash has no types for it
-    attributes = {key: value for key, value in plain["props"].items() if value is not None}
+    given: Any = part.to_plotly_json()  # type: ignore[no-untyped-call]  # dash has no types for it
+    attributes = {key: value for key, value in given["props"].items() if value is not None}
     children = attributes.pop("children", [])
     children = children if isinstance(children, (list, tuple)) else [children]
-    return [type(part).__name__.lower(), attributes, [_plain(child) for child in children if child is not None]]
+    return [type(part).__name__.lower(), attributes, [plain(child) for child in children if child is not None]]
 
 
 def as_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str) -> html.Details:

@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.report.end_state import is_end_state_only
+from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.replay.history import History
 from memprof.trace.files.columns import Coded
@@ -40,6 +41,11 @@ class Rank:
     def modules(self) -> Modules:
         """The job's modules."""
         return self.trace.table(Modules)
+
+    @cached_property
+    def tree(self) -> ModuleTree:
+        """The job's modules, repeated layers folded."""
+        return folded_tree(self.modules)
 
     @cached_property
     def steps(self) -> Steps:

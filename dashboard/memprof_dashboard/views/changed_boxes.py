@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.analysis.diff.moved_lines import moved_lines
 from memprof.analysis.diff.summary import PEAK
-from memprof.analysis.report.module_tree import ModuleTree, folded_tree
+from memprof.analysis.report.module_tree import ModuleTree
 from memprof.trace.schema import NONE
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.views.boxes import MOST_BOXES, OUTSIDE, bytes_by_node
@@ -91,7 +91,7 @@ def changed_boxes(base: Rank, head: Rank, moment: str, by: str) -> list[ChangedB
 def _paths(rank: Rank, at: int, by: str) -> _Paths:
     paths: _Paths = {}
     if by == "module":
-        tree = folded_tree(rank.modules)
+        tree = rank.tree
         for sums in bytes_by_node(rank.history, tree, at).values():
             for node in np.flatnonzero(sums).tolist():
                 path = _names(tree, node) if node < len(tree) else (OUTSIDE,)
