@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from memprof.analysis.allocator.allocator_report import fullest_rank
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.compared.allocation_sequence import (
     AllocationSequence,
@@ -14,7 +15,6 @@ from memprof.analysis.compared.allocation_sequence import (
     read_sequence,
     sequence_of_recording,
 )
-from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.files.spool_folder import is_spool_folder
 from memprof.trace.importers import import_file
@@ -67,11 +67,10 @@ class Source:
     def _worst(self) -> int:
         """Returns the rank with the highest peak; the lowest where the recording does not say."""
         if self._worst_rank is None:
-            found = None
+            self._worst_rank = self.trace.rank
             if len(self.trace.ranks) > 1:
                 with contextlib.suppress(MemprofError):  # a job that is still running has no summaries
-                    found = compare_ranks(self.trace).worst
-            self._worst_rank = self.trace.rank if found is None else found
+                    self._worst_rank = fullest_rank(self.trace)
         return self._worst_rank
 
     def sequence(self, number: int) -> AllocationSequence:

@@ -110,7 +110,10 @@ def _facts(rank: Rank, view: View) -> list[Any]:
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
     if steps := describe_steps(rank.step_peaks()):
-        facts.append(html.Span(steps, className="alarm", title="peak of each recorded step"))
+        leaks: Any = {"data-go": json.dumps({"tab": "leaks"}), "data-then": "tabs"}
+        facts.append(
+            html.Button(steps, type="button", className="alarm", title="what stays from step to step", **leaks)
+        )
     plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
     if len(plain) and np.isfinite(np.nanmedian(plain)):
         facts.append(html.Span(f"step {format_us(float(np.nanmedian(plain)))}", title="without the recorder"))
