@@ -95,6 +95,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
+            html.H2("Page", className="unseen"),
             dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
             help_dialog(),
         ],

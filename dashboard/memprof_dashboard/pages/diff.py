@@ -172,7 +172,7 @@ def _around(found: Diff) -> list[Any]:
     if rows:
         made += [
             html.P("The recording conditions differ, which may explain the changes:", className="warning"),
-            parts.table(["", "base", "other"], rows, label="differences in recording conditions"),
+            parts.table(["condition", "base", "other"], rows, label="differences in recording conditions"),
         ]
     named = {one.what.replace(" ", "-") for one in found.differences} | {"plan"}
     causes = [cause.sentence for cause in explain(found) if cause.kind not in named]
@@ -196,7 +196,7 @@ def _phase_table(found: Diff) -> Any:
         ]
         for pair in (found.peak, *found.phases)
     ]
-    heads = ["peak of", ">base", ">other", ">change", ">", "where"]
+    heads = ["peak of", ">base", ">other", ">change", ">share", "where"]
     return parts.table(heads, rows, label="peak of each phase")
 
 
@@ -245,11 +245,12 @@ def _part_table(pair: Pair, kind: str, nothing: str) -> Any:
         base, head = sum(part.base for part in rest), sum(part.head for part in rest)
         rows.append(_part_row(f"{len(rest):,} others", Change("", base, head)))
     whole = Change("", pair.base_bytes, pair.head_bytes)
+    kind_head = _KINDS[kind][0].removeprefix("by ")
     total = html.Tr(
         [html.Td(cell, className="number" if at else None) for at, cell in enumerate(_part_row("all", whole))],
         className="sum",
     )
-    return parts.table(["", ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
+    return parts.table([kind_head, ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
 
 
 def _part_row(name: str, part: Change) -> list[Any]:

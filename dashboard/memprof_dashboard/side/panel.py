@@ -54,6 +54,7 @@ class SidePanel:
         labelled: Any = {"aria-label": "alive at the cursor"}
         return html.Section(
             [
+                html.H2("Alive at the cursor", className="unseen"),
                 html.Div(id=ids.READOUT, className="readout", role="status"),
                 html.Div(
                     [parts.switch(ids.SIDE, SHOWN, "shown as"), parts.switch(ids.BY, GROUPED, "grouped by")],

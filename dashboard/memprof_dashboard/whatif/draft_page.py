@@ -174,7 +174,7 @@ def _result(made: Forecast, view: View) -> list[Any]:
     command = f"memprof record --plan plan.toml {words_for_record(made.manifest)}"
     return [
         html.P([*sentence, ". ", _clear()], className="draft-verdict"),
-        parts.table(["", ">recorded", ">with the plan", ">change"], rows, label="effect of the plan"),
+        parts.table(["quantity", ">recorded", ">with the plan", ">change"], rows, label="effect of the plan"),
         *(html.P(parts.name(warning, 400), className="note") for warning in made.warnings),
         *plan_parts.command_of(_SAVE, command),
     ]
