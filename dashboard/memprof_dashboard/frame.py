@@ -16,7 +16,7 @@ from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.summary_bar import facts_of, phase_legend, readout, rows_of
+from memprof_dashboard.summary_bar import facts_of, legend, readout, rows_of
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.timelines import OVER, main_timeline, other_timeline
 
@@ -24,6 +24,7 @@ _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last; None without a cursor.
 _DRAWN_AT = "drawn-at"
 _LAY_SWITCH = "lay-switch"
+_FIRST = "first"
 _OVERVIEW = {"height": "48px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 _HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
@@ -80,6 +81,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                     ),
                     side.layout(),
                 ],
+                id=_FIRST,
                 className="first",
             ),
         ],
@@ -96,9 +98,19 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update
         view = View.from_json(window)
         try:
-            return phase_legend(workspace.rank(view.trace, view.rank), view)
+            has_two = view.other >= 0 and view.lay != OVER
+            return legend(workspace.rank(view.trace, view.rank), view, has_categories=has_two)
         except MemprofError:
             return None  # the verdict's place has the reason
+
+    @app.callback(Output(_FIRST, "className"), Input(ids.PLACE, "data"))
+    def arrange(place: Any) -> Any:
+        view = View.from_json(place)
+        try:
+            is_end_state = place is not None and workspace.rank(view.trace, view.rank).is_end_state
+        except MemprofError:
+            return no_update  # the verdict's place has the reason
+        return "first end-state" if is_end_state else "first"
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence

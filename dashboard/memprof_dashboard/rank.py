@@ -97,7 +97,8 @@ class Rank:
     def has_phases(self) -> bool:
         """Whether phases or several steps are known."""
         history = self.history
-        return bool(history.ops) and (set(history.phases) > {"other"} or bool(history.step[0] != history.step[-1]))
+        has_steps = bool(history.ops) and bool(history.step[0] != history.step[-1])
+        return has_steps or not set(history.phases) <= {"", "other"}
 
     def verdict(self, budget_bytes: int | None = None) -> DeviceVerdict:
         """Returns whether it fits a budget, or its device; the last few answers are cached.

@@ -170,7 +170,7 @@ def readout(rank: Rank, view: View) -> Any:
         return ""
     at = shown(view, rank).at
     if rank.is_end_state:
-        return [html.Strong(format_bytes(int(history.total[at]))), " in use at the end"]
+        return [html.Strong(format_bytes(int(history.total[at]))), " in use at the end; no history was recorded"]
     module = rank.module_title(int(history.module[at]))
     stack = int(rank.op_stacks[at])
     line = rank.sources.of_stack(stack)
@@ -193,22 +193,36 @@ def hover_text(rank: Rank, op_id: int) -> str:
     return " · ".join(escaped(text, 28) for text in texts if text)
 
 
-def phase_legend(rank: Rank, view: View) -> Any:
-    """Returns the phases of the visible range with their colours."""
+def legend(rank: Rank, view: View, *, has_categories: bool) -> Any:
+    """Returns the phases of the visible range with their colours.
+
+    Args:
+        rank: The recording.
+        view: The view.
+        has_categories: List the categories, too: two timelines in one window have no room for them.
+    """
     history, now = rank.history, shown(view, rank)
-    if not rank.has_phases:
-        return None
-    window = slice(now.first, now.end)
-    colours = phase_colours(history.phases)
-    present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
-    keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
-    if history.runs_again[window].any():
-        keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
+    rows = []
+    if has_categories:
+        fills = [fill_of(name) for name in history.categories]
+        rows.append(_keys("categories", [(fill.label, fill.colour) for fill in fills]))
+    if rank.has_phases:
+        window = slice(now.first, now.end)
+        colours = phase_colours(history.phases)
+        present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
+        keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
+        if history.runs_again[window].any():
+            keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
+        rows.append(_keys("phases", keys))
+    return rows
+
+
+def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:
     swatches = [
         html.Span([html.Span(className="swatch", style={"background": colour}), parts.name(name, 30)], className="key")
         for name, colour in keys
     ]
-    return [html.Span("phases", className="soft"), *swatches]
+    return html.Div([html.Span(title, className="soft"), *swatches], className="keys")
 
 
 def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:

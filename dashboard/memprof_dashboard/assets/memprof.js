@@ -144,8 +144,8 @@
   }
 
   document.addEventListener("scroll", function (event) {
-    const table = event.target.querySelector?.("[data-more=yes]");
-    if (!table || isFetching || !event.target.closest(".side-table")) { return; }
+    const table = event.target.closest?.(".side-table")?.querySelector("[data-more=yes]");
+    if (!table || isFetching) { return; }
     const left = event.target.scrollHeight - event.target.scrollTop - event.target.clientHeight;
     if (left < 400) { fetchRows(table, table.querySelector("tbody").children.length); }
   }, true);

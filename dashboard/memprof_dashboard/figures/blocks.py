@@ -114,7 +114,8 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         hovermode="closest",
         dragmode="zoom",
         uirevision="kept",
-        xaxis={"title": {"text": "operator index", "standoff": 6}, "range": [first, end], "showgrid": False},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        xaxis={"title": {"text": "operator", "standoff": 6}, "range": [first, end], "showgrid": False},
         yaxis={
             "title": {"text": unit},
             "range": [0, 1.02 * drawn.top / unit_bytes],

@@ -152,7 +152,8 @@ def _drawn(boxes: Sequence[Box | ChangedBox], looks: _Looks, theme: Theme, *, is
         },
     }
     if is_flame:
-        trace: Any = go.Icicle(**common, marker=marker, tiling={"orientation": "v", "pad": 1}, maxdepth=_DEPTH)
+        tiling = {"orientation": "v", "pad": 1}
+        trace: Any = go.Icicle(**common, marker=marker, tiling=tiling, maxdepth=_DEPTH, leaf={"opacity": 1})
     else:
         trace = go.Treemap(**common, marker={**marker, "pad": {"t": 20, "l": 3, "r": 3, "b": 3}}, tiling={"pad": 1})
     figure = framed(go.Figure(trace), theme)

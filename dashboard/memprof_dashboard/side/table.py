@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dash import html
@@ -15,7 +15,8 @@ from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.side.editor import source_text
 from memprof_dashboard.state import View
-from memprof_dashboard.views.groups import Group, group_alike
+from memprof_dashboard.views.boxes import OUTSIDE
+from memprof_dashboard.views.groups import BEFORE, Group, group_alike
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
 
@@ -55,7 +56,8 @@ def table_of(rank: Rank, view: View) -> Any:
     workspace = 0 if view.find else history.workspace(shown(view, rank).at)
     if workspace:
         remark += f", and {format_bytes(workspace)} of kernel workspace"
-    heads = [">size", _HEADS[_by(view)], ">count", "source" if _has_source(rank, view) else ""]
+    name = _HEADS[_by(view)] if rank.has_modules or _by(view) != "module" else _HEADS["line"]
+    heads = [">size", name, ">count", "source" if _has_source(rank, view) else ""]
     body, has_more = _body(rank, view, 0, Order())
     more: Any = {"data-key": _key(rank, view), "data-more": "yes" if has_more else "no"}
     return [
@@ -107,6 +109,8 @@ def _body(rank: Rank, view: View, first: int, order: Order) -> tuple[list[html.T
     if not is_by_size:
         groups = sorted(groups, key=_SORTED_BY.get(order.column, _SORTED_BY[0]), reverse=not order.is_up)
     chosen = groups[first : first + CHUNK]
+    if not rank.has_modules:
+        chosen = [replace(one, title=one.operator or BEFORE) if one.title == OUTSIDE else one for one in chosen]
     has_source = _has_source(rank, view)
     body = [
         _row(group, most, _by(view), has_source=has_source, is_chosen=view.storage in group.rows) for group in chosen

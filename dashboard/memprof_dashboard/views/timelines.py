@@ -40,6 +40,7 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         return _nothing(theme)
     if rank.is_end_state:
         return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
+    is_above = view.other >= 0 and view.lay != OVER
     most, overlaid = 0, [*_predicted(rank, view)]
     if view.other >= 0:
         beside = workspace.rank(view.other, view.rank)
@@ -59,7 +60,8 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         searched=searched,
         overlaid=tuple(overlaid),
         told=lambda op_id: hover_text(rank, op_id),
-        title=workspace.source(view.trace).name if view.other >= 0 and view.lay != OVER else "",
+        title=workspace.source(view.trace).name if is_above else "",
+        has_legend=not is_above,
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
 
