@@ -10,7 +10,8 @@ from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.figures.timeline import cursor_line, overview
+from memprof_dashboard.figures.timeline import overview
+from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel

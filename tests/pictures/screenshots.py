@@ -12,12 +12,14 @@ from typing import Any
 from memprof_dashboard.pages import PAGES
 from tests.browsing import find_browser, playwright
 from tests.pictures.catalogue import BIG, FITS, GPT, RANKS, THEMES
-from tests.pictures.make import BUILD, COUNTS, IS_QUIET, ROOT, record_all, served
+from tests.pictures.make import BUILD, COUNTS, ROOT, record_all, served
 
 #: Where they are written.
 FOLDER = ROOT / "build" / "screenshots"
 #: A desktop, a small laptop, a phone.
 SIZES = ((1440, 900), (1024, 768), (390, 844))
+#: No answer was waited for during ten frames of the page.
+_IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 10"
 #: Shows another view without loading the page again.
 _GO = """search => {
   document.activeElement?.blur();
@@ -70,13 +72,13 @@ SCREENSHOTS = (
 
 def _shoot(page: Any, one: Screenshot, path: Path) -> None:
     page.evaluate(_GO, one.search)
-    page.wait_for_function(IS_QUIET)
+    page.wait_for_function(_IS_QUIET)
     for selector in one.clicks:
         page.locator(selector).first.click()
-        page.wait_for_function(IS_QUIET)
+        page.wait_for_function(_IS_QUIET)
         if selector == "#whatif-search":
             page.wait_for_selector("#whatif-result .verdict")
-            page.wait_for_function(IS_QUIET)
+            page.wait_for_function(_IS_QUIET)
     page.mouse.move(0, 0)
     page.screenshot(path=str(path), full_page=not one.is_window)
     page.keyboard.press("Escape")
@@ -108,7 +110,7 @@ def main(names: list[str]) -> int:
                     page = context.new_page()
                     page.goto(address)
                     page.wait_for_selector("#timeline .main-svg", state="attached")
-                    page.wait_for_function(IS_QUIET)
+                    page.wait_for_function(_IS_QUIET)
                     for one in wanted:
                         if one.recordings == recordings:
                             _shoot(page, one, FOLDER / f"{one.name}-{theme}-{width}.png")

@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from memprof.replay.history import Ids
 from memprof.trace.schema import NONE, Ints
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
-from memprof_dashboard.figures.timeline import cursor_line
+from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.palette import FILLS, Theme, fill_of
 
 #: Maximum bytes of hover text, given to the largest blocks first; bounds the response for names of any length.

@@ -104,7 +104,7 @@ class DiffPage:
                 ),
                 dcc.Graph(id=_BOXES, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_BOXES_HEIGHT),
                 parts.note(
-                    "Boxes are as large as what changed in them: red for more, green and hatched for less. Click to zoom in."
+                    "Boxes are as large as what changed: red for more, green and hatched for less. Click to zoom in."
                 ),
                 html.Div(id=_PARTS),
             ],

@@ -11,7 +11,8 @@ from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
 from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.figures.shared import message
-from memprof_dashboard.figures.timeline import Marks, Overlaid, timeline
+from memprof_dashboard.figures.timeline import timeline
+from memprof_dashboard.figures.timeline_marks import Marks, Overlaid
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
