@@ -134,6 +134,10 @@ class Rank:
 
     def fullest_number(self) -> int:
         """Returns the step shown first: the complete step with the highest peak, else the best match; -1 for none."""
+        return self._fullest
+
+    @cached_property
+    def _fullest(self) -> int:
         steps = self.steps
         has_ops = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
         for is_chosen in (

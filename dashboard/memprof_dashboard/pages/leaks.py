@@ -12,7 +12,6 @@ from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
 from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
-from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.growth import growth_bars
@@ -56,25 +55,21 @@ class LeaksPage:
 
 
 @lru_cache(maxsize=8)
-def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int]]:
-    """Returns the leaks, and the steps or their peaks with their bytes."""
+def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
+    """Returns the leaks, the steps with their bytes, and the last operator of the last step, -1 where unknown."""
     report = find_leaks(rank.trace)
-    names, sizes = _steps(rank.trace)
-    return report, names, sizes
-
-
-def _steps(trace: Trace) -> tuple[list[str], list[int]]:
-    peaks = trace.table(StepPeaks)
+    peaks = rank.trace.table(StepPeaks)
     if len(peaks):
-        return [str(step) for step in peaks.step.tolist()], peaks.allocated_bytes.tolist()
-    ends = find_step_ends(trace)
+        return report, [str(step) for step in peaks.step.tolist()], peaks.allocated_bytes.tolist(), -1
+    ends = find_step_ends(rank.trace)
     if ends is None:
-        return [], []
-    return [f"step {step}" for step in ends.steps.tolist()], ends.alive_bytes().tolist()
+        return report, [], [], -1
+    names = [f"step {step}" for step in ends.steps.tolist()]
+    return report, names, ends.alive_bytes().tolist(), int(ends.last_op[-1])
 
 
 def _recording(rank: Rank, theme: Theme) -> list[Any]:
-    report, names, sizes = _leaks_of(rank)
+    report, names, sizes, last = _leaks_of(rank)
     title = "Peak of each step" if report.growth.how == "counts" else "In use at the end of each step"
     graph = _drawn(title, growth_bars(names, sizes, theme)) if sizes else []
     if not report.is_growing:
@@ -84,7 +79,6 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
             else "Record more steps (memprof record --steps 10), or the whole run (memprof record --light)."
         )
         return [html.P(describe_growth(report), className="verdict"), *graph, parts.note(remark)]
-    last = _last_operator(rank)
     rows = [_row(leak, last) for leak in report.leaks[:_MOST_ROWS]]
     heads = [">per step", ">kept", ">tensors", ">since step", "made at", "held by", "tensor"]
     return [
@@ -100,12 +94,6 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
 
 def _drawn(title: str, figure: Any) -> list[Any]:
     return [html.H4(title), dcc.Graph(figure=figure, config=CONFIG | {"displayModeBar": False}, style=_HEIGHT)]
-
-
-def _last_operator(rank: Rank) -> int:
-    """Returns the last operator of the last step that growth is read from."""
-    ends = find_step_ends(rank.trace)
-    return -1 if ends is None else int(ends.last_op[-1])
 
 
 def _row(leak: Leak, last: int) -> list[Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
+from memprof.analysis.plans.basis import Basis, basis_of
 from memprof.analysis.plans.predict import Forecast, forecast
 from memprof.errors import PolicyError
 from memprof.planners.search.effects import Maker, find_options
@@ -24,6 +25,8 @@ from memprof_dashboard.whatif.planning import basis_for
 _AND, _OF, _COMMA = ";", "=", ","
 #: Modules of one group offered one by one, at most.
 _MOST_MEMBERS = 64
+#: Of more recorded steps the fullest alone is predicted: a tick has to be answered at once.
+_MOST_STEPS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +92,24 @@ class Offer:
 
 
 @lru_cache(maxsize=8)
+def _basis(rank: Rank) -> Basis:
+    """Returns the steps that drafts are predicted on."""
+    if len(rank.steps) <= _MOST_STEPS:
+        return basis_for(rank)
+    number = rank.fullest_number()
+    basis = basis_of(rank.trace, number)
+    warning = f"predicted for step {number} alone, the fullest; a search for plans considers all of them."
+    return replace(basis, warnings=(*basis.warnings, warning))
+
+
+@lru_cache(maxsize=8)
 def offer_of(rank: Rank) -> Offer:
     """Returns what a plan of a recording may be made of.
 
     Raises:
         MemprofError: The recording holds no whole step, or is damaged.
     """
-    step = basis_for(rank).step
+    step = _basis(rank).step
     world_size = max(rank.trace.manifest.world_size, 1)
     found = [one for kind in policy_types() for one in kind.candidates(step, world_size=world_size).whole_step]
     choices: dict[str, ModuleChoice] = {}
@@ -129,7 +143,7 @@ def draft_of(rank: Rank, text: str) -> Forecast | None:
     policies = offer.policies_of(text)
     if not policies or offer.text_of(*offer.chosen_in(text)) != text:
         raise PolicyError("the plan in this address is not one that can be chosen for this recording.")
-    return forecast(rank.trace, Plan(policies=policies), basis_for(rank))
+    return forecast(rank.trace, Plan(policies=policies), _basis(rank))
 
 
 def predicted_line(rank: Rank, made: Forecast) -> tuple[Floats, Ints]:
