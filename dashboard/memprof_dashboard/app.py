@@ -95,7 +95,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
-            html.H2("Page", className="unseen"),
+            html.H2("Pages", className="unseen"),
             dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
             help_dialog(),
         ],
@@ -231,8 +231,9 @@ def _resolved(workspace: Workspace, view: View) -> View:
         return view
     if len(workspace.source(view.trace).trace.ranks) > 1:
         view = view.change(rank=rank.trace.rank)
-    if view.by not in grouped(rank):
-        view = view.change(by=next(iter(grouped(rank))))
+    known = grouped(rank)
+    if view.by not in known:
+        view = view.change(by=next(iter(known)))
     return view.change(first=now.first, end=now.end, at=now.at)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
@@ -173,8 +173,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(window)
         rank = workspace.rank(view.trace, view.rank)
         now = shown(view, rank)
-        if rank.is_end_state:
-            return message("", theme_of(theme))
         return overview(rank.history, now.first, now.end, theme_of(theme))
 
     # Waits for a figure still being drawn, which may have the cursor at its previous position.

@@ -96,11 +96,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     facts: list[Any] = [
         html.Span(
             [
-                ""
-                if rank.is_end_state
-                else "peak "
-                if is_all or size == int(history.total.max())
-                else "peak of the visible range ",
+                "peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
                 html.Strong(format_bytes(size)),
             ],
             title=f"{size:,} B",

@@ -56,7 +56,7 @@ PICTURES = (
     Picture("treemap", (BIG,), "side=treemap", part=".side", waits="#boxes-graph .treemap"),
     Picture("storage", (GPT,), part=".side", clicks=("#live-table td button",), waits="#live-detail .stack"),
     Picture("what-if", (BIG,), "tab=whatif", part="#panel", clicks=(".next .main",), waits="#whatif-result .verdict"),
-    Picture("plan", (BIG,), "plan=checkpoint%3Dlayers.*", height=1200),
+    Picture("plan", (BIG,), "plan=checkpoint%3Dlayers.*", height=1330),
     Picture("over", (BIG, FITS), "other=1&lay=over", part=".time"),
     Picture("leaks", ("leak.memprof",), "tab=leaks", part="#panel", waits="#panel .js-plotly-plot .main-svg"),
     Picture("lifetimes", (GPT,), "tab=blocks", part="#panel", waits="#panel .js-plotly-plot .main-svg"),

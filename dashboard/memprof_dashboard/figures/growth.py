@@ -46,6 +46,7 @@ def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme) -> go.
             "ticktext": [escaped(name, 30) for name in names[:: max(len(names) // _MOST_LABELLED, 1)]],
             "fixedrange": True,
             "showgrid": False,
+            "zeroline": False,
         },
         showlegend=False,
         dragmode=False,
