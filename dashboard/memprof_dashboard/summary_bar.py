@@ -25,6 +25,9 @@ from memprof_dashboard.views.reactions import shown
 #: Signs before a verdict; its words say the same.
 _ICONS = {FITS: "✓", MAY_NOT_FIT: "!", DOES_NOT_FIT: "✕", NO_LIMIT: "▲"}
 
+#: Operators of the visible range at which the legend looks for categories.
+_SAMPLES = 500
+
 
 def budget_of(text: str, peak_bytes: int) -> int:
     """Parses a budget line; 0 where it is empty or invalid."""
@@ -199,8 +202,9 @@ def legend(rank: Rank, view: View, *, has_categories: bool) -> Any:
     """
     history, now = rank.history, shown(view, rank)
     rows = []
-    if has_categories:
-        fills = [fill_of(name) for name in history.categories]
+    if has_categories and history.ops:
+        some = np.unique(np.linspace(now.first, max(now.end - 1, now.first), _SAMPLES).astype(np.int64))
+        fills = [fill_of(name) for name in history.categories if history.alive_bytes(name, some).any()]
         rows.append(_keys("categories", [(fill.label, fill.colour) for fill in fills]))
     if rank.has_phases:
         window = slice(now.first, now.end)

@@ -114,7 +114,14 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         hovermode="closest",
         dragmode="zoom",
         uirevision="kept",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend={
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+            "font": {"size": 10.5},
+        },
         xaxis={"title": {"text": "operator", "standoff": 6}, "range": [first, end], "showgrid": False},
         yaxis={
             "title": {"text": unit},

@@ -75,15 +75,31 @@ def register(app: Dash, workspace: Workspace) -> None:
         text = offer_of(workspace.rank(view.trace, view.rank)).text_of(map(str, ticked or ()), modules)
         return no_update if text == view.plan else {"plan": text}
 
+    # The plan also changes by a link, by Back, or by Clear.
     @app.callback(
         Output(_TICKS, "value"),
         Output({"type": _MODULES, "policy": ALL}, "value"),
-        Input(_CLEAR, "n_clicks"),
+        Input(ids.WINDOW, "data"),
+        State(_TICKS, "value"),
         State({"type": _MODULES, "policy": ALL}, "value"),
         prevent_initial_call=True,
     )
-    def clear(clicks: Any, modules: Any) -> Any:
-        return ([], [[] for _ in modules]) if clicks else (no_update, [no_update for _ in modules])
+    def follow(window: Any, ticked: Any, chosen: Any) -> Any:
+        view = View.from_json(window)
+        names = [str(field["id"]["policy"]) for field in ctx.outputs_list[1]]
+        try:
+            offer = offer_of(workspace.rank(view.trace, view.rank))
+        except MemprofError:
+            return no_update, [no_update] * len(names)
+        modules = {name: list(map(str, own or ())) for name, own in zip(names, chosen, strict=True)}
+        if window is None or offer.text_of(map(str, ticked or ()), modules) == view.plan:
+            return no_update, [no_update] * len(names)
+        ticks, wanted = offer.chosen_in(view.plan)
+        return ticks, [wanted.get(name, []) for name in names]
+
+    @app.callback(Output(ids.GO, "data", allow_duplicate=True), Input(_CLEAR, "n_clicks"), prevent_initial_call=True)
+    def clear(clicks: Any) -> Any:
+        return {"plan": ""} if clicks else no_update
 
     @app.callback(Output(_RESULT, "children"), Input(ids.WINDOW, "data"))
     def predict(window: Any) -> Any:

@@ -36,6 +36,10 @@ def test_ticks_redraw_the_timeline_and_save_the_plan(look: Look, gpt: Served, tm
     shown.page.wait_for_function("() => !new URLSearchParams(location.search).has('plan')")
     shown.wait_idle()
     assert "with the plan" not in shown.figure()["lines"]
+    shown.page.go_back()
+    shown.wait_view(plan="precision bf16")
+    shown.wait_idle()
+    assert shown.page.locator(".chips").get_by_label("precision bf16").is_checked()
 
 
 @pytest.mark.slow
