@@ -88,6 +88,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
             "title": {"text": "segment (by address)", "standoff": 6},
             "showgrid": False,
             "dtick": max(len(rows) // 20, 1),
+            "range": [-0.6, len(rows) - 0.4],
         },
         yaxis={"title": {"text": unit}, "rangemode": "tozero", "fixedrange": True},
     )

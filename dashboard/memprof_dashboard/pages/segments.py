@@ -60,7 +60,8 @@ class SegmentsPage:
 def _page(rank: Rank, history: AllocatorHistory, at: int, theme: Theme) -> Any:
     if not history.has_segments:
         return _why_empty(rank)
-    fragments = history.at(at if history.follows_cursor else None)
+    is_at_cursor = history.follows_cursor and not rank.is_end_state
+    fragments = history.at(at if is_at_cursor else None)
     if not len(fragments.segments):
         return parts.empty("No segments yet", f"The allocator holds no segments while operator {at:,} runs.")
     rows = _drawn(fragments)
@@ -76,7 +77,7 @@ def _page(rank: Rank, history: AllocatorHistory, at: int, theme: Theme) -> Any:
     remark = f"{len(rows):,} of {len(fragments.segments):,} segments are drawn (the largest). " if left_out else ""
     moment = (
         f"While operator {at:,} runs, at the cursor."
-        if history.follows_cursor
+        if is_at_cursor
         else "At the allocator's snapshot: the recording does not say what happened before it."
     )
     return [
