@@ -22,9 +22,10 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.views.timelines import main_timeline
-from memprof_dashboard.whatif.draft import draft_of, offer_of, predicted_line
+from memprof_dashboard.whatif.draft import _basis, draft_of, offer_of, predicted_line
 from memprof_dashboard.whatif.draft_page import _result
 from memprof_dashboard.whatif.plan_parts import command_of
+from tests.building import Op, Storage, make_trace
 
 GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 
@@ -97,6 +98,15 @@ def test_timeline_draws_the_plan_of_its_step_alone() -> None:
         if one.name == "with the plan"
     )
     assert float(line.x[0]) >= first
+
+
+def test_of_many_steps_the_fullest_is_predicted() -> None:
+    """A tick is answered at once; the page says that the other steps are left out."""
+    steps = [[Op(makes=[f"a{step}"]), Op("aten.mm.default", "backward", frees=[f"a{step}"])] for step in range(20)]
+    many = Rank(make_trace(steps, [Storage(f"a{step}", 8 + step) for step in range(20)]))
+    basis = _basis(many)
+    assert (basis.step.number, basis.others) == (19, ())
+    assert "step 19 alone" in basis.warnings[-1]
 
 
 def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.replay.live import live_bytes
-from memprof.trace.schema import Floats, Ints
+from memprof.trace.schema import NONE, Floats, Ints
 from memprof_dashboard.figures.overlay import Curve, shares
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.whatif.planning import basis_for
@@ -27,6 +28,8 @@ _AND, _OF, _COMMA = ";", "=", ","
 _MOST_MEMBERS = 64
 #: Of more recorded steps the fullest alone is predicted: a tick has to be answered at once.
 _MOST_STEPS = 16
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,7 @@ class Offer:
 @lru_cache(maxsize=8)
 def _basis(rank: Rank) -> Basis:
     """Returns the steps that drafts are predicted on."""
-    if len(rank.steps) <= _MOST_STEPS:
+    if int((rank.steps.first_op_id != NONE).sum()) <= _MOST_STEPS:
         return basis_for(rank)
     number = rank.fullest_number()
     basis = basis_of(rank.trace, number)
@@ -129,7 +132,6 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
-@lru_cache(maxsize=16)
 def draft_of(rank: Rank, text: str) -> Forecast | None:
     """Predicts the plan of a view's text; None where it contains no policy.
 
@@ -139,6 +141,12 @@ def draft_of(rank: Rank, text: str) -> Forecast | None:
     """
     if not text:
         return None
+    with _ONE_AT_A_TIME:  # the timeline and the page ask for the same one
+        return _predicted(rank, text)
+
+
+@lru_cache(maxsize=16)
+def _predicted(rank: Rank, text: str) -> Forecast:
     offer = offer_of(rank)
     policies = offer.policies_of(text)
     if not policies or offer.text_of(*offer.chosen_in(text)) != text:
