@@ -10,7 +10,7 @@
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
     ["side", "side"], ["by", "by"], ["lay", "lay"]];
   let presses = 0;
-  let isFetching = false;
+  let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
   function part(view, names, tick) {
     // A page is made anew when another is chosen, not when a recording grows: its fields would be lost.
@@ -41,7 +41,7 @@
       append: function (chunk) {
         const none = window.dash_clientside.no_update;
         const table = document.querySelector(".side-table [data-more]");
-        isFetching = false;
+        fetchedAt = 0;
         if (!chunk || table?.dataset.key !== chunk.key) { return none; }
         const body = table.querySelector("tbody");
         if (chunk.first === 0) { body.replaceChildren(); }
@@ -137,7 +137,7 @@
     const head = table.querySelector("th[aria-sort]");
     const column = head ? Array.from(head.parentElement.children).indexOf(head) : 0;
     presses += 1;
-    isFetching = true;
+    fetchedAt = Date.now();
     window.dash_clientside.set_props("more", { data: {
       first: first, column: column, up: head?.getAttribute("aria-sort") === "ascending", count: presses,
     } });
@@ -145,7 +145,7 @@
 
   document.addEventListener("scroll", function (event) {
     const table = event.target.closest?.(".side-table")?.querySelector("[data-more=yes]");
-    if (!table || isFetching) { return; }
+    if (!table || Date.now() - fetchedAt < 10000) { return; }
     const left = event.target.scrollHeight - event.target.scrollTop - event.target.clientHeight;
     if (left < 400) { fetchRows(table, table.querySelector("tbody").children.length); }
   }, true);

@@ -53,12 +53,12 @@ def table_of(rank: Rank, view: View) -> Any:
         what = f"No live storage matches {view.find!r}." if view.find else "No storage is live here."
         return parts.empty("No live storages", what)
     remark = f"{len(rows):,} storage{'s' if len(rows) > 1 else ''}, {format_bytes(int(history.size[rows].sum()))}"
-    workspace = 0 if view.find else history.workspace(shown(view, rank).at)
+    workspace = 0 if view.find.strip() else history.workspace(shown(view, rank).at)
     if workspace:
         remark += f", and {format_bytes(workspace)} of kernel workspace"
     name = _HEADS[_by(view)] if rank.has_modules or _by(view) != "module" else _HEADS["line"]
     heads = [">size", name, ">count", "source" if _has_source(rank, view) else ""]
-    body, has_more = _body(rank, view, 0, Order())
+    body, has_more = _body(rank, view, rows, 0, Order())
     more: Any = {"data-key": _key(rank, view), "data-more": "yes" if has_more else "no"}
     return [
         parts.table([head for head in heads if head], body, label="live at the cursor", kind="table fills", **more),
@@ -75,7 +75,7 @@ def chunk_of(rank: Rank, view: View, first: int, order: Order) -> dict[str, Any]
         first: Place of the first one.
         order: What the rows are sorted by.
     """
-    body, has_more = _body(rank, view, first, order)
+    body, has_more = _body(rank, view, _rows(rank, view), first, order)
     return {"key": _key(rank, view), "first": first, "more": has_more, "rows": [parts.plain(row) for row in body]}
 
 
@@ -98,11 +98,11 @@ def _rows(rank: Rank, view: View) -> Ints:
     return rows if found is None else rows[found[rows]]
 
 
-def _body(rank: Rank, view: View, first: int, order: Order) -> tuple[list[html.Tr], bool]:
+def _body(rank: Rank, view: View, rows: Ints, first: int, order: Order) -> tuple[list[html.Tr], bool]:
     """Returns rows of the table, and whether there are more."""
     is_by_size = order == Order()
     # One more than is shown says whether there are more.
-    groups = group_alike(rank, rank.tree, _rows(rank, view), _by(view), first + CHUNK + 1 if is_by_size else None)
+    groups = group_alike(rank, rank.tree, rows, _by(view), first + CHUNK + 1 if is_by_size else None)
     if not groups:
         return [], False
     most = groups[0].size
