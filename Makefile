@@ -49,7 +49,7 @@ TORCH_VENV := .venv-torch-$(TORCH)
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs pictures gpu carry man dist clean
+.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -98,6 +98,9 @@ docs: $(COMPLETE) ## Build the documentation into build/site; the commands in it
 
 pictures: $(COMPLETE) ## Make the pictures of the README and the documentation from real recordings, with a Chromium.
 	$(BIN)/python -m tests.pictures.make
+
+screenshots: $(COMPLETE) ## Take screenshots of every view of the dashboard, in both themes and three widths, into build/screenshots.
+	$(BIN)/python -m tests.pictures.screenshots
 
 gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is promised there (docs/gpu.md), into build/gpu.
 	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu --out build/gpu $(GPU_ARGS)

@@ -11,12 +11,13 @@ from typing import Any
 import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
-from memprof_dashboard import frame, ids, parts
+from memprof_dashboard import beside, frame, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.side.panel import SidePanel
+from memprof_dashboard.side.editor import EDITORS
+from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
@@ -26,7 +27,12 @@ _TICK_MS = 2_000
 
 
 def create_app(
-    sources: list[Source], *, token: str, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"), prefix: str = "/"
+    sources: list[Source],
+    *,
+    token: str,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"),
+    prefix: str = "/",
+    editor: str = EDITORS["vscode"],
 ) -> Dash:
     """Creates the dashboard app for some recordings.
 
@@ -35,12 +41,13 @@ def create_app(
         token: Token that a browser must present; see ``guard``.
         hosts: Names under which it is served.
         prefix: Path, with slashes around, below which it is served at a path of its own (``own_path``).
+        editor: The address that opens a source line, as in ``side.editor``.
 
     Returns:
         The app; it is not running yet.
     """
     workspace = Workspace(sources)
-    side = SidePanel()
+    side = SidePanel(editor)
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
@@ -61,6 +68,7 @@ def create_app(
     _register(app, workspace)
     frame.register(app, workspace)
     side.register(app, workspace)
+    beside.register(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
@@ -78,6 +86,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
             dcc.Download(id=ids.DOWNLOAD),
+            beside.layout(workspace),
             frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,
@@ -86,6 +95,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 className="tabs",
                 children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
             ),
+            html.H2("Pages", className="unseen"),
             dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
             help_dialog(),
         ],
@@ -113,6 +123,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.TABS, "value"),
         Input(ids.SIDE, "value"),
         Input(ids.BY, "value"),
+        Input(ids.LAY, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -199,7 +210,7 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
@@ -214,9 +225,15 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
 def _resolved(workspace: Workspace, view: View) -> View:
     """Returns the view with defaults filled in from the recording; unchanged where the recording is unreadable."""
     try:
-        now = shown(view, workspace.rank(view.trace, view.rank))
+        rank = workspace.rank(view.trace, view.rank)
+        now = shown(view, rank)
     except MemprofError:
         return view
+    if len(workspace.source(view.trace).trace.ranks) > 1:
+        view = view.change(rank=rank.trace.rank)
+    known = grouped(rank)
+    if view.by not in known:
+        view = view.change(by=next(iter(known)))
     return view.change(first=now.first, end=now.end, at=now.at)
 
 

@@ -29,8 +29,15 @@ Examples:
     help="Port to listen on; the next free one if it is taken. 0 picks any.",
 )
 @click.option("--prefix", default="/", metavar="PATH", help="Path below which it is served, behind a proxy.")
+@click.option(
+    "--editor",
+    default="vscode",
+    show_default=True,
+    metavar="NAME",
+    help="Editor that opens source lines: vscode, cursor, zed, pycharm, none; or an address with {file} and {line}.",
+)
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser.")
-def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, browser: bool) -> None:
+def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, editor: str, browser: bool) -> None:
     """Show recordings in a browser: memory over time, what allocated it, and which plans make the job fit.
 
     TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or has crashed; also a memory
@@ -40,7 +47,7 @@ def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, brows
     require_dash()
     from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
 
-    serve(list(traces), host=host, port=port, prefix=prefix, opens_browser=browser, say=_say)
+    serve(list(traces), host=host, port=port, prefix=prefix, editor=editor, opens_browser=browser, say=_say)
 
 
 def require_dash() -> None:

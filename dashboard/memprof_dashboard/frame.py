@@ -6,26 +6,26 @@ import csv
 import io
 from typing import Any
 
-import numpy as np
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
-from memprof.replay.history import History
-from memprof.trace.schema import Ints
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG
-from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
+from memprof_dashboard.figures.timeline import overview
+from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel
-from memprof_dashboard.sources import MemprofError, Rank, Workspace
+from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.summary_bar import budget_of, facts_of, hover_text, phase_legend, readout, rows_of
+from memprof_dashboard.summary_bar import facts_of, legend, readout, rows_of
 from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.views.timelines import OVER, main_timeline, other_timeline
 
 _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last; None without a cursor.
 _DRAWN_AT = "drawn-at"
+_LAY_SWITCH = "lay-switch"
+_FIRST = "first"
 _OVERVIEW = {"height": "48px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 _HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
@@ -56,6 +56,12 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                                             ("CSV", ids.DOWNLOAD_BUTTON, "download the timeline as CSV"),
                                         )
                                     ),
+                                    html.Span(
+                                        parts.switch(ids.LAY, {"below": "below", OVER: "over"}, "second recording"),
+                                        id=_LAY_SWITCH,
+                                        hidden=True,
+                                        title="draw the second recording below the first, or as a line over it",
+                                    ),
                                     html.Span("drag to zoom, click to pin the cursor", className="hint"),
                                 ],
                                 className="tools",
@@ -76,6 +82,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                     ),
                     side.layout(),
                 ],
+                id=_FIRST,
                 className="first",
             ),
         ],
@@ -92,9 +99,19 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update
         view = View.from_json(window)
         try:
-            return phase_legend(workspace.rank(view.trace, view.rank), view)
+            has_two = view.other >= 0 and view.lay != OVER
+            return legend(workspace.rank(view.trace, view.rank), view, has_categories=has_two)
         except MemprofError:
             return None  # the verdict's place has the reason
+
+    @app.callback(Output(_FIRST, "className"), Input(ids.PLACE, "data"))
+    def arrange(place: Any) -> Any:
+        view = View.from_json(place)
+        try:
+            is_end_state = place is not None and workspace.rank(view.trace, view.rank).is_end_state
+        except MemprofError:
+            return no_update  # the verdict's place has the reason
+        return "first end-state" if is_end_state else "first"
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
@@ -132,20 +149,21 @@ def register(app: Dash, workspace: Workspace) -> None:
         if window is None:
             return no_update, no_update
         view, at = View.from_json(window), View.from_json(whole).at
-        return or_message(_timeline)(workspace, view, at, theme), at
+        return or_message(main_timeline)(workspace, view, at, theme), at
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
         Output(ids.TIMELINE_OTHER, "style"),
         Output(ids.TIMELINE, "style"),
+        Output(_LAY_SWITCH, "hidden"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
     )
     def draw_other(window: Any, theme: Any) -> Any:
         view = View.from_json(window)
-        if window is None or view.other < 0:
-            return no_update, {"display": "none"}, _TIMELINE
-        return or_message(_timeline_beside)(workspace, view, theme), _HALF, _HALF
+        if window is None or view.other < 0 or view.lay == OVER:
+            return no_update, {"display": "none"}, _TIMELINE, view.other < 0
+        return or_message(other_timeline)(workspace, view, theme), _HALF, _HALF, False
 
     @app.callback(Output(ids.OVERVIEW, "figure"), Input(ids.WINDOW, "data"), Input(ids.THEME, "data"))
     @or_message
@@ -207,68 +225,3 @@ def register(app: Dash, workspace: Workspace) -> None:
         writer.writerow([head.removeprefix(">") for head in heads])
         writer.writerows(rows)
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
-
-
-def _timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
-    rank = workspace.rank(view.trace, view.rank)
-    history, now = rank.history, shown(view, rank)
-    if not history.ops:
-        return _nothing(theme)
-    most = 0
-    if view.other >= 0:
-        beside = workspace.rank(view.other, view.rank)
-        if beside.history.ops:
-            most = int(beside.history.total[slice(*_stretch_of(beside, rank, now.first, now.end))].max())
-    found = storages_found(rank, view.find)
-    searched: Ints | None = None if found is None else history.bytes_of(found)
-    marks = Marks(
-        at=at if at >= 0 else now.at,
-        budget_bytes=budget_of(view.budget, int(history.total.max())),
-        capacity_bytes=_capacity(rank, history),
-        most_bytes=most,
-        device=rank.trace.manifest.machine.device_name or "device",
-        searched=searched,
-        told=lambda op_id: hover_text(rank, op_id),
-        title=workspace.source(view.trace).name if view.other >= 0 else "",
-    )
-    return timeline(history, now.first, now.end, theme_of(theme), marks)
-
-
-def _timeline_beside(workspace: Workspace, view: View, theme: Any) -> Any:
-    rank, beside = workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
-    now = shown(view, rank)
-    if not beside.history.ops:
-        return _nothing(theme)
-    first, end = _stretch_of(beside, rank, now.first, now.end)
-    most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
-    return timeline(
-        beside.history,
-        first,
-        end,
-        theme_of(theme),
-        Marks(most_bytes=most, title=workspace.source(view.other).name, has_legend=False),
-    )
-
-
-def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, int]:
-    """Returns the matching range of another recording: the steps of the same numbers, or all of it."""
-    steps = rank.history.step[first:end]
-    if not len(steps):
-        return 0, beside.history.ops
-    low, high = int(steps.min()), int(steps.max())
-    inside = np.flatnonzero((beside.history.step >= low) & (beside.history.step <= high))
-    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, beside.history.ops)
-
-
-def _nothing(theme: Any) -> Any:
-    from memprof_dashboard.figures.shared import message
-
-    return message("No operators were recorded.", theme_of(theme))
-
-
-def _capacity(rank: Rank, history: History) -> int:
-    """Returns the device's capacity where it is close enough to the peak to be drawn."""
-    machine = rank.trace.manifest.machine
-    if machine.device_kind == "cpu" or not history.ops:
-        return 0
-    return machine.capacity_bytes if machine.capacity_bytes < 3 * int(history.total.max()) else 0

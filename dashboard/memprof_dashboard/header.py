@@ -8,24 +8,16 @@ from dash import dcc, html
 
 from memprof_dashboard import ids
 from memprof_dashboard.sources import Workspace
+from memprof_dashboard.state import View
 
 
 def header(workspace: Workspace) -> html.Header:
     """Returns the header's controls."""
-    options = [{"label": source.name, "value": place} for place, source in enumerate(workspace.sources)]
     has_ranks = any(len(source.trace.ranks) > 1 for source in workspace.sources)
-    is_single = len(options) == 1
     return html.Header(
         [
             html.Span("memprof", className="brand"),
-            _chosen("recording", dcc.Dropdown(options, 0, id=ids.TRACE, clearable=False), is_hidden=is_single),
-            html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
-            _chosen(
-                "compare with",
-                dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
-                is_hidden=is_single,
-            ),
-            html.Button("⇄", id=ids.SWAP_BUTTON, title="swap the two recordings", type="button", hidden=is_single),
+            html.Span(recording_choices(workspace, View()), id=ids.RECORDINGS, className="recordings"),
             _chosen("rank", dcc.Dropdown(rank_options(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
             html.Span(id=ids.BADGE, className="badge", role="status"),
             html.Span(className="spring"),
@@ -48,6 +40,19 @@ def header(workspace: Workspace) -> html.Header:
         ],
         id=ids.HEADER,
     )
+
+
+def recording_choices(workspace: Workspace, view: View) -> list[Any]:
+    """Returns the controls that choose recordings; with a single one, its name."""
+    options = [{"label": source.name, "value": place} for place, source in enumerate(workspace.sources)]
+    is_single = len(options) == 1
+    others = [{"label": "none", "value": -1}, *options]
+    return [
+        _chosen("recording", dcc.Dropdown(options, view.trace, id=ids.TRACE, clearable=False), is_hidden=is_single),
+        html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
+        _chosen("compare with", dcc.Dropdown(others, view.other, id=ids.OTHER, clearable=False), is_hidden=is_single),
+        html.Button("⇄", id=ids.SWAP_BUTTON, title="swap the two recordings", type="button", hidden=is_single),
+    ]
 
 
 def rank_options(workspace: Workspace, place: int) -> list[Any]:

@@ -20,7 +20,12 @@ THEME = "theme"
 TICK = "tick"
 LIVE = "live"
 
+#: Looks for new runs next to the recordings; counts those found.
+BESIDE = "beside"
+RUNS = "runs"
+
 HEADER = "header"
+RECORDINGS = "recordings"
 TRACE = "trace"
 RANK = "rank"
 OTHER = "other"
@@ -44,6 +49,9 @@ OUT_BUTTON = "out-button"
 TIMELINE_TABLE = "timeline-table"
 SIDE = "side"
 BY = "by"
+LAY = "lay"
+#: Rows of the table of live tensors that the browser asks for as it is scrolled or sorted.
+MORE = "more"
 HELP = "help"
 HELP_BUTTON = "help-button"
 SWAP_BUTTON = "swap-button"

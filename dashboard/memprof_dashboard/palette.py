@@ -31,7 +31,7 @@ FILLS = {
     "gradient": Fill("gradients", "#009E73"),
     "input": Fill("inputs", "#CC79A7"),
     "activation": Fill("activations", "#E69F00"),
-    "collective": Fill("collectives", "#000000", "x"),
+    "collective": Fill("collectives", "#8C564B", "x"),
     "temporary": Fill("temporaries", "#F0E442"),
     "workspace": Fill("kernel workspace", "#D55E00", "\\"),
     "unknown": Fill("uncategorized", "#999999", "/"),

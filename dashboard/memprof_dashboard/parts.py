@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 #: Longest name shown in a table; the tooltip holds the full name.
@@ -92,7 +92,7 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = 
     )
     if any(getattr(part, "id", None) is not None for part in whole._traverse()):  # type: ignore[no-untyped-call]  # dash's
         return html.Div(whole, className=kind, **attributes)
-    drawn: Any = {"data-drawn": json.dumps(_plain(whole), separators=(",", ":"), ensure_ascii=False)}
+    drawn: Any = {"data-drawn": json.dumps(plain(whole), separators=(",", ":"), ensure_ascii=False)}
     return html.Div(className=kind, **drawn, **attributes)
 
 
@@ -102,15 +102,31 @@ def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:
     return html.Button(label, type="button", title=title, **attributes)
 
 
-def _plain(part: Any) -> Any:
+def switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
+    """Returns a row of buttons of which one is pressed, the first at the start; ``label`` names it for readers."""
+    return html.Fieldset(
+        [
+            html.Legend(label, className="unseen"),
+            dcc.RadioItems(
+                [{"label": text, "value": value} for value, text in options.items()],
+                next(iter(options)),
+                id=name,
+                inline=True,
+                className="segmented",
+            ),
+        ]
+    )
+
+
+def plain(part: Any) -> Any:
     """Returns a component as ``[tag, attributes, parts]``, or text."""
     if not isinstance(part, Component):
         return "" if part is None else str(part)
-    plain: Any = part.to_plotly_json()  # type: ignore[no-untyped-call]  # dash has no types for it
-    attributes = {key: value for key, value in plain["props"].items() if value is not None}
+    given: Any = part.to_plotly_json()  # type: ignore[no-untyped-call]  # dash has no types for it
+    attributes = {key: value for key, value in given["props"].items() if value is not None}
     children = attributes.pop("children", [])
     children = children if isinstance(children, (list, tuple)) else [children]
-    return [type(part).__name__.lower(), attributes, [_plain(child) for child in children if child is not None]]
+    return [type(part).__name__.lower(), attributes, [plain(child) for child in children if child is not None]]
 
 
 def as_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str) -> html.Details:

@@ -16,6 +16,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from memprof.errors import MemprofError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
+from memprof_dashboard.side.editor import address_of_editor
 from memprof_dashboard.sources import Source, open_sources
 from memprof_dashboard.state import View
 
@@ -32,6 +33,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8050,
     prefix: str = "/",
+    editor: str = "vscode",
     opens_browser: bool = True,
     view: View | None = None,
     say: Callable[[str], None] = print,
@@ -43,21 +45,23 @@ def serve(
         host: Address to listen on.
         port: Port to listen on; where it is taken, the next that is free.
         prefix: Path below which it is served, behind a proxy.
+        editor: Name of the editor that source lines are opened in, or the address that opens them.
         opens_browser: Open the page in a browser.
         view: What it shows first; None for the default.
         say: Called with messages about the page's address.
 
     Raises:
         BadInputError: A recording cannot be opened.
-        UsageError: No port is free, or nothing can listen on the address.
+        UsageError: No port is free, nothing can listen on the address, or the editor is unknown.
     """
     _release_memory()
+    address = address_of_editor(editor)
     sources = open_sources(paths)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
     names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
-    app = create_app(sources, token=token, hosts=names, prefix=prefix)
+    app = create_app(sources, token=token, hosts=names, prefix=prefix, editor=address)
     server, taken = _listen(app.server, host, port)
     shown = f"[{host}]" if ":" in host else host
     search = (view or View()).to_search().replace("?", "&")

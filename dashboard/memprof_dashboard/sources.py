@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
-from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.allocator.allocator_report import fullest_rank
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.compared.allocation_sequence import (
     AllocationSequence,
@@ -17,133 +15,13 @@ from memprof.analysis.compared.allocation_sequence import (
     read_sequence,
     sequence_of_recording,
 )
-from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError, MemprofError
-from memprof.replay.history import History
-from memprof.trace.files.columns import Coded
 from memprof.trace.files.spool_folder import is_spool_folder
 from memprof.trace.importers import import_file
 from memprof.trace.importers.sniff import SNAPSHOT
-from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
-from memprof.trace.step import Step
+from memprof.trace.manifest import PREDICTED
 from memprof.trace.store import Trace
-
-
-class Rank:
-    """One process of a recording, with the data of the views, each part read on first use."""
-
-    def __init__(self, trace: Trace) -> None:
-        """Wraps the rank's trace."""
-        self.trace = trace
-        self._lock = threading.RLock()
-        self._steps: dict[int, Step] = {}
-        self._history: History | None = None
-        self._verdicts: dict[int | None, DeviceVerdict] = {}
-
-    @property
-    def history(self) -> History:
-        """Live bytes during every operator; computed once, also under concurrent access."""
-        with self._lock:
-            if self._history is None:
-                self._history = History(self.trace)
-            return self._history
-
-    @cached_property
-    def modules(self) -> Modules:
-        """The job's modules."""
-        return self.trace.table(Modules)
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The job's steps."""
-        return self.trace.table(Steps)
-
-    @cached_property
-    def op_names(self) -> Coded:
-        """Name of each operator."""
-        return self._texts(Ops, "name")
-
-    @cached_property
-    def op_stacks(self) -> np.ndarray:
-        """Stack of each operator, NONE where none was captured."""
-        stacks: np.ndarray = self.trace.columns(Ops, "stack_id")["stack_id"].astype(np.int32)
-        return stacks
-
-    @cached_property
-    def storage_texts(self) -> dict[str, Coded]:
-        """Name, shape, dtype and device of each storage."""
-        return {name: self._texts(Storages, name) for name in ("name", "shape", "dtype", "device")}
-
-    @cached_property
-    def stacks(self) -> Stacks:
-        """The job's Python stacks."""
-        return self.trace.table(Stacks)
-
-    @cached_property
-    def sources(self) -> Sources:
-        """The lines of user code in each stack."""
-        return find_sources(self.stacks)
-
-    def verdict(self, budget_bytes: int | None = None) -> DeviceVerdict:
-        """Returns whether it fits a budget, or its device; the last few answers are cached.
-
-        Raises:
-            BadInputError: The recording is damaged.
-        """
-        with self._lock:
-            if budget_bytes not in self._verdicts:
-                self._verdicts = dict(list(self._verdicts.items())[-7:])
-                self._verdicts[budget_bytes] = judge_device(self.trace, budget_bytes)
-            return self._verdicts[budget_bytes]
-
-    def step_peaks(self) -> dict[int, int]:
-        """Returns the peak of each recorded step, in order."""
-        numbers = self.steps.step[(self.steps.kind == "recorded") & (self.steps.first_op_id != NONE)].tolist()
-        return {number: self._highest(number) for number in numbers}
-
-    def step(self, number: int) -> Step:
-        """Returns a step; the last few are cached."""
-        with self._lock:
-            if number not in self._steps:
-                self._steps = dict(list(self._steps.items())[-3:])
-                self._steps[number] = self.trace.step(number)
-            return self._steps[number]
-
-    def step_range(self, number: int) -> tuple[int, int]:
-        """Returns a step's operators as [first, end); all operators where the step has none."""
-        rows = np.flatnonzero((self.steps.step == number) & (self.steps.first_op_id != NONE))
-        if not len(rows):
-            return 0, self.history.ops
-        return int(self.steps.first_op_id[rows[0]]), int(self.steps.last_op_id[rows[0]]) + 1
-
-    def fullest_number(self) -> int:
-        """Returns the step shown first: the complete step with the highest peak, else the best match; -1 for none."""
-        steps = self.steps
-        has_ops = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
-        for is_chosen in (
-            has_ops & (steps.kind == "recorded") & steps.is_complete,
-            has_ops & steps.is_complete,
-            has_ops,
-        ):
-            if is_chosen.any():
-                numbers = steps.step[is_chosen].tolist()
-                return int(max(numbers, key=lambda number: (self._highest(number), number)))
-        return -1
-
-    def _highest(self, number: int) -> int:
-        first, end = self.step_range(number)
-        return int(self.history.total[first:end].max(initial=0))
-
-    def module_title(self, module_id: int) -> str:
-        """Returns a module's qualified name, the type of a root without one, "" outside of any."""
-        if module_id == NONE:
-            return ""
-        return str(self.modules.name[module_id]) or str(self.modules.type[module_id])
-
-    def _texts(self, kind: type[Table], name: str) -> Coded:
-        """Reads a column of texts; its codes are as narrow as their number allows."""
-        texts: Coded = self.trace.columns(kind, name)[name]
-        return Coded(texts.codes.astype(np.min_scalar_type(len(texts.distinct))), texts.distinct)
+from memprof_dashboard.rank import Rank
 
 
 @dataclass
@@ -163,6 +41,7 @@ class Source:
     is_snapshot: bool = False
     _ranks: dict[int, Rank] = field(default_factory=dict)
     _sequences: dict[int, AllocationSequence] = field(default_factory=dict)
+    _worst_rank: int | None = None
     _stamp: tuple[int, int] = (0, 0)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -178,12 +57,21 @@ class Source:
         return file if file != self.path and not self.path.exists() and file.is_file() else None
 
     def rank(self, number: int) -> Rank:
-        """Returns one rank; the lowest where the number is unknown."""
+        """Returns one rank; the one with the highest peak where the number is unknown."""
         with self._lock:
-            number = number if number in self.trace.ranks else self.trace.rank
+            number = number if number in self.trace.ranks else self._worst()
             if number not in self._ranks:
                 self._ranks[number] = Rank(self.trace.rank_trace(number))
             return self._ranks[number]
+
+    def _worst(self) -> int:
+        """Returns the rank with the highest peak; the lowest where the recording does not say."""
+        if self._worst_rank is None:
+            self._worst_rank = self.trace.rank
+            if len(self.trace.ranks) > 1:
+                with contextlib.suppress(MemprofError):  # a job that is still running has no summaries
+                    self._worst_rank = fullest_rank(self.trace)
+        return self._worst_rank
 
     def sequence(self, number: int) -> AllocationSequence:
         """Returns the allocations of one rank in their order; of a snapshot, its whole history.
@@ -221,7 +109,7 @@ class Source:
             if is_first:
                 return False
             self.trace, self.is_snapshot = _open(self.path)
-            self._ranks, self._sequences = {}, {}
+            self._ranks, self._sequences, self._worst_rank = {}, {}, None
             return True
 
 
@@ -231,6 +119,33 @@ class Workspace:
     def __init__(self, sources: list[Source]) -> None:
         """Stores the recordings, at least one."""
         self.sources = sources
+        self._lock = threading.Lock()
+        self._folders = {source.path.resolve().parent for source in sources}
+        self._seen = _stamped_in(self._folders)
+
+    def look_beside(self) -> tuple[Source, ...]:
+        """Opens recordings made under a plan that have appeared in the recordings' folders since the last look.
+
+        Returns:
+            Those opened now. A file that was there before this workspace, is not a whole recording, or was not made
+            under a plan is left alone.
+        """
+        with self._lock:
+            opened = []
+            own = {source.path.resolve() for source in self.sources}
+            new = _stamped_in(self._folders) - self._seen
+            self._seen |= new
+            for path in sorted({path for path, _ in new} - own):
+                try:
+                    trace = Trace.open(path)
+                except MemprofError:
+                    continue
+                if trace.manifest.plan is None or trace.manifest.backend.name == PREDICTED:
+                    continue
+                opened.append(Source(path, _name(path, [*(one.path for one in self.sources), path]), trace))
+                opened[-1].refresh()
+                self.sources.append(opened[-1])
+            return tuple(opened)
 
     def source(self, place: int) -> Source:
         """Returns a recording; the first where the index is out of range."""
@@ -261,6 +176,15 @@ def _open(path: Path) -> tuple[Trace, bool]:
         return Trace.open(path), False
     imported = import_file(path, block_sizes=imported_block_sizes)
     return Trace.of(imported.ranks, path), imported.kind == SNAPSHOT
+
+
+def _stamped_in(folders: set[Path]) -> set[tuple[Path, int]]:
+    """Returns the recordings in some folders with the times they were written; none of a folder that is unreadable."""
+    found: set[tuple[Path, int]] = set()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.update((path, path.stat().st_mtime_ns) for path in folder.iterdir() if path.suffix == ".memprof")
+    return found
 
 
 def _name(path: Path, paths: list[Path]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-#: Longest text accepted from a URL.
-_LONGEST = 200
+#: Longest text accepted from a URL; a plan names modules.
+_LONGEST, _LONGEST_PLAN = 200, 2_000
 _LARGEST = 2**53
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
@@ -20,7 +20,7 @@ class View:
 
     Attributes:
         trace: Place of the recording among those opened.
-        rank: Its rank; -1 for the lowest.
+        rank: Its rank; -1 for the one with the highest peak.
         tab: Name of the page below the timeline, as in ``pages.PAGES``; for an unknown name, the default page is shown.
         first: First operator shown; -1 for the recording's own choice.
         end: End of the visible range (exclusive).
@@ -31,6 +31,8 @@ class View:
         budget: Budget line, as it was typed.
         side: How live memory at the cursor is shown, as in ``side.panel.SHOWN``; for an unknown name, the table.
         by: What it is grouped by, as in ``side.panel.GROUPED``.
+        lay: Where the timeline of the second recording is, as in ``views.timelines``; for an unknown value, below.
+        plan: The plan drawn over the timeline, as ``whatif.draft.Offer`` writes it; "" for none.
     """
 
     trace: int = 0
@@ -45,6 +47,8 @@ class View:
     budget: str = ""
     side: str = "table"
     by: str = "module"
+    lay: str = "below"
+    plan: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields, ready for a store in the browser."""
@@ -70,7 +74,7 @@ class View:
     def from_search(search: Any) -> View:
         """Parses a URL's query string; invalid fields take their default."""
         text = search if isinstance(search, str) else ""
-        texts = dict(parse_qsl(text.removeprefix("?")[: 20 * _LONGEST], keep_blank_values=True))
+        texts = dict(parse_qsl(text.removeprefix("?")[: 20 * _LONGEST + 3 * _LONGEST_PLAN], keep_blank_values=True))
         defaults = {field.name: field.default for field in dataclasses.fields(View)}
         fields: dict[str, Any] = {}
         for name, text in texts.items():
@@ -89,4 +93,5 @@ def _is_sound(name: str, value: Any) -> bool:
     default = next((field.default for field in dataclasses.fields(View) if field.name == name), None)
     if isinstance(default, int):
         return type(value) is int and -1 <= value < _LARGEST
-    return isinstance(value, str) and default is not None and len(value) <= _LONGEST
+    longest = _LONGEST_PLAN if name == "plan" else _LONGEST
+    return isinstance(value, str) and default is not None and len(value) <= longest

@@ -25,6 +25,9 @@ from memprof_dashboard.views.reactions import shown
 #: Signs before a verdict; its words say the same.
 _ICONS = {FITS: "✓", MAY_NOT_FIT: "!", DOES_NOT_FIT: "✕", NO_LIMIT: "▲"}
 
+#: Operators of the visible range at which the legend looks for categories.
+_SAMPLES = 500
+
 
 def budget_of(text: str, peak_bytes: int) -> int:
     """Parses a budget line; 0 where it is empty or invalid."""
@@ -52,11 +55,15 @@ def facts_of(rank: Rank, view: View) -> Any:
     if not lines:
         at = history.peak(*rank.step_range(rank.fullest_number()))
         at = at if int(history.total[at]) == peak_bytes else history.peak()
-        sentence = f"Peaks at {format_bytes(peak_bytes)} in {_phase(history, at)} of step {history.step[at]}"
+        where = f" in {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else ""
+        sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
+        if rank.is_end_state:
+            sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
         lines.append(_incomplete(rank))
+    lines += _lacks(rank)
     return [html.Div(lines, className="verdict-text"), html.Div(_next(rank, view, device, budget), className="next")]
 
 
@@ -97,12 +104,15 @@ def _facts(rank: Rank, view: View) -> list[Any]:
             ],
             title=f"{size:,} B",
         ),
-        f"step {history.step[peak]}, {_phase(history, peak)}",
+        f"step {history.step[peak]}, {_phase(history, peak)}" if rank.has_phases else "",
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
     if steps := describe_steps(rank.step_peaks()):
-        facts.append(html.Span(steps, className="alarm", title="peak of each recorded step"))
+        leaks: Any = {"data-go": json.dumps({"tab": "leaks"}), "data-then": "tabs"}
+        facts.append(
+            html.Button(steps, type="button", className="alarm", title="what stays from step to step", **leaks)
+        )
     plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
     if len(plain) and np.isfinite(np.nanmedian(plain)):
         facts.append(html.Span(f"step {format_us(float(np.nanmedian(plain)))}", title="without the recorder"))
@@ -136,6 +146,17 @@ def _incomplete(rank: Rank) -> Any:
     return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
 
 
+def _lacks(rank: Rank) -> list[Any]:
+    """Returns what an imported file does not contain, folded; nothing of a recording."""
+    manifest = rank.trace.manifest
+    if manifest.command or not manifest.backend.blind_spots:
+        return []
+    texts = (*manifest.backend.blind_spots, *manifest.notes)
+    items = html.Ul([html.Li(parts.name(text, 600)) for text in texts])
+    title = f"Imported ({manifest.backend.name.replace('-', ' ')}): what it does not contain"
+    return [html.Details([html.Summary(title), items], className="lacks")]
+
+
 def _phase(history: History, op_id: int) -> str:
     phase = history.phases[history.phase[op_id]] or "other"
     return f"{RECOMPUTED} in {phase}" if history.runs_again[op_id] else phase
@@ -147,6 +168,8 @@ def readout(rank: Rank, view: View) -> Any:
     if not history.ops:
         return ""
     at = shown(view, rank).at
+    if rank.is_end_state:
+        return [html.Strong(format_bytes(int(history.total[at]))), " in use at the end; no history was recorded"]
     module = rank.module_title(int(history.module[at]))
     stack = int(rank.op_stacks[at])
     line = rank.sources.of_stack(stack)
@@ -154,7 +177,7 @@ def readout(rank: Rank, view: View) -> Any:
         html.Strong(format_bytes(int(history.total[at]))),
         f" during operator {at:,}: ",
         parts.name(str(rank.op_names[at])),
-        f", {_phase(history, at)} of step {history.step[at]}",
+        f", {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else "",
         *([", in ", parts.name(module)] if module else []),
         *([", ", parts.name(line.place)] if line is not None else []),
     ]
@@ -169,20 +192,37 @@ def hover_text(rank: Rank, op_id: int) -> str:
     return " · ".join(escaped(text, 28) for text in texts if text)
 
 
-def phase_legend(rank: Rank, view: View) -> Any:
-    """Returns the phases of the visible range with their colours."""
+def legend(rank: Rank, view: View, *, has_categories: bool) -> Any:
+    """Returns the phases of the visible range with their colours.
+
+    Args:
+        rank: The recording.
+        view: The view.
+        has_categories: List the categories, too: two timelines in one window have no room for them.
+    """
     history, now = rank.history, shown(view, rank)
-    window = slice(now.first, now.end)
-    colours = phase_colours(history.phases)
-    present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
-    keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
-    if history.runs_again[window].any():
-        keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
+    rows = []
+    if has_categories and history.ops:
+        some = np.unique(np.linspace(now.first, max(now.end - 1, now.first), _SAMPLES).astype(np.int64))
+        fills = [fill_of(name) for name in history.categories if history.alive_bytes(name, some).any()]
+        rows.append(_keys("categories", [(fill.label, fill.colour) for fill in fills]))
+    if rank.has_phases:
+        window = slice(now.first, now.end)
+        colours = phase_colours(history.phases)
+        present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
+        keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
+        if history.runs_again[window].any():
+            keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
+        rows.append(_keys("phases", keys))
+    return rows
+
+
+def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:
     swatches = [
         html.Span([html.Span(className="swatch", style={"background": colour}), parts.name(name, 30)], className="key")
         for name, colour in keys
     ]
-    return [html.Span("phases", className="soft"), *swatches]
+    return html.Div([html.Span(title, className="soft"), *swatches], className="keys")
 
 
 def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:

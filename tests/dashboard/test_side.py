@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 pytest.importorskip("dash")
 
 from memprof.analysis.report.module_tree import folded_tree
+from memprof.errors import UsageError
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.boxes import flame, is_found, treemap
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.side.detail import source_text
+from memprof_dashboard.side.editor import EDITORS, address_of_editor, link_to, source_text
+from memprof_dashboard.side.panel import grouped
+from memprof_dashboard.side.table import CHUNK, Order, chunk_of, table_of
 from memprof_dashboard.sources import Rank
+from memprof_dashboard.state import View
 from memprof_dashboard.views.code_boxes import boxes_by_code
 from memprof_dashboard.views.groups import BEFORE, Group, group_alike
 from tests.building import Module, Op, Storage, make_trace
@@ -47,8 +52,9 @@ def test_like_storages_of_repeated_layers_share_a_row(rank: Rank) -> None:
     """Only the layers that are there stand in the name; the weight keeps its own."""
     weight, layers = _groups(rank, "module")
     assert (layers.title, layers.size, len(layers.rows)) == ("layers.0-2,4", 32, 4)
-    assert (layers.operator, layers.source) == ("aten.mm.default", "train.py:7")
-    assert (weight.title, weight.size, weight.source) == ("embedding.weight", 100, "")
+    assert layers.source is not None
+    assert (layers.operator, layers.source.place) == ("aten.mm.default", "train.py:7")
+    assert (weight.title, weight.size, weight.source) == ("embedding.weight", 100, None)
 
 
 def test_lines_and_stacks_are_rows_too(rank: Rank) -> None:
@@ -118,3 +124,50 @@ def test_source_lines_are_read_only_from_python_files_that_are_here(tmp_path: Pa
     for name in ("secret", "folder.py", "missing.py"):
         assert source_text(str(tmp_path / name), 2) == ""
     assert source_text("train.py", 2) == ""
+
+
+def test_editor_links_name_only_files_that_are_here(tmp_path: Path) -> None:
+    """The name is quoted, whatever it contains; no link to what is not a Python file on this machine."""
+    (tmp_path / "my #1.py").write_text("x = 1\n")
+    (tmp_path / "secret").write_text("one\n")
+    link = link_to(EDITORS["vscode"], str(tmp_path / "my #1.py"), 1)
+    assert link == f"vscode://file{tmp_path}/my%20%231.py:1"
+    assert link_to(EDITORS["none"], str(tmp_path / "my #1.py"), 1) == ""
+    assert link_to(EDITORS["vscode"], str(tmp_path / "secret"), 1) == ""
+    assert link_to(EDITORS["vscode"], "train.py", 1) == ""
+
+
+def test_editors_have_names_or_addresses() -> None:
+    """A name of the list, or an address that takes a file; everything else is an error that lists the names."""
+    assert address_of_editor("cursor") == "cursor://file{file}:{line}"
+    assert address_of_editor("emacs://open?{file}") == "emacs://open?{file}"
+    for name in ("vim", "javascript:alert(1)", "https://example.org"):
+        with pytest.raises(UsageError, match=r"unknown editor .*vscode, vscode-insiders"):
+            address_of_editor(name)
+
+
+def test_table_comes_in_chunks() -> None:
+    """The chunks follow each other without a gap, in any order of rows, and the last one says that it is."""
+    count = 2 * CHUNK + 10
+    storages = [Storage(f"s{number:03}", 8 * (number + 1), name=f"w{number:03}") for number in range(count)]
+    rank = Rank(make_trace([[Op(makes=[storage.key for storage in storages])]], storages))
+    for order, first, last in (
+        (Order(), f"w{count - 1}", "w000"),
+        (Order(0, is_up=True), "w000", f"w{count - 1}"),
+        (Order(1), f"w{count - 1}", "w000"),
+    ):
+        chunks = [chunk_of(rank, View(), start, order) for start in range(0, count, CHUNK)]
+        assert [chunk["more"] for chunk in chunks] == [True, True, False]
+        names = [row[2][1][2][1][2][0] for chunk in chunks for row in chunk["rows"]]
+        assert (len(names), names[0], names[-1]) == (count, first, last)
+    assert chunk_of(rank, View(find="w00"), 0, Order())["key"] != chunks[0]["key"]
+    assert getattr(table_of(rank, View())[0], "data-more") == "yes"
+
+
+def test_imported_recordings_have_no_empty_columns() -> None:
+    """Without modules and stacks there is nothing to group by but the category, and no column of sources."""
+    rank = Rank(make_trace([[Op(makes=["a"])]], [Storage("a", 8)]))
+    assert (rank.has_modules, rank.has_stacks, rank.has_phases) == (False, False, True)
+    assert list(grouped(rank)) == ["category"]
+    heads = json.loads(getattr(table_of(rank, View())[0], "data-drawn"))[2][0][2][0][2]
+    assert [head[2][0] for head in heads] == ["size", "allocated by", "count"]

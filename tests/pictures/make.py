@@ -41,7 +41,7 @@ BUILD = ROOT / "build" / "pictures"
 _TRAIN = "sample_traces/gpt/train.py"
 _SIZE = ["--layers", "32", "--width", "1280", "--heads", "20", "--length", "1024", "--batch-size", "8"]
 #: Counts the answers that a page waits for.
-_COUNTS = """(() => {
+COUNTS = """(() => {
   const ask = window.fetch;
   window.asked = {waiting: 0, quiet: 0};
   const count = (by) => { window.asked.waiting += by; window.asked.quiet = 0; };
@@ -52,7 +52,8 @@ _BOX = """selector => {
   const box = document.querySelector(selector).getBoundingClientRect();
   return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height};
 }"""
-_IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 30"
+#: No answer was waited for during thirty frames of the page.
+IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 30"
 #: Colours of a picture's palette, and the most of a page's height that is shown of it.
 _COLOURS, _MOST_HEIGHT = 256, 800
 
@@ -98,16 +99,16 @@ def shoot(browser: Any, picture: Picture, theme: str, address: str) -> Path:
     size = {"width": picture.width, "height": picture.height}
     context = browser.new_context(viewport=size, color_scheme=theme)
     context.set_default_timeout(120_000)
-    context.add_init_script(_COUNTS)
+    context.add_init_script(COUNTS)
     page = context.new_page()
     page.goto(f"{address}&{picture.search}")
     page.wait_for_selector("#timeline .main-svg", state="attached")
-    page.wait_for_function(_IS_QUIET)
+    page.wait_for_function(IS_QUIET)
     for selector in picture.clicks:
         page.locator(selector).first.click()
-        page.wait_for_function(_IS_QUIET)
+        page.wait_for_function(IS_QUIET)
     page.wait_for_selector(picture.waits, state="attached")
-    page.wait_for_function(_IS_QUIET)
+    page.wait_for_function(IS_QUIET)
     page.mouse.move(0, 0)
     path = ROOT / FOLDER / f"{picture.name}-{theme}.png"
     path.parent.mkdir(parents=True, exist_ok=True)

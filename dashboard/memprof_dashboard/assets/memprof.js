@@ -3,13 +3,14 @@
 
 (function () {
   const PARTS = [
-    ["trace", "rank", "other", "first", "end", "find", "budget"],
+    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "plan"],
     ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
     ["trace", "rank", "other", "tab"],
   ];
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
-    ["side", "side"], ["by", "by"]];
+    ["side", "side"], ["by", "by"], ["lay", "lay"]];
   let presses = 0;
+  let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
   function part(view, names, tick) {
     // A page is made anew when another is chosen, not when a recording grows: its fields would be lost.
@@ -35,6 +36,18 @@
           const made = part(view, names, tick);
           return same(made, before[place]) ? none : made;
         });
+      },
+      // Rows of the table of live tensors: the first ones replace those there, later ones follow them.
+      append: function (chunk) {
+        const none = window.dash_clientside.no_update;
+        const table = document.querySelector(".side-table [data-more]");
+        fetchedAt = 0;
+        if (!chunk || table?.dataset.key !== chunk.key) { return none; }
+        const body = table.querySelector("tbody");
+        if (chunk.first === 0) { body.replaceChildren(); }
+        if (body.children.length === chunk.first) { body.append(...chunk.rows.map(build)); }
+        table.dataset.more = chunk.more ? "yes" : "no";
+        return none;
       },
     },
   });
@@ -84,7 +97,7 @@
     const copied = event.target.closest("[data-copy]");
     if (copied) { copy(copied); return; }
     const head = event.target.closest("th button");
-    if (head) { sort(head.parentElement); return; }
+    if (head) { (head.closest("[data-more=yes]") ? sortAll : sort)(head.parentElement); return; }
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
@@ -117,6 +130,31 @@
       function () { button.textContent = "copied"; },
       function () { button.textContent = "cannot copy"; },
     ).finally(function () { setTimeout(function () { button.textContent = before; }, 1500); });
+  }
+
+  // The table of live tensors is fetched in chunks, as it is scrolled or sorted by another column.
+  function fetchRows(table, first) {
+    const head = table.querySelector("th[aria-sort]");
+    const column = head ? Array.from(head.parentElement.children).indexOf(head) : 0;
+    presses += 1;
+    fetchedAt = Date.now();
+    window.dash_clientside.set_props("more", { data: {
+      first: first, column: column, up: head?.getAttribute("aria-sort") === "ascending", count: presses,
+    } });
+  }
+
+  document.addEventListener("scroll", function (event) {
+    const table = event.target.closest?.(".side-table")?.querySelector("[data-more=yes]");
+    if (!table || Date.now() - fetchedAt < 10000) { return; }
+    const left = event.target.scrollHeight - event.target.scrollTop - event.target.clientHeight;
+    if (left < 400) { fetchRows(table, table.querySelector("tbody").children.length); }
+  }, true);
+
+  function sortAll(head) {
+    const isUp = head.getAttribute("aria-sort") === "descending";
+    Array.from(head.parentElement.children).forEach((one) => one.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
+    fetchRows(head.closest("[data-more]"), 0);
   }
 
   // Sorts a table by a column: numbers first by size, then by text; a second click turns the order around.

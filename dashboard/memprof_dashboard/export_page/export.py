@@ -23,7 +23,8 @@ from memprof_dashboard.export_page import export_tables as tables
 from memprof_dashboard.export_page.export_recording import commands, date_of, has_device, recording
 from memprof_dashboard.figures.boxes import treemap
 from memprof_dashboard.figures.shared import CONFIG
-from memprof_dashboard.figures.timeline import Marks, overview, timeline
+from memprof_dashboard.figures.timeline import overview, timeline
+from memprof_dashboard.figures.timeline_marks import Marks
 from memprof_dashboard.markup import Html, element, name, section, shorten, text, with_contents
 from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of, phase_colours
 from memprof_dashboard.sources import Rank

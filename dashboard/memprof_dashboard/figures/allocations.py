@@ -237,7 +237,7 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
     axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
     figure.update_layout(
         xaxis={
-            "title": {"text": f"allocations of both sides, aligned{shown}", "standoff": 6},
+            "title": {"text": f"aligned allocations{shown}", "standoff": 6},
             "range": [drawn.first - 0.5, drawn.end - 0.5],
             "showgrid": False,
             "anchor": "y3",
@@ -255,7 +255,7 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
         },
         annotations=[
             {
-                "text": "live bytes of the dry run minus those of the real run",
+                "text": "dry run minus real run",
                 "x": 0,
                 "y": 0.345,
                 "xref": "paper",

@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from memprof.replay.history import Ids
 from memprof.trace.schema import NONE, Ints
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
-from memprof_dashboard.figures.timeline import cursor_line
+from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.palette import FILLS, Theme, fill_of
 
 #: Maximum bytes of hover text, given to the largest blocks first; bounds the response for names of any length.
@@ -114,7 +114,15 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         hovermode="closest",
         dragmode="zoom",
         uirevision="kept",
-        xaxis={"title": {"text": "operator index", "standoff": 6}, "range": [first, end], "showgrid": False},
+        legend={
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+            "font": {"size": 10.5},
+        },
+        xaxis={"title": {"text": "operator", "standoff": 6}, "range": [first, end], "showgrid": False},
         yaxis={
             "title": {"text": unit},
             "range": [0, 1.02 * drawn.top / unit_bytes],

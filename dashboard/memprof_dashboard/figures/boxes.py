@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from plotly import graph_objects as go
 
 from memprof.trace.schema import NONE
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_bytes_change
+from memprof_dashboard.figures.diff import GREW, SHRANK
 from memprof_dashboard.figures.shared import escaped, framed, message
 from memprof_dashboard.palette import Theme, fill_of
 from memprof_dashboard.views.boxes import Box
+from memprof_dashboard.views.changed_boxes import ChangedBox
 
 #: How many levels of a flame graph are drawn at once; a click shows those further inside.
 _DEPTH = 9
+#: A box whose net change is less than this share of what changed in it grew and shrank about as much.
+_MIXED = 0.2
+#: Colour, hatching and words of the direction of a change.
+_DIRECTIONS = {1: (GREW, "", "mostly grew"), -1: (SHRANK, "/", "mostly shrank"), 0: ("#999999", "x", "grew and shrank")}
 
 
 def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
@@ -29,12 +36,12 @@ def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
     Returns:
         The figure: one treemap, coloured by the category most of each box is of; ``ids`` are places in ``boxes``.
     """
-    return _drawn(boxes, theme, find, is_flame=False)
+    return _live(boxes, theme, find, is_flame=False)
 
 
 def flame(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
     """Draws a flame graph, the outermost box on top; arguments as for ``treemap``."""
-    return _drawn(boxes, theme, find, is_flame=True)
+    return _live(boxes, theme, find, is_flame=True)
 
 
 def is_found(box: Box, find: str) -> bool:
@@ -43,50 +50,110 @@ def is_found(box: Box, find: str) -> bool:
     return bool(wanted) and (wanted in box.label.lower() or wanted in box.find.lower())
 
 
-def _drawn(boxes: Sequence[Box], theme: Theme, find: str, *, is_flame: bool) -> go.Figure:
+def changed(boxes: Sequence[ChangedBox], theme: Theme, *, is_flame: bool) -> go.Figure:
+    """Draws what changed between two recordings.
+
+    Args:
+        boxes: The boxes, the outermost first.
+        theme: The page's colours.
+        is_flame: As a flame graph; otherwise as a treemap.
+
+    Returns:
+        The figure; a box is as large as what changed in it, its colour and its text say in which direction.
+    """
+    if not boxes or not boxes[0].size:
+        return message("No change.", theme)
+    directions = [_DIRECTIONS[_direction(box)] for box in boxes]
+    looks = _Looks(
+        colours=[
+            theme.faint if box.parent == NONE else colour for box, (colour, _, _) in zip(boxes, directions, strict=True)
+        ],
+        patterns=[pattern for _, pattern, _ in directions],
+        texts=[format_bytes_change(box.head - box.base) for box in boxes],
+        details=[
+            f"{format_bytes(box.base)} in the base, {format_bytes(box.head)} in the other<br>{words}"
+            for box, (_, _, words) in zip(boxes, directions, strict=True)
+        ],
+        marked=[False] * len(boxes),
+        hatching=0.25,
+    )
+    return _drawn(boxes, looks, theme, is_flame=is_flame)
+
+
+def _direction(box: ChangedBox) -> int:
+    """Returns 1 for a box of which most grew, -1 where most shrank, 0 where both are about as much."""
+    net = box.head - box.base
+    return 0 if abs(net) < _MIXED * box.size else 1 if net > 0 else -1
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """How each box is drawn: colour, pattern, text, hover, and whether it is framed; and how strong patterns are."""
+
+    colours: list[str]
+    patterns: list[str]
+    texts: list[str]
+    details: list[str]
+    marked: list[bool]
+    hatching: float = 0.5
+
+
+def _live(boxes: Sequence[Box], theme: Theme, find: str, *, is_flame: bool) -> go.Figure:
     if not boxes or not boxes[0].size:
         return message("No storage is live at the cursor.", theme)
     fills = [fill_of(box.category) for box in boxes]
-    colours = [theme.faint if box.parent == NONE else fill.colour for box, fill in zip(boxes, fills, strict=True)]
+    total = boxes[0].size
+    looks = _Looks(
+        colours=[theme.faint if box.parent == NONE else fill.colour for box, fill in zip(boxes, fills, strict=True)],
+        patterns=[fill.pattern for fill in fills],
+        texts=[format_bytes(box.size) for box in boxes],
+        details=[
+            f"{box.size:,} B, {box.size / total:.1%} of the total<br>mostly {escaped(fill.label)}"
+            for box, fill in zip(boxes, fills, strict=True)
+        ],
+        marked=[is_found(box, find) for box in boxes],
+    )
+    return _drawn(boxes, looks, theme, is_flame=is_flame)
+
+
+def _drawn(boxes: Sequence[Box | ChangedBox], looks: _Looks, theme: Theme, *, is_flame: bool) -> go.Figure:
     around = {box.parent for box in boxes}
-    marked = [is_found(box, find) for box in boxes]
     # The head of a box of a treemap that holds others is its label only.
     has_size = [place in around and not is_flame for place in range(len(boxes))]
     common: dict[str, Any] = {
         "ids": [str(place) for place in range(len(boxes))],
         "labels": [
-            f"{escaped(box.label, 60)}, {format_bytes(box.size)}" if sized else escaped(box.label, 60)
-            for box, sized in zip(boxes, has_size, strict=True)
+            f"{escaped(box.label, 60)}, {text}" if sized else escaped(box.label, 60)
+            for box, text, sized in zip(boxes, looks.texts, has_size, strict=True)
         ],
         "parents": ["" if box.parent == NONE else str(box.parent) for box in boxes],
         "values": np.array([box.size for box in boxes], dtype=np.float64),
-        "text": [format_bytes(box.size) for box in boxes],
-        "customdata": [escaped(fill.label) for fill in fills],
+        "text": looks.texts,
+        "customdata": looks.details,
         "branchvalues": "total",
         "texttemplate": "%{label}  %{text}" if is_flame else "%{label}<br>%{text}",
-        "hovertemplate": (
-            "%{label}<br>%{value:,.0f} B, %{percentRoot:.1%} of the total<br>mostly %{customdata}<extra></extra>"
-        ),
+        "hovertemplate": "%{label}<br>%{customdata}<extra></extra>",
         "pathbar": {"visible": True, "side": "top", "thickness": 22, "edgeshape": ">"},
         "sort": True,
     }
     marker: dict[str, Any] = {
-        "colors": colours,
+        "colors": looks.colours,
         "pattern": {
-            "shape": [fill.pattern for fill in fills],
+            "shape": looks.patterns,
             "fillmode": "replace",  # over the colours of many boxes plotly finds no contrast, and warns
-            "bgcolor": colours,
+            "bgcolor": looks.colours,
             "fgcolor": "#222222",
-            "fgopacity": 0.5,
+            "fgopacity": looks.hatching,
             "size": 6,
         },
         "line": {
-            "width": [3 if is_marked else 1 for is_marked in marked],
-            "color": [theme.ink if is_marked else theme.paper for is_marked in marked],
+            "width": [3 if is_marked else 1 for is_marked in looks.marked],
+            "color": [theme.ink if is_marked else theme.paper for is_marked in looks.marked],
         },
     }
     if is_flame:
-        trace: Any = go.Icicle(**common, marker=marker, tiling={"orientation": "v", "pad": 1}, maxdepth=_DEPTH)
+        tiling = {"orientation": "v", "pad": 1}
+        trace: Any = go.Icicle(**common, marker=marker, tiling=tiling, maxdepth=_DEPTH, leaf={"opacity": 1})
     else:
         trace = go.Treemap(**common, marker={**marker, "pad": {"t": 20, "l": 3, "r": 3, "b": 3}}, tiling={"pad": 1})
     figure = framed(go.Figure(trace), theme)

@@ -12,7 +12,8 @@ from memprof.units import format_bytes_change
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
-_GREW, _SHRANK = "#D55E00", "#009E73"
+#: Colours of what grew and what shrank.
+GREW, SHRANK = "#D55E00", "#009E73"
 
 #: Height of a bar and of the figure's margins, in pixels.
 _BAR, _AROUND = 26, 56
@@ -39,7 +40,7 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
             y=np.arange(len(names), dtype=np.int32),
             orientation="h",
             marker={
-                "color": [_GREW if change > 0 else _SHRANK for change in changes.tolist()],
+                "color": [GREW if change > 0 else SHRANK for change in changes.tolist()],
                 "pattern": {"shape": ["" if change > 0 else "/" for change in changes.tolist()]},
                 "line": {"color": theme.ink, "width": 0.5},
             },

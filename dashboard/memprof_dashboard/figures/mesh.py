@@ -43,7 +43,7 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], worst: int | None, them
             words[one.rank] = f"rank {one.rank}: {format_bytes(one.peak_bytes)}<br>{over} vs median<br>{where}"
     is_labelled = peaks.size <= _MOST_LABELLED
     heights = peaks.ravel() / unit_bytes
-    labels = np.array([f"{rank}<br>{height:,.4g}" for rank, height in enumerate(heights)], dtype=object)
+    labels = np.array([f"{rank}<br>{height:,.4g} {unit}" for rank, height in enumerate(heights)], dtype=object)
     rows = [mesh.row_name(row) or "all" for row in range(mesh.rows)]
     columns = [f"{mesh.names[-1]} {column}" for column in range(mesh.columns)]
     figure = go.Figure(
@@ -59,6 +59,7 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], worst: int | None, them
             xgap=1,
             ygap=1,
             colorscale="Cividis",
+            showscale=not is_labelled,
             colorbar={"title": {"text": unit}, "thickness": 12},
         )
     )

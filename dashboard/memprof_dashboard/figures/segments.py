@@ -18,6 +18,11 @@ PARTS = (
     ("free (reserved)", "#999999", "/"),
 )
 
+#: Width of all marks of holes together, in pixels: those of many segments must not cover each other.
+_MARKS_WIDTH = 600
+#: Bars have outlines up to this many; outlines of more would be all that is seen.
+_MOST_OUTLINED = 60
+
 
 def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
     """Draws segments.
@@ -50,7 +55,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
                 marker={
                     "color": colour,
                     "pattern": {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
-                    "line": {"width": 0.5, "color": theme.ink},
+                    "line": {"width": 0.5 if len(rows) <= _MOST_OUTLINED else 0, "color": theme.ink},
                 },
                 hovertemplate=f"{label}: %{{y:,.3~f}} {unit}<br>%{{text}}<extra></extra>",
             )
@@ -63,7 +68,12 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
             y=(hole[known] / unit_bytes).astype(np.float32),
             name="largest hole",
             mode="markers",
-            marker={"symbol": "line-ew-open", "size": 14, "color": theme.alarm, "line": {"width": 3}},
+            marker={
+                "symbol": "line-ew-open",
+                "size": min(14, max(_MARKS_WIDTH // len(rows), 2)),
+                "color": theme.alarm,
+                "line": {"width": 3 if len(rows) <= _MOST_OUTLINED else 2},
+            },
             hovertemplate=f"largest hole: %{{y:,.3~f}} {unit}<extra></extra>",
         )
     )
@@ -78,6 +88,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
             "title": {"text": "segment (by address)", "standoff": 6},
             "showgrid": False,
             "dtick": max(len(rows) // 20, 1),
+            "range": [-0.6, len(rows) - 0.4],
         },
         yaxis={"title": {"text": unit}, "rangemode": "tozero", "fixedrange": True},
     )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from plotly import graph_objects as go
 
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
-from memprof.units import format_bytes
 from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
+from memprof_dashboard.figures.timeline_marks import Marks, labels, shapes
 from memprof_dashboard.palette import (
     PHASE_COLOURS,
     RECOMPUTED,
@@ -22,41 +19,11 @@ from memprof_dashboard.palette import (
     Fill,
     Theme,
     fill_of,
-    ink_on,
     phase_colours,
 )
 
 #: Columns of the overview strip.
 _STRIP = 600
-#: Maximum number of step boundaries marked.
-_MOST_STEPS = 40
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Markers on a timeline.
-
-    Attributes:
-        at: The operator under the cursor, None for none.
-        budget_bytes: Where the budget line is, 0 for none.
-        capacity_bytes: Device capacity, 0 for none.
-        most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
-        device: Name of the device, for its line.
-        searched: Live bytes of the search matches during each operator, None without a search.
-        told: What the hover says of an operator, by its row; None for the figures alone.
-        title: Title of the figure, "" for none.
-        has_legend: Whether the categories are listed above it.
-    """
-
-    at: int | None = None
-    budget_bytes: int = 0
-    capacity_bytes: int = 0
-    most_bytes: int = 0
-    device: str = ""
-    searched: Ints | None = None
-    told: Callable[[int], str] | None = None
-    title: str = ""
-    has_legend: bool = True
 
 
 def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks | None = None) -> go.Figure:
@@ -78,6 +45,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     drawn = draw(history.total, first, end)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
+    top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])
     unit, unit_bytes = unit_of(top)
     x = np.append(drawn.left, end).astype(np.int32)
     figure = go.Figure()
@@ -100,6 +68,9 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     if marks.searched is not None:
         found = marks.searched[drawn.op_ids]
         figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
+    for one in marks.overlaid:
+        line = {"width": 2.5, "color": one.colour or theme.accent}
+        figure.add_trace(_line(escaped(one.name, 40), one.edges, one.heights, unit, unit_bytes, line))
     figure.add_trace(_phases(history, drawn))
     framed(figure, theme)
     shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
@@ -119,13 +90,8 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         },
         yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
         hovermode="x unified",
-        shapes=[*lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)],
-        annotations=[
-            *_step_names(history, first, end, theme),
-            *_phase_names(history, drawn),
-            *_line_names(marks, end, top, unit_bytes, theme),
-            *_peak(drawn, total, unit_bytes, theme),
-        ],
+        shapes=shapes(marks, history, first, end, unit_bytes, theme),
+        annotations=labels(marks, history, drawn, top, unit_bytes, theme),
         dragmode="zoom",
         uirevision="kept",
         showlegend=marks.has_legend,
@@ -142,30 +108,6 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
         figure.update_layout(title=text, margin={"t": 56 if marks.has_legend else 36})
     return figure
-
-
-def lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
-    """Returns the shapes of cursor, budget and capacity, the cursor first."""
-    shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
-    for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
-        if size:
-            y = size / unit_bytes
-            line = {"color": theme.alarm, "width": 1.5, "dash": dash}
-            shapes.append({"type": "line", "x0": first, "x1": end, "y0": y, "y1": y, "line": line})
-    return shapes
-
-
-def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
-    """Returns the shape of the cursor, with zero width where there is none."""
-    return {
-        "type": "line",
-        "x0": (at or 0) + 0.5,
-        "x1": (at or 0) + 0.5,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": theme.accent, "width": 0 if at is None else 1.5},
-    }
 
 
 def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
@@ -219,111 +161,6 @@ def _phases(history: History, drawn: Drawn) -> go.Heatmap:
         text=names[codes][None, :] if drawn.is_exact or len(codes) <= COLUMNS else None,
         hovertemplate="%{text}<extra>phase</extra>",
     )
-
-
-def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
-    """Returns the names of the phases, written on the band where they have room."""
-    codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
-    colours = phase_colours(history.phases)
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(codes)) + 1)).astype(np.int64)
-    edges = np.append(drawn.left[starts], drawn.end)
-    width = drawn.end - drawn.first
-    names = []
-    for place, (left, right) in enumerate(pairwise(edges.tolist())):
-        code = int(codes[starts[place]])
-        name = RECOMPUTED if code == len(history.phases) else history.phases[code] or "other"
-        if right - left < width * (0.02 + 0.011 * len(name)):
-            continue
-        colour = RECOMPUTED_COLOUR if name == RECOMPUTED else colours.get(name, PHASE_COLOURS["other"])
-        names.append(
-            {
-                "x": (left + right) / 2,
-                "y": 0.5,
-                "yref": "y2",
-                "text": escaped(name, 40),
-                "showarrow": False,
-                "font": {"size": 10.5, "color": ink_on(colour)},
-            }
-        )
-    return names
-
-
-def _line_names(marks: Marks, end: int, top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
-    """Returns the labels of the budget and the device, at the right end of their lines."""
-    names = []
-    gap = marks.capacity_bytes - marks.budget_bytes
-    is_close = marks.capacity_bytes > 0 and 0 <= gap < 0.06 * top
-    for size, label in ((marks.budget_bytes, "budget"), (marks.capacity_bytes, escaped(marks.device, 40) or "device")):
-        if 0 < size <= 1.12 * top:
-            names.append(
-                {
-                    "x": end,
-                    "y": size / unit_bytes,
-                    "xanchor": "right",
-                    "yanchor": "top" if is_close and size == marks.budget_bytes else "bottom",
-                    "text": f"{label} {format_bytes(size)}",
-                    "showarrow": False,
-                    "font": {"size": 11, "color": theme.alarm},
-                }
-            )
-    return names
-
-
-def _step_starts(history: History, first: int, end: int) -> Ints:
-    """Returns the step boundaries inside a range; none where there are too many to distinguish."""
-    step = history.step[first:end]
-    starts = np.flatnonzero(np.diff(step)) + 1
-    if len(starts) > _MOST_STEPS:
-        return np.empty(0, dtype=np.int64)
-    return first + np.concatenate(([0], starts)).astype(np.int64)
-
-
-def _step_lines(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
-    line = {"color": theme.faint, "width": 1, "dash": "dot"}
-    starts = _step_starts(history, first, end).tolist()
-    return [
-        {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in starts if x > first
-    ]
-
-
-def _step_names(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
-    return [
-        {
-            "x": x,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "xanchor": "left",
-            "text": f"step {history.step[x]}",
-            "showarrow": False,
-            "font": {"size": 10, "color": theme.ink},
-        }
-        for x in _step_starts(history, first, end).tolist()
-    ]
-
-
-def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
-    if not len(total):
-        return []
-    place = int(total.argmax())
-    is_left = drawn.left[place] < (drawn.first + drawn.end) / 2
-    return [
-        {
-            "x": int(drawn.left[place]),
-            "y": float(total[place] / unit_bytes),
-            "text": f"peak {format_bytes(int(total[place]))}",
-            "showarrow": True,
-            "arrowhead": 6,
-            "arrowsize": 0.7,
-            "arrowwidth": 1.5,
-            "ax": 56 if is_left else -56,
-            "ay": -12,
-            "arrowcolor": theme.ink,
-            "bgcolor": theme.ink,
-            "borderpad": 3,
-            "font": {"color": theme.paper, "size": 11.5},
-        }
-    ]
 
 
 @lru_cache(maxsize=2)

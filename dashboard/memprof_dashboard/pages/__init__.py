@@ -6,6 +6,7 @@ from memprof_dashboard.page import Page
 from memprof_dashboard.pages.allocations import AllocationsPage
 from memprof_dashboard.pages.blocks import BlocksPage
 from memprof_dashboard.pages.diff import DiffPage
+from memprof_dashboard.pages.leaks import LeaksPage
 from memprof_dashboard.pages.ranks import RanksPage
 from memprof_dashboard.pages.segments import SegmentsPage
 from memprof_dashboard.pages.whatif import WhatIf
@@ -15,6 +16,7 @@ PAGES: dict[str, Page] = {
     "whatif": WhatIf(),
     "blocks": BlocksPage(),
     "segments": SegmentsPage(),
+    "leaks": LeaksPage(),
     "diff": DiffPage(),
     "allocations": AllocationsPage(),
     "ranks": RanksPage(),

@@ -12,7 +12,7 @@ from memprof.trace.schema import NONE
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.blocks import Rectangles, blocks, chosen_frame
 from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.figures.timeline import cursor_line
+from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View

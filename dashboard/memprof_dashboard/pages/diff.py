@@ -13,6 +13,7 @@ from memprof.analysis.diff.summary import NOTHING, PEAK
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.boxes import changed
 from memprof_dashboard.figures.diff import bars_height, change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
@@ -20,6 +21,7 @@ from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
+from memprof_dashboard.views.changed_boxes import changed_boxes
 from memprof_dashboard.views.changes import changes, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
@@ -27,10 +29,14 @@ _PARTS = "diff-parts"
 _OVERLAY = "diff-overlay"
 _CATEGORY_BARS = "diff-category-bars"
 _MODULE_BARS = "diff-module-bars"
+_BOXES = "diff-boxes"
+_SHAPE = "diff-shape"
+_BY = "diff-by"
 
 #: Rows of a table, and bars of a figure, at most.
 _MOST_ROWS = 15
 _MOST_BARS = 10
+_BOXES_HEIGHT = {"height": "360px"}
 
 #: Breakdowns of a moment: heading, and the label of bytes without such an attribute.
 _KINDS = {
@@ -89,6 +95,17 @@ class DiffPage:
                     [html.Span("moment"), dcc.Dropdown(moments, PEAK, id=_MOMENT, clearable=False)],
                     className="control",
                 ),
+                html.Div(
+                    [
+                        parts.switch(_SHAPE, {"flame": "Flame graph", "treemap": "Treemap"}, "shown as"),
+                        parts.switch(_BY, {"module": "module", "line": "line", "stack": "stack"}, "grouped by"),
+                    ],
+                    className="switches",
+                ),
+                dcc.Graph(id=_BOXES, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_BOXES_HEIGHT),
+                parts.note(
+                    "Boxes are as large as what changed: red for more, green and hatched for less. Click to zoom in."
+                ),
                 html.Div(id=_PARTS),
             ],
             className="diff",
@@ -107,6 +124,18 @@ class DiffPage:
         def split(moment: Any, place: Any) -> Any:
             view = View.from_json(place)
             return no_update if view.other < 0 else _parts(_pair(workspace, view, moment))
+
+        @app.callback(
+            Output(_BOXES, "figure"),
+            Input(_MOMENT, "value"),
+            Input(_SHAPE, "value"),
+            Input(_BY, "value"),
+            Input(ids.THEME, "data"),
+            State(ids.PLACE, "data"),
+        )
+        def draw_boxes(moment: Any, shape: Any, by: Any, theme: Any, place: Any) -> Any:
+            view = View.from_json(place)
+            return no_update if view.other < 0 else or_message(_boxes)(workspace, view, moment, shape, by, theme)
 
         @app.callback(
             Output(_CATEGORY_BARS, "figure"),
@@ -143,7 +172,7 @@ def _around(found: Diff) -> list[Any]:
     if rows:
         made += [
             html.P("The recording conditions differ, which may explain the changes:", className="warning"),
-            parts.table(["", "base", "other"], rows, label="differences in recording conditions"),
+            parts.table(["condition", "base", "other"], rows, label="differences in recording conditions"),
         ]
     named = {one.what.replace(" ", "-") for one in found.differences} | {"plan"}
     causes = [cause.sentence for cause in explain(found) if cause.kind not in named]
@@ -167,7 +196,7 @@ def _phase_table(found: Diff) -> Any:
         ]
         for pair in (found.peak, *found.phases)
     ]
-    heads = ["peak of", ">base", ">other", ">change", ">", "where"]
+    heads = ["peak of", ">base", ">other", ">change", ">share", "where"]
     return parts.table(heads, rows, label="peak of each phase")
 
 
@@ -216,11 +245,12 @@ def _part_table(pair: Pair, kind: str, nothing: str) -> Any:
         base, head = sum(part.base for part in rest), sum(part.head for part in rest)
         rows.append(_part_row(f"{len(rest):,} others", Change("", base, head)))
     whole = Change("", pair.base_bytes, pair.head_bytes)
+    kind_head = _KINDS[kind][0].removeprefix("by ")
     total = html.Tr(
         [html.Td(cell, className="number" if at else None) for at, cell in enumerate(_part_row("all", whole))],
         className="sum",
     )
-    return parts.table(["", ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
+    return parts.table([kind_head, ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
 
 
 def _part_row(name: str, part: Change) -> list[Any]:
@@ -252,6 +282,11 @@ def _bars(pair: Pair, kind: str, theme: Any) -> Any:
     shown = _bar_parts(pair, kind)
     names = [_name_of(part, kind, _KINDS[kind][1]) for part in shown]
     return change_bars(names, np.array([part.bytes for part in shown], dtype=np.int64), theme_of(theme))
+
+
+def _boxes(workspace: Workspace, view: View, moment: Any, shape: Any, by: Any, theme: Any) -> Any:
+    boxes = changed_boxes(*_ranks(workspace, view), str(moment), str(by))
+    return changed(boxes, theme_of(theme), is_flame=shape == "flame")
 
 
 def _overlay(workspace: Workspace, view: View, theme: Any) -> Any:

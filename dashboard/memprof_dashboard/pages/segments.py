@@ -1,14 +1,15 @@
-"""Fragmentation: memory that a device's allocator has reserved but cannot use."""
+"""Fragmentation at the cursor: memory that a device's allocator has reserved but cannot use."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 from dash import Dash, Input, Output, dcc, html, no_update
 
 from memprof.trace.schema import NONE, Ints
-from memprof.units import format_bytes, format_percent
+from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.segments import segments
 from memprof_dashboard.figures.shared import CONFIG
@@ -16,14 +17,13 @@ from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.fragments import Fragments, read_fragments
+from memprof_dashboard.views.fragments import AllocatorHistory, Fragments
+from memprof_dashboard.views.reactions import shown
 
 _BODY = "segments-body"
 _GRAPH = "segments-graph"
 #: Segments drawn, and rows of the table, at most.
 _MOST_SEGMENTS = 300
-#: Free memory counts as scattered where its largest hole is a smaller fraction of it than this.
-_SCATTERED = 0.5
 
 
 class SegmentsPage:
@@ -31,36 +31,55 @@ class SegmentsPage:
 
     TITLE = "Segments"
 
+    def __init__(self) -> None:
+        """Starts without a recording."""
+        self._histories: weakref.WeakKeyDictionary[Rank, AllocatorHistory] = weakref.WeakKeyDictionary()
+
     def layout(self, workspace: Workspace, view: View) -> Any:
-        """Returns an empty page; a recording has one snapshot, so it follows neither window nor cursor."""
+        """Returns an empty page, which follows the cursor."""
         return html.Div(id=_BODY)
 
     def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callback that fills it."""
 
-        @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
+        @app.callback(Output(_BODY, "children"), Input(ids.CURSOR, "data"), Input(ids.THEME, "data"))
         @or_sentence
-        def fill(place: Any, theme: Any) -> Any:
-            if place is None:
+        def fill(cursor: Any, theme: Any) -> Any:
+            if cursor is None:
                 return no_update
-            view = View.from_json(place)
-            return _page(workspace.rank(view.trace, view.rank), theme_of(theme))
+            view = View.from_json(cursor)
+            rank = workspace.rank(view.trace, view.rank)
+            return _page(rank, self._history(rank), shown(view, rank).at, theme_of(theme))
+
+    def _history(self, rank: Rank) -> AllocatorHistory:
+        if rank not in self._histories:
+            self._histories[rank] = AllocatorHistory(rank.trace)
+        return self._histories[rank]
 
 
-def _page(rank: Rank, theme: Theme) -> Any:
-    fragments = read_fragments(rank.trace)
-    if not len(fragments.segments):
+def _page(rank: Rank, history: AllocatorHistory, at: int, theme: Theme) -> Any:
+    if not history.has_segments:
         return _why_empty(rank)
+    is_at_cursor = history.follows_cursor and not rank.is_end_state
+    fragments = history.at(at if is_at_cursor else None)
+    if not len(fragments.segments):
+        return parts.empty("No segments yet", f"The allocator holds no segments while operator {at:,} runs.")
     rows = _drawn(fragments)
     facts = [
         ("reserved", int(fragments.segments.total_size_bytes.sum()), f"{len(fragments.segments):,} segments"),
         ("allocated", int(fragments.allocated.sum()), "in use"),
-        ("awaiting", int(fragments.awaiting.sum()), "freed, still in use by another stream"),
-        ("free", int(fragments.free.sum()), "reserved, not in use"),
+        ("pending free", int(fragments.awaiting.sum()), "freed, still in use by another stream"),
+        ("idle", fragments.idle_bytes, "segments that are entirely free"),
+        ("scattered", fragments.scattered_bytes, "free, in segments partly in use"),
         ("largest hole", fragments.most_hole, "" if fragments.is_told else "upper bound: not all blocks are known"),
     ]
     left_out = len(fragments.segments) - len(rows)
     remark = f"{len(rows):,} of {len(fragments.segments):,} segments are drawn (the largest). " if left_out else ""
+    moment = (
+        f"While operator {at:,} runs, at the cursor."
+        if is_at_cursor
+        else "At the allocator's snapshot: the recording does not say what happened before it."
+    )
     return [
         html.P(verdict(fragments), className="segments-verdict"),
         html.Div([_fact(*fact) for fact in facts], className="facts"),
@@ -71,43 +90,40 @@ def _page(rank: Rank, theme: Theme) -> Any:
             responsive=True,
             style={"height": "var(--segments-height)"},
         ),
-        parts.note(f"{remark}Segments are shown as of the allocator's snapshot, independent of the cursor."),
+        parts.note(f"{remark}{moment}"),
         _table(fragments, rows),
     ]
 
 
 def verdict(fragments: Fragments) -> str:
-    """Returns whether free memory is usable: reserved but free bytes versus the largest hole."""
+    """Returns whether free memory is usable: in idle segments, or scattered over segments that are partly in use."""
     free, hole = int(fragments.free.sum()), fragments.most_hole
     if not free:
         return "All reserved memory is in use: no fragmentation."
-    share = f"{format_percent(hole / free)} of it"
-    if fragments.is_told:
-        text = (
-            f"{format_bytes(free)} is reserved but free; the largest hole is {format_bytes(hole)} ({share}), so a "
-            "larger tensor needs more memory from the device. "
-        )
-    else:
-        text = (
-            f"{format_bytes(free)} is reserved but free; the largest hole is at most {format_bytes(hole)} ({share}), "
-            "as the recording does not contain all blocks. "
-        )
+    most = "" if fragments.is_told else "at most "
+    text = (
+        f"{format_bytes(free)} is reserved but free: {format_bytes(fragments.idle_bytes)} in idle segments, "
+        f"{format_bytes(fragments.scattered_bytes)} scattered over segments in use; the largest hole is {most}"
+        f"{format_bytes(hole)}. "
+    )
     request = fragments.request_bytes
+    failed = f"The failed request was for {format_bytes(request)}"
     if request > free:
+        return f"{text}{failed}, more than all free memory: the device is out of memory, not fragmented."
+    if request > hole and fragments.is_fragmented:
         return (
-            f"{text}The failed request was for {format_bytes(request)}, more than all free memory: the device is out "
-            "of memory, not fragmented."
+            f"{text}{failed}: less than the free memory, but larger than any hole. This is fragmentation; expandable "
+            "segments (--allocator expandable_segments) avoid it."
         )
     if request > hole:
-        return (
-            f"{text}The failed request was for {format_bytes(request)}: less than the free memory, but larger than any "
-            "hole. This is fragmentation; expandable segments (--allocator expandable_segments) avoid it."
-        )
-    if hole < _SCATTERED * free:
-        return f"{text}Free memory is scattered: this is fragmentation."
+        return f"{text}{failed}, larger than any hole, but too little is scattered to be fragmentation."
+    if not fragments.is_fragmented:
+        return f"{text}Fragmentation is not the problem: too little is scattered to matter."
     if not fragments.is_told:
-        return f"{text}Cannot determine whether this is fragmentation."
-    return f"{text}Most free memory is contiguous: fragmentation is not the problem."
+        return f"{text}Whether a large request could use it is unknown: the recording does not contain all blocks."
+    return (
+        f"{text}This is fragmentation: no request above {format_bytes(fragments.scattered_hole)} fits between blocks."
+    )
 
 
 def _drawn(fragments: Fragments) -> Ints:
@@ -143,7 +159,7 @@ def _table(fragments: Fragments, rows: Ints) -> Any:
         ]
         for row in rows.tolist()
     ]
-    heads = ["address", "device", "type", ">bytes", ">allocated", ">awaiting", ">free", ">largest hole"]
+    heads = ["address", "device", "type", ">bytes", ">allocated", ">pending free", ">free", ">largest hole"]
     return parts.as_table(heads, body, label="segments")
 
 

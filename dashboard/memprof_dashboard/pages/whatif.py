@@ -10,9 +10,10 @@ from memprof.errors import MemprofError
 from memprof.policies.registry import default_policies, policy_types
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
+from memprof_dashboard.page import or_sentence
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.whatif import plan_parts
+from memprof_dashboard.whatif import draft_page, plan_parts
 from memprof_dashboard.whatif.plan_results import FILE, register_plans
 from memprof_dashboard.whatif.planner_results import register_planners
 from memprof_dashboard.whatif.planning import (
@@ -46,6 +47,7 @@ _CLOCK = "whatif-clock"
 _STARTED = "whatif-started"
 _ASKED = "whatif-asked"  # budget and policies of the last search
 _STALE = "whatif-stale"
+_RUNS = "whatif-runs"
 
 #: Polling interval of a running search, in milliseconds.
 _TICK_MS = 400
@@ -65,6 +67,8 @@ class WhatIf:
         ]
         return html.Div(
             [
+                draft_page.layout(),
+                html.H3("Find plans"),
                 html.Div(
                     [
                         html.Label(
@@ -93,7 +97,7 @@ class WhatIf:
                 *(dcc.Store(id=name) for name in (_SEEN, _STARTED, _ASKED, FOUND, COMPARED)),
                 dcc.Download(id=FILE),
                 html.Div(id=RESULT),
-                html.Div(plan_parts.run_table(runs_under_plans(workspace, view))),
+                html.Div(plan_parts.run_table(runs_under_plans(workspace, view)), id=_RUNS),
                 html.Div(id=PLANNERS),
             ],
             className="whatif",
@@ -102,7 +106,9 @@ class WhatIf:
     def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
         searches = PlanWorkspace(workspace)
+        draft_page.register(app, workspace)
         _register_form(app, workspace, searches)
+        _register_runs(app, workspace)
         register_plans(app, workspace, searches)
         register_planners(app, searches)
 
@@ -187,6 +193,15 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         over = [-1 if search is None or search.is_running else search.number for search in both]
         shown = [no_update if now == before else now for now, before in zip(over, (found, compared), strict=True)]
         return lines, not is_running, not is_running, *shown
+
+
+def _register_runs(app: Dash, workspace: Workspace) -> None:
+    @app.callback(
+        Output(_RUNS, "children"), Input(ids.RUNS, "data"), State(ids.PLACE, "data"), prevent_initial_call=True
+    )
+    @or_sentence
+    def show_runs(_: Any, place: Any) -> Any:
+        return plan_parts.run_table(runs_under_plans(workspace, View.from_json(place)))
 
 
 def _plan_progress(search: PlanSearch | None) -> list[Any]:

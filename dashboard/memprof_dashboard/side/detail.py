@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import linecache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from dash import html
 
-from memprof.analysis.report.module_tree import ModuleTree
 from memprof.trace.schema import NONE, Saved
 from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
+from memprof_dashboard.side.editor import link_to, source_text
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.views.groups import group_alike
@@ -24,13 +22,13 @@ _MOST_ALIKE = 64
 _MOST_FRAMES = 60
 
 
-def detail_of(rank: Rank, tree: ModuleTree, view: View) -> Any:
+def detail_of(rank: Rank, view: View, editor: str) -> Any:
     """Returns the selected storage in full; None where none is selected.
 
     Args:
         rank: The recording.
-        tree: Its modules, repeated layers folded.
         view: The view.
+        editor: The address that opens a source line, as in ``side.editor``.
     """
     history = rank.history
     row = view.storage
@@ -64,16 +62,16 @@ def detail_of(rank: Rank, tree: ModuleTree, view: View) -> Any:
         ),
         html.H3([parts.name(title, 60), html.Span(f" storage {row:,}", className="soft")]),
         html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 160)))]),
-        *_alike(rank, tree, view),
-        *_stack(rank, created),
+        *_alike(rank, view),
+        *_stack(rank, created, editor),
     ]
 
 
-def _alike(rank: Rank, tree: ModuleTree, view: View) -> list[Any]:
+def _alike(rank: Rank, view: View) -> list[Any]:
     """Returns buttons that select the storages like the selected one that are alive at the cursor."""
     rows = rank.history.alive(shown(view, rank).at)
     rows = rows[rank.history.size[rows] == rank.history.size[view.storage]]
-    group = next((one for one in group_alike(rank, tree, rows, "module") if view.storage in one.rows), None)
+    group = next((one for one in group_alike(rank, rank.tree, rows, "module") if view.storage in one.rows), None)
     if group is None or len(group.rows) < 2:
         return []
     owners = rank.history.owner
@@ -118,7 +116,7 @@ def _why(rank: Rank, row: int, category: str) -> str:
     }.get(category, "still referenced: by the script, or for a later operator")
 
 
-def _stack(rank: Rank, op_id: int) -> list[Any]:
+def _stack(rank: Rank, op_id: int, editor: str) -> list[Any]:
     if op_id == NONE:
         return []
     stack = int(rank.op_stacks[op_id])
@@ -139,19 +137,13 @@ def _stack(rank: Rank, op_id: int) -> list[Any]:
             items.append(html.Li(html.Details([html.Summary(count), folded])))
             hidden = []
         if frame is not None:
-            items.append(html.Li(_own_frame(rank, stack, frame), className="own"))
+            items.append(html.Li(_own_frame(rank, stack, frame, editor), className="own"))
     text: Any = {"data-copy": "\n".join(frames)}
     copy = html.Button("copy", type="button", title="copy the stack", className="quiet", **text)
     return [html.H4(["Python stack, innermost first ", copy]), html.Ol(items, className="stack")]
 
 
-def source_text(file: str, number: int) -> str:
-    """Returns a line of a Python file on this machine, stripped; "" where there is none."""
-    is_here = file.endswith(".py") and Path(file).is_absolute() and Path(file).is_file()
-    return linecache.getline(file, number).strip() if is_here else ""
-
-
-def _own_frame(rank: Rank, stack: int, frame: str) -> list[Any]:
+def _own_frame(rank: Rank, stack: int, frame: str, editor: str) -> list[Any]:
     """Returns a frame of the user's code, with its source line where the file is on this machine."""
     lines = rank.sources.user_frames[stack]
     line = next((one for one in lines if f"{one.file}:{one.line}:{one.function}" == frame), None)
@@ -159,4 +151,6 @@ def _own_frame(rank: Rank, stack: int, frame: str) -> list[Any]:
         return [parts.name(frame, 140)]
     text = source_text(line.file, line.line)
     place = html.Span(parts.name(f"{line.place} {line.function}", 140), title=frame[:1000])
-    return [place, html.Code(text[:160])] if text else [place]
+    link = link_to(editor, line.file, line.line)
+    opened = [html.A("open", href=link, title="open this line in your editor", className="open")] if link else []
+    return [place, *opened, html.Code(text[:160])] if text else [place, *opened]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
-from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.boxes import flame, treemap
@@ -15,7 +13,7 @@ from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.side.detail import detail_of
-from memprof_dashboard.side.table import table_of
+from memprof_dashboard.side.table import Order, chunk_of, table_of
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.boxes import MOST_BOXES, Box, boxes_by_category, boxes_by_module, bytes_by_node
@@ -29,6 +27,7 @@ GROUPED = {"module": "module", "line": "line", "stack": "stack", "category": "ca
 
 _TABLE = "live-table"
 _DETAIL = "live-detail"
+_CHUNK = "live-chunk"
 _PICTURE = "live-picture"
 _GRAPH = "boxes-graph"
 _REMARK = "boxes-remark"
@@ -36,23 +35,34 @@ _AS_TABLE = "boxes-table"
 _MOST_ROWS = 200
 
 
+def grouped(rank: Rank) -> dict[str, str]:
+    """Returns the ways to group what is alive that a recording has the names for, the first one by default."""
+    lacks = {"module"} if not rank.has_modules else set()
+    lacks |= set() if rank.has_stacks else {"line", "stack"}
+    return {name: text for name, text in GROUPED.items() if name not in lacks}
+
+
 class SidePanel:
     """What is alive at the cursor."""
 
-    def __init__(self) -> None:
-        """Starts without a recording."""
-        self._trees: weakref.WeakKeyDictionary[Rank, ModuleTree] = weakref.WeakKeyDictionary()
+    def __init__(self, editor: str) -> None:
+        """Takes where source lines are opened, as in ``side.editor``."""
+        self._editor = editor
 
     def layout(self) -> html.Section:
         """Returns the panel, which follows the cursor."""
         labelled: Any = {"aria-label": "alive at the cursor"}
         return html.Section(
             [
+                html.H2("Alive at the cursor", className="unseen"),
                 html.Div(id=ids.READOUT, className="readout", role="status"),
                 html.Div(
-                    [_switch(ids.SIDE, SHOWN, "shown as"), _switch(ids.BY, GROUPED, "grouped by")], className="switches"
+                    [parts.switch(ids.SIDE, SHOWN, "shown as"), parts.switch(ids.BY, GROUPED, "grouped by")],
+                    className="switches",
                 ),
                 html.Div(id=_DETAIL, className="detail"),
+                dcc.Store(id=ids.MORE),
+                dcc.Store(id=_CHUNK),
                 html.Div(id=_TABLE, className="side-table"),
                 html.Div(
                     [
@@ -81,11 +91,37 @@ class SidePanel:
             view = View.from_json(cursor)
             try:
                 rank = workspace.rank(view.trace, view.rank)
-                detail = detail_of(rank, self._tree(rank), view)
+                detail = detail_of(rank, view, self._editor)
                 is_table = detail is None and view.side not in ("flame", "treemap")
-                return detail, table_of(rank, self._tree(rank), view) if is_table else None
+                return detail, table_of(rank, view) if is_table else None
             except MemprofError as error:
                 return None, parts.error(str(error))
+
+        @app.callback(Output(_CHUNK, "data"), Input(ids.MORE, "data"), State(ids.CURSOR, "data"))
+        def fetch(more: Any, cursor: Any) -> Any:
+            if not isinstance(more, dict) or cursor is None:
+                return no_update
+            view = View.from_json(cursor)
+            rank = workspace.rank(view.trace, view.rank)
+            first, column = (more.get(name) for name in ("first", "column"))
+            if type(first) is not int or not 0 <= first < len(rank.history.size):
+                return no_update
+            order = Order(column if type(column) is int else 0, is_up=more.get("up") is True)
+            return chunk_of(rank, view, first, order)
+
+        # In the browser: appends the rows to the table, if it still is the one they were fetched for.
+        app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
+            ClientsideFunction("memprof", "append"), Output(_CHUNK, "clear_data"), Input(_CHUNK, "data")
+        )
+
+        @app.callback(Output(ids.BY, "options"), Input(ids.PLACE, "data"))
+        def offer(place: Any) -> Any:
+            view = View.from_json(place)
+            try:
+                shown_by = grouped(workspace.rank(view.trace, view.rank)) if place is not None else GROUPED
+            except MemprofError:
+                return no_update
+            return [{"label": text, "value": name} for name, text in shown_by.items()]
 
         @app.callback(
             Output(_PICTURE, "style"),
@@ -110,34 +146,14 @@ class SidePanel:
             figure = (flame if view.side == "flame" else treemap)(boxes, theme_of(theme), view.find)
             return {}, figure, _remark(rank, at, boxes), _table(boxes)
 
-    def _tree(self, rank: Rank) -> ModuleTree:
-        if rank not in self._trees:
-            self._trees[rank] = folded_tree(rank.modules)
-        return self._trees[rank]
-
     def _boxes(self, rank: Rank, at: int, by: str) -> list[Box]:
         if by in ("line", "stack"):
             return boxes_by_code(rank, at, by_stack=by == "stack")
-        tree = self._tree(rank)
+        tree = rank.tree
         by_node = bytes_by_node(rank.history, tree, at)
         if by == "category":
             return boxes_by_category(by_node, tree, {name: fill_of(name).label for name in by_node})
         return boxes_by_module(by_node, tree)
-
-
-def _switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:
-    return html.Fieldset(
-        [
-            html.Legend(label, className="unseen"),
-            dcc.RadioItems(
-                [{"label": text, "value": value} for value, text in options.items()],
-                next(iter(options)),
-                id=name,
-                inline=True,
-                className="segmented",
-            ),
-        ]
-    )
 
 
 def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:

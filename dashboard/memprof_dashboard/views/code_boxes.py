@@ -35,6 +35,18 @@ def boxes_by_code(rank: Rank, at: int, *, by_stack: bool) -> list[Box]:
     Returns:
         The boxes, outermost first; the innermost sum to the bytes alive, with the kernel's workspace if positive.
     """
+    root = _Node()
+    for path, category, size in bytes_by_path(rank, at, by_stack=by_stack):
+        _put(root, path, category, size)
+    return _boxes(root)
+
+
+def bytes_by_path(rank: Rank, at: int, *, by_stack: bool) -> list[tuple[tuple[str, ...], str, int]]:
+    """Returns what is alive during an operator by the code that allocated it; arguments as for ``boxes_by_code``.
+
+    Returns:
+        The path from the outermost to the innermost box, the category, and the bytes.
+    """
     history = rank.history
     rows = history.alive(at)
     made = history.created[rows]
@@ -45,15 +57,15 @@ def boxes_by_code(rank: Rank, at: int, *, by_stack: bool) -> list[Box]:
     distinct, place = np.unique(keys, axis=0, return_inverse=True)
     sums = np.zeros(len(distinct), dtype=np.int64)
     np.add.at(sums, place.reshape(-1), history.size[rows])
-    root = _Node()
-    for (category, stack, name), size in zip(distinct.tolist(), sums.tolist(), strict=True):
-        path = _path(rank, stack, name, by_stack=by_stack)
-        _put(root, path, history.storage_categories[category], size)
+    found = [
+        (_path(rank, stack, name, by_stack=by_stack), history.storage_categories[category], size)
+        for (category, stack, name), size in zip(distinct.tolist(), sums.tolist(), strict=True)
+    ]
     workspace = history.workspace(at)
     if workspace > 0:
         code = int(rank.op_names.codes[at])
-        _put(root, _path(rank, int(rank.op_stacks[at]), code, by_stack=by_stack), "workspace", workspace)
-    return _boxes(root)
+        found.append((_path(rank, int(rank.op_stacks[at]), code, by_stack=by_stack), "workspace", workspace))
+    return found
 
 
 def _path(rank: Rank, stack: int, name: int, *, by_stack: bool) -> tuple[str, ...]:

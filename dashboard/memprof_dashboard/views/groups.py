@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.analysis.report.module_tree import ModuleTree
+from memprof.analysis.report.sources import SourceLine
 from memprof.trace.schema import NONE, Ints
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.views.boxes import OUTSIDE
@@ -28,7 +29,7 @@ class Group:
         rows: Their rows, the largest first, shape ``(storages,)``.
         size: Bytes of all of them.
         operator: The operator that allocated them; "" where they differ or were there before.
-        source: ``file:line`` that allocated them; "" where they differ or where it is not known.
+        source: The line that allocated them; None where they differ or where it is not known.
         tensor: Shape and dtype; "" where they differ.
     """
 
@@ -37,7 +38,7 @@ class Group:
     rows: Ints
     size: int
     operator: str
-    source: str
+    source: SourceLine | None
     tensor: str
 
 
@@ -123,7 +124,7 @@ def _group(rank: Rank, tree: ModuleTree, rows: Ints, by: str) -> Group:
         rows=rows,
         size=int(sizes.sum()),
         operator=operators.pop() if len(operators) == 1 else "",
-        source=line.place if line else "",
+        source=line,
         tensor=tensors.pop() if len(tensors) == 1 else "",
     )
 

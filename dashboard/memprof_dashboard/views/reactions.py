@@ -35,6 +35,8 @@ def shown(view: View, rank: Rank) -> Shown:
     history = rank.history
     if not history.ops:
         return Shown(0, 0, 0)
+    if rank.is_end_state:
+        return Shown(0, history.ops, history.ops - 1)  # its rows are in no order of time
     first, end = view.first, min(view.end, history.ops)
     if not 0 <= first < end:
         first, end = rank.step_range(rank.fullest_number())

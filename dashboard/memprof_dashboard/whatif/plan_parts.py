@@ -187,6 +187,32 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     ]
 
 
+def command_of(save: str, command: str) -> list[Any]:
+    """Returns how to train under a plan: a button that saves the plan and copies the command, and the command.
+
+    Args:
+        save: Id of the button, whose clicks download the plan.
+        command: The command.
+    """
+    copied: Any = {"data-copy": command}
+    return [
+        html.P("Train under the plan to verify the prediction:", className="note"),
+        html.Div(
+            [
+                html.Button(
+                    "Save plan.toml, copy command",
+                    id=save,
+                    type="button",
+                    title="downloads the plan; the command expects it where it runs",
+                    **copied,
+                ),
+                html.Code(command),
+            ],
+            className="command",
+        ),
+    ]
+
+
 def run_table(runs: tuple[Run, ...]) -> list[Any]:
     """Returns the table of the recordings made under a plan."""
     if not runs:

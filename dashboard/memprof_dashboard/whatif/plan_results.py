@@ -212,15 +212,4 @@ def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
 
 def _detail(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     command = f"memprof record --plan plan.toml {words_for_record(found.manifest)}"
-    return [
-        *plan_parts.plan_facts(detail, one, found),
-        html.P("Save the plan, then train with it to verify the prediction:", className="note"),
-        html.Div(
-            [
-                html.Button("plan.toml", id=_SAVE, type="button", title="download this plan"),
-                html.Code(command),
-                dcc.Clipboard(content=command, title="copy the command", className="copy"),
-            ],
-            className="command",
-        ),
-    ]
+    return [*plan_parts.plan_facts(detail, one, found), *plan_parts.command_of(_SAVE, command)]

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
 from memprof.analysis.plans.predict import Stage, forecast
 from memprof.analysis.plans.suggest import Suggestion, suggest
@@ -27,7 +27,7 @@ from memprof.policies.registry import default_policies
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Ints, Texts
-from memprof_dashboard.sources import Rank, Workspace
+from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 
 #: Most time that a search for plans takes, and each search of a planner that is compared, in seconds.
@@ -70,6 +70,16 @@ class SearchForm:
         allowed_names(self.allow, (), default_policies())
 
 
+@lru_cache(maxsize=8)
+def basis_for(rank: Rank) -> Basis:
+    """Returns the steps of a recording that plans are replayed on.
+
+    Raises:
+        MemprofError: The recording holds no whole step, or is damaged.
+    """
+    return basis_of(rank.trace)
+
+
 def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
 
@@ -81,7 +91,7 @@ def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]
     Raises:
         MemprofError: The recording holds no whole step, is damaged, or the budget makes no sense for it.
     """
-    basis = basis_of(rank.trace)
+    basis = basis_for(rank)
     peak = int(live_bytes(basis.step).during.max(initial=0))
     search_request = SearchRequest(
         parse_budget(form.budget, peak),
@@ -109,7 +119,7 @@ def run_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ..
         points.append(point)
         report(point)
 
-    step = basis_of(rank.trace).step
+    step = basis_for(rank).step
     with contextlib.suppress(KeyboardInterrupt):  # what was answered until then is the answer
         compare_planners(step, time_limit_s=PLANNER_LIMIT_S, link_bytes_per_us=link_of(rank.trace), report=keep)
     return tuple(points)
@@ -181,16 +191,23 @@ class Run:
 def runs_under_plans(workspace: Workspace, view: View) -> tuple[Run, ...]:
     """Finds other recordings of the same model made under a plan, and compares each with its prediction."""
     rank = workspace.rank(view.trace, view.rank)
-    runs = []
-    for place, source in enumerate(workspace.sources):
-        if place == view.trace:
-            continue
-        other = source.rank(view.rank)
-        manifest = other.trace.manifest
-        if manifest.plan is None or manifest.backend.name == PREDICTED or _model_of(other) != _model_of(rank):
-            continue
-        runs.append(_run(rank, other, source.name))
-    return tuple(runs)
+    others = [source for place, source in enumerate(workspace.sources) if place != view.trace]
+    return tuple(run for source in others if (run := run_under_plan(rank, source, view.rank)) is not None)
+
+
+def run_under_plan(rank: Rank, source: Source, number: int) -> Run | None:
+    """Compares a recording with the prediction of its plan; None if it was not made under one or of another model.
+
+    Args:
+        rank: The recording of the job without the plan.
+        source: The other recording.
+        number: Its rank.
+    """
+    other = source.rank(number)
+    manifest = other.trace.manifest
+    if manifest.plan is None or manifest.backend.name == PREDICTED or _model_of(other) != _model_of(rank):
+        return None
+    return _run(rank, other, source.name)
 
 
 @lru_cache(maxsize=32)

@@ -23,6 +23,12 @@ def with_moved_lines(base: Mapping[str, int], head: Mapping[str, int]) -> dict[s
         The base's bytes by their names in the head; a removed line whose number another line has now gets the suffix
         ``(before)``.
     """
+    renamed = moved_lines(base, head)
+    return {renamed.get(name, name): size for name, size in base.items()}
+
+
+def moved_lines(base: Mapping[str, int], head: Mapping[str, int]) -> dict[str, str]:
+    """Returns the new names of the base's lines that ``with_moved_lines`` renames; its arguments are the same."""
     renamed: dict[str, str] = {}
     before, after = _by_file(base), _by_file(head)
     for file in before.keys() & after.keys():
@@ -30,7 +36,7 @@ def with_moved_lines(base: Mapping[str, int], head: Mapping[str, int]) -> dict[s
             lines = {f"{file}:{line}" for line in before[file]}
             renamed |= {name: f"{name} (before)" for name in lines & head.keys()}
             renamed |= _match(file, before[file], after[file], base, head)
-    return {renamed.get(name, name): size for name, size in base.items()}
+    return renamed
 
 
 def _by_file(parts: Mapping[str, int]) -> dict[str, list[int]]:

@@ -65,14 +65,22 @@ class StepEnds:
     def alive_bytes(self, rows: Ints | slice = slice(None)) -> Ints:
         """Returns the bytes alive at the end of each step, of all storages or of some rows, shape ``(steps,)``."""
         some = self.storages.take(rows)
-        last, freed = self.last_op[:, None], np.where(some.freed_op_id == NONE, self.last_op[-1] + 1, some.freed_op_id)
-        sums: Ints = ((some.created_op_id <= last) & (freed > last)) @ some.allocated_bytes
-        return sums
+        freed = np.where(some.freed_op_id == NONE, self.last_op[-1] + 1, some.freed_op_id)
+        born, died = (_sums_until(ops, some.allocated_bytes, self.last_op) for ops in (some.created_op_id, freed))
+        return born - died
 
     def kept_bytes(self) -> Ints:
         """Returns the bytes of those storages at the end of each step, shape ``(steps,)``."""
         sizes = self.storages.allocated_bytes
         return np.array([int(sizes[self.is_kept(place)].sum()) for place in range(len(self.steps))], dtype=np.int64)
+
+
+def _sums_until(ops: Ints, sizes: Ints, last: Ints) -> Ints:
+    """Returns the sum of the sizes whose operator is at most each of ``last``."""
+    order = np.argsort(ops, kind="stable")
+    sums = np.concatenate(([0], np.cumsum(sizes[order])))
+    found: Ints = sums[np.searchsorted(ops[order], last, side="right")]
+    return found
 
 
 def find_step_ends(trace: Trace) -> StepEnds | None:

@@ -53,13 +53,18 @@ class Room:
     def is_fragmented(self) -> bool:
         """Whether scattered memory is why the request failed: it is enough to matter, and would have made it fit."""
         reserved = self.used_bytes + self.scattered_bytes + self.idle_bytes
-        is_much = self.scattered_bytes >= max(_LEAST_SCATTERED_BYTES, _LEAST_SCATTERED_SHARE * reserved)
+        is_much = is_much_scattered(self.scattered_bytes, reserved)
         return is_much and not self.fits_after_empty_cache and self.fits_expandable is True
 
     @property
     def short_bytes(self) -> int:
         """Bytes missing even if all free memory were in one piece; 0 if there were enough."""
         return max(0, self.requested_bytes - self.scattered_bytes - self.idle_bytes - self.free_bytes)
+
+
+def is_much_scattered(scattered_bytes: int, reserved_bytes: int) -> bool:
+    """Whether memory that no request can use in one piece is enough to be called fragmentation."""
+    return scattered_bytes >= max(_LEAST_SCATTERED_BYTES, _LEAST_SCATTERED_SHARE * reserved_bytes)
 
 
 def find_room(trace: Trace, failures: OutOfMemory, row: int) -> Room | None:

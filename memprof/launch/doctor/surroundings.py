@@ -40,7 +40,7 @@ _OWN = tuple(
 #: Variables that a recording sets for its job: present if doctor runs inside one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")
 #: Variables set by tests and continuous integration.
-_OF_TESTS = ("MEMPROF_BROWSER_TESTS", "MEMPROF_SCREENSHOTS")
+_OF_TESTS = ("MEMPROF_BROWSER_TESTS",)
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:

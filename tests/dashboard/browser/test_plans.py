@@ -36,7 +36,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown.page.wait_for_selector("#whatif-pareto .points path", state="attached")
     shown.wait_view(budget="60%")
     shown.wait_text("#whatif-result", "Plans that fit")
-    shown.page.get_by_role("button", name="checkpoint").first.click()
+    shown.page.locator("#whatif-result").get_by_role("button", name="checkpoint").first.click()
     shown.wait_text("#whatif-detail h3", "checkpoint")
     shown.page.wait_for_selector("#whatif-step .scatterlayer .trace", state="attached")
     before = shown.page.inner_text("#whatif-detail h3")

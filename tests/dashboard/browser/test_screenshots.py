@@ -1,8 +1,7 @@
-"""Every view in both themes, drawn without complaint; MEMPROF_SCREENSHOTS names a folder to keep them in."""
+"""Every page in both themes, drawn without complaint; `make screenshots` makes pictures to look at."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ def test_view_is_drawn(look: Callable[..., Shown], two: Served, tmp_path: Path, 
     shown = look(two, f"tab={tab}&other=1&budget=50%25", color_scheme=theme)
     assert shown.view.tab == tab
     shown.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 40")
-    folder = Path(os.environ.get("MEMPROF_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{tab}-{theme}.png"
+    path = tmp_path / "page.png"
     shown.page.screenshot(path=str(path), full_page=True)
     assert path.stat().st_size > 20_000
     measured: Any = shown.page.evaluate(

@@ -1,0 +1,245 @@
+"""What is marked on a timeline: the cursor, budget and device, steps, phases, and the peaks of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from memprof.replay.history import History
+from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
+from memprof_dashboard.figures.drawn import Drawn
+from memprof_dashboard.figures.shared import escaped
+from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Theme, ink_on, phase_colours
+
+#: Maximum number of step boundaries marked.
+_MOST_STEPS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Overlaid:
+    """A line over the areas: the total of another recording, or of a prediction, on this recording's axis.
+
+    Attributes:
+        name: What it is called.
+        edges: Where each of its stretches begins, with the end behind the last, shape ``(stretches + 1,)``.
+        heights: Bytes alive in each, shape ``(stretches,)``.
+        colour: Its colour; "" for the theme's accent.
+    """
+
+    name: str
+    edges: Floats
+    heights: Ints
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Markers on a timeline.
+
+    Attributes:
+        at: The operator under the cursor, None for none.
+        budget_bytes: Where the budget line is, 0 for none.
+        capacity_bytes: Device capacity, 0 for none.
+        most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
+        device: Name of the device, for its line.
+        searched: Live bytes of the search matches during each operator, None without a search.
+        told: What the hover says of an operator, by its row; None for the figures alone.
+        overlaid: Lines over the areas, each with its peak marked.
+        title: Title of the figure, "" for none.
+        has_legend: Whether the categories are listed above it.
+    """
+
+    at: int | None = None
+    budget_bytes: int = 0
+    capacity_bytes: int = 0
+    most_bytes: int = 0
+    device: str = ""
+    searched: Ints | None = None
+    told: Callable[[int], str] | None = None
+    overlaid: tuple[Overlaid, ...] = ()
+    title: str = ""
+    has_legend: bool = True
+
+
+def shapes(
+    marks: Marks, history: History, first: int, end: int, unit_bytes: int, theme: Theme
+) -> list[dict[str, object]]:
+    """Returns the lines of the cursor, the budget and the capacity, and those between steps; the cursor's first."""
+    return [*_lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)]
+
+
+def labels(
+    marks: Marks, history: History, drawn: Drawn, top: int, unit_bytes: int, theme: Theme
+) -> list[dict[str, object]]:
+    """Returns the names of steps, phases and lines, and the peaks.
+
+    Args:
+        marks: What is marked.
+        history: The recording.
+        drawn: The operators that are drawn.
+        top: The highest bytes on the axis.
+        unit_bytes: Bytes of the axis' unit.
+        theme: The page's colours.
+    """
+    first, end = drawn.first, drawn.end
+    return [
+        *_step_names(history, first, end, theme),
+        *_phase_names(history, drawn),
+        *_line_names(marks, end, top, unit_bytes, theme),
+        *_peak(drawn, history.total[drawn.op_ids], unit_bytes, theme),
+        *(_overlaid_peak(line, (first + end) / 2, unit_bytes, theme) for line in marks.overlaid),
+    ]
+
+
+def _lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    """Returns the shapes of cursor, budget and capacity, the cursor first."""
+    shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
+    for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
+        if size:
+            y = size / unit_bytes
+            line = {"color": theme.alarm, "width": 1.5, "dash": dash}
+            shapes.append({"type": "line", "x0": first, "x1": end, "y0": y, "y1": y, "line": line})
+    return shapes
+
+
+def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
+    """Returns the shape of the cursor, with zero width where there is none."""
+    return {
+        "type": "line",
+        "x0": (at or 0) + 0.5,
+        "x1": (at or 0) + 0.5,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": theme.accent, "width": 0 if at is None else 1.5},
+    }
+
+
+def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
+    """Returns the names of the phases, written on the band where they have room."""
+    codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
+    colours = phase_colours(history.phases)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(codes)) + 1)).astype(np.int64)
+    edges = np.append(drawn.left[starts], drawn.end)
+    width = drawn.end - drawn.first
+    names = []
+    for place, (left, right) in enumerate(pairwise(edges.tolist())):
+        code = int(codes[starts[place]])
+        name = RECOMPUTED if code == len(history.phases) else history.phases[code] or "other"
+        if right - left < width * (0.02 + 0.011 * len(name)):
+            continue
+        colour = RECOMPUTED_COLOUR if name == RECOMPUTED else colours.get(name, PHASE_COLOURS["other"])
+        names.append(
+            {
+                "x": (left + right) / 2,
+                "y": 0.5,
+                "yref": "y2",
+                "text": escaped(name, 40),
+                "showarrow": False,
+                "font": {"size": 10.5, "color": ink_on(colour)},
+            }
+        )
+    return names
+
+
+def _line_names(marks: Marks, end: int, top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    """Returns the labels of the budget and the device, at the right end of their lines."""
+    names = []
+    gap = marks.capacity_bytes - marks.budget_bytes
+    is_close = marks.capacity_bytes > 0 and 0 <= gap < 0.06 * top
+    for size, label in ((marks.budget_bytes, "budget"), (marks.capacity_bytes, escaped(marks.device, 40) or "device")):
+        if 0 < size <= 1.12 * top:
+            names.append(
+                {
+                    "x": end,
+                    "y": size / unit_bytes,
+                    "xanchor": "right",
+                    "yanchor": "top" if is_close and size == marks.budget_bytes else "bottom",
+                    "text": f"{label} {format_bytes(size)}",
+                    "showarrow": False,
+                    "font": {"size": 11, "color": theme.alarm},
+                }
+            )
+    return names
+
+
+def _step_starts(history: History, first: int, end: int) -> Ints:
+    """Returns the step boundaries inside a range; none where there are too many to distinguish."""
+    step = history.step[first:end]
+    starts = np.flatnonzero(np.diff(step)) + 1
+    if len(starts) > _MOST_STEPS:
+        return np.empty(0, dtype=np.int64)
+    return first + np.concatenate(([0], starts)).astype(np.int64)
+
+
+def _step_lines(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+    line = {"color": theme.faint, "width": 1, "dash": "dot"}
+    starts = _step_starts(history, first, end).tolist()
+    return [
+        {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in starts if x > first
+    ]
+
+
+def _step_names(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+    return [
+        {
+            "x": x,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "left",
+            "text": f"step {history.step[x]}",
+            "showarrow": False,
+            "font": {"size": 10, "color": theme.ink},
+        }
+        for x in _step_starts(history, first, end).tolist()
+    ]
+
+
+def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    if not len(total):
+        return []
+    place = int(total.argmax())
+    is_left = drawn.left[place] < (drawn.first + drawn.end) / 2
+    return [
+        {
+            "x": int(drawn.left[place]),
+            "y": float(total[place] / unit_bytes),
+            "text": f"peak {format_bytes(int(total[place]))}",
+            "showarrow": True,
+            "arrowhead": 6,
+            "arrowsize": 0.7,
+            "arrowwidth": 1.5,
+            "ax": 56 if is_left else -56,
+            "ay": -12,
+            "arrowcolor": theme.ink,
+            "bgcolor": theme.ink,
+            "borderpad": 3,
+            "font": {"color": theme.paper, "size": 11.5},
+        }
+    ]
+
+
+def _overlaid_peak(line: Overlaid, middle: float, unit_bytes: int, theme: Theme) -> dict[str, object]:
+    place = int(line.heights.argmax())
+    x, size = float(line.edges[place]), int(line.heights[place])
+    return {
+        "x": x,
+        "y": size / unit_bytes,
+        "text": f"{escaped(line.name, 24)} {format_bytes(size)}",
+        "showarrow": True,
+        "arrowhead": 6,
+        "arrowsize": 0.7,
+        "arrowwidth": 1.5,
+        "ax": 70 if x < middle else -70,
+        "ay": -14,
+        "arrowcolor": line.colour or theme.accent,
+        "bgcolor": theme.paper,
+        "bordercolor": line.colour or theme.accent,
+        "borderpad": 2,
+        "font": {"color": theme.ink, "size": 11},
+    }

@@ -1,0 +1,143 @@
+"""Memory that grows from step to step: which tensors stay, where they are made, and what holds them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html, no_update
+
+from memprof.analysis.leaks.growth import find_step_ends
+from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
+from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
+from memprof.analysis.leaks.series import Series, compare_series
+from memprof.trace.schema import StepPeaks
+from memprof.units import format_bytes, format_bytes_change
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.growth import growth_bars
+from memprof_dashboard.figures.shared import CONFIG
+from memprof_dashboard.page import or_sentence, theme_of
+from memprof_dashboard.palette import Theme, fill_of
+from memprof_dashboard.rank import Rank
+from memprof_dashboard.sources import Workspace
+from memprof_dashboard.state import View
+
+_BODY = "leaks-body"
+_MOST_ROWS = 50
+#: Fewer recordings cannot tell growth from a difference.
+_LEAST_SERIES = 3
+_HEIGHT = {"height": "240px"}
+
+
+class LeaksPage:
+    """Growth over the steps of a recording, and over the open recordings."""
+
+    TITLE = "Leaks"
+
+    def layout(self, workspace: Workspace, view: View) -> Any:
+        """Returns an empty page."""
+        return html.Div(id=_BODY)
+
+    def register(self, app: Dash, workspace: Workspace) -> None:
+        """Registers the callback that fills it."""
+
+        @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
+        @or_sentence
+        def fill(place: Any, theme: Any) -> Any:
+            if place is None:
+                return no_update
+            view = View.from_json(place)
+            ranks = tuple(source.rank(view.rank) for source in workspace.sources)
+            return [
+                *_recording(workspace.rank(view.trace, view.rank), theme_of(theme)),
+                *(_series(ranks, theme_of(theme)) if len(ranks) >= _LEAST_SERIES else []),
+            ]
+
+
+@lru_cache(maxsize=8)
+def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
+    """Returns the leaks, the steps with their bytes, and the last operator of the last step, -1 where unknown."""
+    report = find_leaks(rank.trace)
+    peaks = rank.trace.table(StepPeaks)
+    if len(peaks):
+        return report, [str(step) for step in peaks.step.tolist()], peaks.allocated_bytes.tolist(), -1
+    ends = find_step_ends(rank.trace)
+    if ends is None:
+        return report, [], [], -1
+    names = [f"step {step}" for step in ends.steps.tolist()]
+    return report, names, ends.alive_bytes().tolist(), int(ends.last_op[-1])
+
+
+def _recording(rank: Rank, theme: Theme) -> list[Any]:
+    report, names, sizes, last = _leaks_of(rank)
+    title = "Peak of each step" if report.growth.how == "counts" else "In use at the end of each step"
+    graph = _drawn(title, growth_bars(names, sizes, theme)) if sizes else []
+    if not report.is_growing:
+        remark = (
+            "A leak makes every bar higher than the one before."
+            if report.growth.bytes_per_step is not None
+            else "Record more steps (memprof record --steps 10), or the whole run (memprof record --light)."
+        )
+        return [html.P(describe_growth(report), className="verdict"), *graph, parts.note(remark)]
+    rows = [_row(leak, last) for leak in report.leaks[:_MOST_ROWS]]
+    heads = [">per step", ">kept", ">tensors", ">since step", "made at", "held by", "tensor"]
+    return [
+        html.P(describe_growth(report), className="verdict"),
+        *graph,
+        parts.table(heads, rows, label="what stays from step to step"),
+        parts.note(
+            "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "
+            "one of the tensors."
+        ),
+    ]
+
+
+def _drawn(title: str, figure: Any) -> list[Any]:
+    return [html.H4(title), dcc.Graph(figure=figure, config=CONFIG | {"displayModeBar": False}, style=_HEIGHT)]
+
+
+def _row(leak: Leak, last: int) -> list[Any]:
+    made: Any = leak.line or leak.op or "unknown"
+    if leak.line and last >= 0:
+        made = parts.jump(leak.line, title="show these tensors", find=leak.line, at=last, by="line", side="table")
+    tensor = " ".join(part for part in (leak.shape, leak.dtype) if part)
+    held = "unknown" if leak.held_by is None else describe_holder(leak.held_by)
+    return [
+        html.Span(format_bytes(leak.bytes_per_step), title=f"{leak.bytes_per_step:,} B"),
+        html.Span(format_bytes(leak.kept_bytes), title=f"{leak.kept_bytes:,} B"),
+        f"{leak.tensors:,}",
+        "before" if leak.since_step is None else str(leak.since_step),
+        made,
+        parts.name(held, 160),
+        parts.name(f"{fill_of(leak.category).label}{tensor and f', {tensor}'}", 80),
+    ]
+
+
+@lru_cache(maxsize=4)
+def _series_of(ranks: tuple[Rank, ...]) -> Series:
+    return compare_series([rank.trace for rank in ranks])
+
+
+def _series(ranks: tuple[Rank, ...], theme: Theme) -> list[Any]:
+    series = _series_of(ranks)
+    sentence = (
+        "Memory in use at the end grows from each open recording to the next."
+        if series.is_growing
+        else "Memory in use at the end does not grow from each open recording to the next."
+    )
+    rows = [
+        [
+            parts.name(line.line or "allocated before recording", 80),
+            format_bytes(line.bytes[0]),
+            format_bytes(line.bytes[-1]),
+            format_bytes_change(line.bytes[-1] - line.bytes[0]),
+        ]
+        for line in series.lines[:_MOST_ROWS]
+    ]
+    heads = ["line that always grows", ">first", ">last", ">change"]
+    return [
+        html.H3("Open recordings, in order"),
+        html.P(sentence),
+        *_drawn("In use at the end", growth_bars(series.names, series.bytes, theme)),
+        *([parts.table(heads, rows, label="lines that always grow")] if rows else []),
+    ]

@@ -1,0 +1,162 @@
+"""The timelines of the first screen: of one recording, and of a second one below or over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import MemprofError
+from memprof.replay.history import History
+from memprof.trace.schema import Floats, Ints
+from memprof_dashboard.figures.drawn import draw
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.figures.timeline import timeline
+from memprof_dashboard.figures.timeline_marks import Marks, Overlaid
+from memprof_dashboard.page import theme_of
+from memprof_dashboard.rank import Rank
+from memprof_dashboard.sources import Workspace
+from memprof_dashboard.state import View
+from memprof_dashboard.summary_bar import budget_of, hover_text
+from memprof_dashboard.views.reactions import shown
+from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.whatif.draft import draft_of, predicted_line
+
+#: Value of the view for a second recording that is drawn over the first; otherwise it is below.
+OVER = "over"
+
+
+def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
+    """Draws the recording looked at.
+
+    Args:
+        workspace: The open recordings.
+        view: The view; its second recording shares the scale, and is a line over the areas where it is overlaid.
+        at: The operator under the cursor, negative for the view's own.
+        theme: Name of the theme.
+    """
+    rank = workspace.rank(view.trace, view.rank)
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return _nothing(theme)
+    if rank.is_end_state:
+        return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
+    is_above = view.other >= 0 and view.lay != OVER
+    most, overlaid = 0, [*_predicted(rank, view)]
+    if view.other >= 0:
+        beside = workspace.rank(view.other, view.rank)
+        if beside.history.ops and view.lay == OVER:
+            name, ink = workspace.source(view.other).name, theme_of(theme).ink
+            overlaid.insert(0, _laid_over(rank, beside, now.first, now.end, name, ink))
+        elif beside.history.ops:
+            most = int(beside.history.total[slice(*_stretch_of(beside, rank, now.first, now.end))].max())
+    found = storages_found(rank, view.find)
+    searched: Ints | None = None if found is None else history.bytes_of(found)
+    marks = Marks(
+        at=at if at >= 0 else now.at,
+        budget_bytes=budget_of(view.budget, int(history.total.max())),
+        capacity_bytes=_capacity(rank, history),
+        most_bytes=most,
+        device=rank.trace.manifest.machine.device_name or "device",
+        searched=searched,
+        overlaid=tuple(overlaid),
+        told=lambda op_id: hover_text(rank, op_id),
+        title=workspace.source(view.trace).name if is_above else "",
+        has_legend=not is_above,
+    )
+    return timeline(history, now.first, now.end, theme_of(theme), marks)
+
+
+def _predicted(rank: Rank, view: View) -> list[Overlaid]:
+    """Returns the line of the view's plan; none without one, or where it cannot be predicted."""
+    try:
+        made = draft_of(rank, view.plan)
+    except MemprofError:
+        return []  # the what-if page says why
+    if made is None:
+        return []
+    now = shown(view, rank)
+    edges, during = predicted_line(rank, made)
+    first = max(int(np.searchsorted(edges, now.first, side="right")) - 1, 0)
+    end = min(int(np.searchsorted(edges, now.end, side="left")), len(during))
+    if first >= end:
+        return []  # another step is shown
+    drawn = draw(during, first, end)
+    return [Overlaid("with the plan", edges[np.append(drawn.left, end)], during[drawn.op_ids])]
+
+
+def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
+    """Draws the second recording, on the scale of the first; arguments as for ``main_timeline``."""
+    rank, beside = workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
+    now = shown(view, rank)
+    if not beside.history.ops:
+        return _nothing(theme)
+    first, end = _stretch_of(beside, rank, now.first, now.end)
+    most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
+    return timeline(
+        beside.history,
+        first,
+        end,
+        theme_of(theme),
+        Marks(most_bytes=most, title=workspace.source(view.other).name, has_legend=False),
+    )
+
+
+def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, int]:
+    """Returns the matching range of another recording: the steps of the same numbers, or all of it."""
+    steps = rank.history.step[first:end]
+    if not len(steps):
+        return 0, beside.history.ops
+    low, high = int(steps.min()), int(steps.max())
+    inside = np.flatnonzero((beside.history.step >= low) & (beside.history.step <= high))
+    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, beside.history.ops)
+
+
+def _laid_over(rank: Rank, beside: Rank, first: int, end: int, name: str, colour: str) -> Overlaid:
+    """Lays another recording over a range, step by step, and phase by phase where a step runs the same ones."""
+    own, others = _anchors(rank, beside, first, end)
+    low, high = np.interp([first, end], own, others)
+    start, stop = int(low), max(int(np.ceil(high)), int(low) + 1)
+    drawn = draw(beside.history.total, start, stop)
+    edges = np.interp(np.append(drawn.left, stop), others, own)
+    return Overlaid(name, np.clip(edges, first, end), beside.history.total[drawn.op_ids], colour)
+
+
+def _anchors(rank: Rank, beside: Rank, first: int, end: int) -> tuple[Floats, Floats]:
+    """Returns operators of a recording and those of another that lie at the same place, both ascending."""
+    stretches = _stretch_of(rank, rank, first, end), _stretch_of(beside, rank, first, end)
+    runs = [_runs(one.history, *stretch) for one, stretch in zip((rank, beside), stretches, strict=True)]
+    own, others = [], []
+    for step in runs[0]:
+        (starts, phases), (other_starts, other_phases) = runs[0][step], runs[1].get(step, ([], []))
+        count = len(starts) if phases == other_phases else min(len(other_starts), 1)
+        own += starts[:count]
+        others += other_starts[:count]
+    pairs = list(zip(stretches[0], stretches[1], strict=True))
+    if not own or own[0] > pairs[0][0]:
+        own, others = [pairs[0][0], *own], [pairs[0][1], *others]
+    return np.array([*own, pairs[1][0]], dtype=np.float64), np.array([*others, pairs[1][1]], dtype=np.float64)
+
+
+def _runs(history: History, first: int, end: int) -> dict[int, tuple[list[int], list[str]]]:
+    """Returns where each run of operators of one phase begins, and its phase, by step."""
+    step, phase = history.step[first:end], history.phase[first:end]
+    starts = np.flatnonzero((np.diff(step) != 0) | (np.diff(phase) != 0)) + 1
+    runs: dict[int, tuple[list[int], list[str]]] = {}
+    for start in [0, *starts.tolist()]:
+        own = runs.setdefault(int(step[start]), ([], []))
+        own[0].append(first + start)
+        own[1].append(history.phases[phase[start]])
+    return runs
+
+
+def _nothing(theme: Any) -> Any:
+    return message("No operators were recorded.", theme_of(theme))
+
+
+def _capacity(rank: Rank, history: History) -> int:
+    """Returns the device's capacity where it is close enough to the peak to be drawn."""
+    machine = rank.trace.manifest.machine
+    if machine.device_kind == "cpu" or not history.ops:
+        return 0
+    return machine.capacity_bytes if machine.capacity_bytes < 3 * int(history.total.max()) else 0

@@ -1,0 +1,130 @@
+"""Plans put together on the page: what is offered, what a view's text means, and the line that the timeline draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dash")
+
+from plotly.utils import PlotlyJSONEncoder
+
+from memprof.analysis.plans.predict import forecast
+from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, parse_plan
+from memprof.trace.store import Trace
+from memprof_dashboard.rank import Rank
+from memprof_dashboard.sources import Workspace, open_sources
+from memprof_dashboard.state import View
+from memprof_dashboard.views.timelines import main_timeline
+from memprof_dashboard.whatif.draft import _basis, draft_of, offer_of, predicted_line
+from memprof_dashboard.whatif.draft_page import _result
+from memprof_dashboard.whatif.plan_parts import command_of
+from tests.building import Op, Storage, make_trace
+
+GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+
+
+@pytest.fixture(scope="module")
+def rank() -> Rank:
+    """The recorded GPT."""
+    return Rank(Trace.open(GPT))
+
+
+def test_offers_repeated_layers_and_each_of_them(rank: Rank) -> None:
+    """Policies for the whole step by their description; modules by pattern, with their number, and one by one."""
+    offer = offer_of(rank)
+    assert "precision bf16" in offer.settings
+    modules = offer.choices["checkpoint"].modules
+    assert modules["layers.*"] == "layers.* (4)"
+    assert [name for name in modules if name.startswith("layers.") and name.count(".") == 1 and "*" not in name] == [
+        f"layers.{number}" for number in range(4)
+    ]
+
+
+def test_text_and_choice_are_one(rank: Rank) -> None:
+    """What is ticked is what the address holds, in one order, and comes back; names that are not offered do not."""
+    offer = offer_of(rank)
+    text = offer.text_of(["precision bf16", "sell the house"], {"checkpoint": ["layers.1", "layers.0", "attic"]})
+    assert text == "precision bf16;checkpoint=layers.0,layers.1"
+    assert offer.chosen_in(text) == (["precision bf16"], {"checkpoint": ["layers.0", "layers.1"]})
+    assert offer.text_of(*offer.chosen_in(text)) == text
+    assert [policy.name for policy in offer.policies_of(text)] == ["precision", "checkpoint"]
+
+
+def test_draft_is_the_prediction_of_predict(rank: Rank) -> None:
+    """A ticked policy has the peak and the step time that `memprof predict` gives it."""
+    made, expected = draft_of(rank, "checkpoint=layers.*"), forecast(rank.trace, Plan((Checkpoint(("layers.*",)),)))
+    assert made is not None
+    assert made.predicted.peak.allocated_bytes == expected.predicted.peak.allocated_bytes
+    assert made.predicted.step_time_us == expected.predicted.step_time_us
+    assert draft_of(rank, "") is None
+
+
+@pytest.mark.parametrize("text", ["checkpoint=attic", "nonsense", "checkpoint=", "precision bf16;precision bf16"])
+def test_text_that_cannot_be_chosen_is_refused(rank: Rank, text: str) -> None:
+    """An address may be made by anybody."""
+    with pytest.raises(PolicyError, match="not one that can be chosen"):
+        draft_of(rank, text)
+
+
+def test_predicted_line_lies_on_its_step(rank: Rank) -> None:
+    """It begins and ends with the recorded step, never runs back, and peaks as predicted."""
+    made = draft_of(rank, "checkpoint=layers.*")
+    assert made is not None
+    edges, during = predicted_line(rank, made)
+    assert (edges[0], edges[-1]) == rank.step_range(made.step.number)
+    assert (np.diff(edges) >= 0).all()
+    assert int(during.max()) == made.predicted.peak.allocated_bytes
+
+
+def test_timeline_draws_the_plan_of_its_step_alone() -> None:
+    """The line is there where its step is shown, and an address with a plan that is not offered has none."""
+    workspace = Workspace(open_sources([GPT]))
+    first, end = workspace.rank(0, -1).step_range(4)
+    view = View(plan="checkpoint=layers.*")
+    names = {line.name for line in main_timeline(workspace, view, -1, "light").data}
+    assert "with the plan" in names
+    for other in (view.change(first=0, end=first), View(plan="checkpoint=attic")):
+        assert "with the plan" not in {line.name for line in main_timeline(workspace, other, -1, "light").data}
+    (line,) = (
+        one
+        for one in main_timeline(workspace, view.change(first=0, end=end), -1, "light").data
+        if one.name == "with the plan"
+    )
+    assert float(line.x[0]) >= first
+
+
+def test_of_many_steps_the_fullest_is_predicted() -> None:
+    """A tick is answered at once; the page says that the other steps are left out."""
+    steps = [[Op(makes=[f"a{step}"]), Op("aten.mm.default", "backward", frees=[f"a{step}"])] for step in range(20)]
+    many = Rank(make_trace(steps, [Storage(f"a{step}", 8 + step) for step in range(20)]))
+    basis = _basis(many)
+    assert (basis.step.number, basis.others) == (19, ())
+    assert "step 19 alone" in basis.warnings[-1]
+
+
+def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:
+    """Peak, step time and budget in words; the command is what a click copies."""
+    made = draft_of(rank, "checkpoint=layers.*")
+    assert made is not None
+    text = json.dumps(_result(made, View(budget="60%")), cls=PlotlyJSONEncoder)
+    for expected in ("88.92 MiB", "37.69 MiB", "fits the budget, 15.66 MiB to spare", "peak allocated", "step time"):
+        assert expected in text
+    assert "over the budget" in json.dumps(_result(made, View(budget="10%")), cls=PlotlyJSONEncoder)
+    button = command_of("save", "memprof record --plan plan.toml train.py")[1].children[0]
+    assert getattr(button, "data-copy") == "memprof record --plan plan.toml train.py"
+
+
+def test_saved_plan_reads_back(rank: Rank) -> None:
+    """What the button downloads is the plan that was ticked, with its prediction."""
+    made = draft_of(rank, "precision bf16;checkpoint=layers.0")
+    assert made is not None
+    plan = parse_plan(format_plan(made.plan), "plan.toml")
+    assert plan.policies == made.plan.policies
+    assert plan.prediction is not None
