@@ -101,8 +101,6 @@ def test_a_block_that_is_not_split_counts_whole(tmp_path: Path) -> None:
 def test_an_export_of_an_import_says_the_same(file: Path, tmp_path: Path) -> None:
     """A snapshot that is imported and exported again holds the same history, segments and figures."""
     imported = read(file)
-    if imported.devices[0]["end_active_bytes"] != imported.devices[0]["end_allocated_bytes"]:
-        pytest.skip("blocks that were pending before the history are not kept")
     (tmp_path / "again.pickle").write_bytes(export_snapshot(opened(imported, tmp_path / "run.memprof")))
     assert read(tmp_path / "again.pickle").devices == imported.devices
 
