@@ -86,7 +86,8 @@ def test_a_second_batch_runs_the_same_modules_again() -> None:
     """A row outside the model ends its call: the layers of the next one begin with 0."""
     found = modules_of(*layers(2, 2), TRAIN, *layers(2, 2))
     names = names_of(found)
-    assert names[:4] == names[5:] and names[4] == ""
+    assert names[:4] == names[5:]
+    assert names[4] == ""
     assert len(found.modules) == 3
     assert found.calls.parent_call_id.tolist().count(-1) == 2
 
