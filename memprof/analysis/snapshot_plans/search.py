@@ -1,0 +1,277 @@
+"""Searches for changes under which an imported snapshot's job fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+
+from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
+from memprof.analysis.snapshot_plans.change import Change
+from memprof.analysis.snapshot_plans.layers import Layers, checkpoint_change, find_layers
+from memprof.analysis.snapshot_plans.sizes import size_changes
+from memprof.analysis.snapshot_plans.updates import update_changes
+from memprof.errors import InconclusiveError, PolicyError
+from memprof.policies.base import NUMERICS
+from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import NONE, Storages, Uses
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+#: Plans to show of those that fit, and of those that do not.
+_MOST_SHOWN = 8
+#: Changes that are combined at most.
+_MOST_CHANGES = 3
+#: Classes of layers that are tried.
+_MOST_CLASSES = 2
+#: The order of policies by what they cost a job, the cheapest first.
+_CHEAPEST_FIRST = ("loss", "optimizer", "shard", "checkpoint", "accumulate", "precision")
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotPlan:
+    """Some changes, and the step under them.
+
+    Attributes:
+        changes: The changes, in the order in which they are made.
+        step: The changed step.
+        peak_bytes: Its replayed peak of allocated bytes.
+        reserved_bytes: Modelled peak of reserved bytes; None where it was not replayed.
+        expandable_bytes: The same with expandable segments; None where they are in force or it was not replayed.
+    """
+
+    changes: tuple[Change, ...]
+    step: Step
+    peak_bytes: int
+    reserved_bytes: int | None = None
+    expandable_bytes: int | None = None
+
+    @property
+    def what(self) -> str:
+        """The changes in words; ``no change`` without any."""
+        return " + ".join(change.what for change in self.changes) or "no change"
+
+    @property
+    def is_formula(self) -> bool:
+        """Whether sizes in it are by formula."""
+        return any(change.is_formula for change in self.changes)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and most bytes to expect of the peak, by the errors of such predictions (docs/suggest.md)."""
+        below = max((change.errors[0] for change in self.changes), default=0.0)
+        above = max((change.errors[1] for change in self.changes), default=0.0)
+        return int(self.peak_bytes * (1 - below)), int(self.peak_bytes * (1 + above))
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Returns whether its peak, with the error to expect, is within a budget."""
+        return self.bounds[1] <= budget_bytes
+
+    @property
+    def needed_reserved(self) -> int:
+        """Reserved bytes with expandable segments, or without where these would not help; 0 where not replayed."""
+        known = [size for size in (self.reserved_bytes, self.expandable_bytes) if size is not None]
+        return min(known, default=0)
+
+    @property
+    def numerics(self) -> str:
+        """Its effect on the numbers the job computes, one of ``policies.base.NUMERICS``."""
+        return max((change.numerics for change in self.changes), key=NUMERICS.index, default=NUMERICS[0])
+
+    @property
+    def phase(self) -> str:
+        """The phase of its peak."""
+        return str(self.step.ops.phase[peak_op(self.step)])
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """Live bytes at its peak by category, without those that have none."""
+        peak = peak_op(self.step)
+        found = {name: int(curve[peak]) for name, curve in live_bytes_by_category(self.step).items()}
+        return {name: size for name, size in found.items() if size}
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotPlans:
+    """The result of a search.
+
+    Attributes:
+        trace: The recording, as it was named.
+        budget_bytes: The budget.
+        recorded: The step as recorded.
+        recorded_fits: Whether that is within the budget.
+        fitting: Plans within the budget, the cheapest first; of these, none contains another.
+        others: Each change alone that lowers the peak, and the plan with the lowest peak, where they do not fit.
+        refused: Changes that are not possible, with the reason.
+        lowest: The plan with the lowest peak.
+        tried: Number of plans replayed.
+    """
+
+    trace: str
+    budget_bytes: int
+    recorded: SnapshotPlan
+    recorded_fits: bool
+    fitting: tuple[SnapshotPlan, ...]
+    others: tuple[SnapshotPlan, ...]
+    refused: tuple[tuple[str, str], ...]
+    lowest: SnapshotPlan
+    tried: int
+
+
+def lacks_operators(trace: Trace) -> bool:
+    """Returns whether a recording has allocations and no operators that use them, as imported ones."""
+    return bool(len(trace.table(Storages))) and not len(trace.table(Uses))
+
+
+def search_snapshot(
+    trace: Trace,
+    step: Step,
+    budget_bytes: int,
+    allow: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    world_size: int = 1,
+    *,
+    counts_reserved: bool = False,
+) -> SnapshotPlans:
+    """Searches for changes under which a step fits a budget; every combination is replayed as a whole.
+
+    Args:
+        trace: The recording.
+        step: Its step to plan for.
+        budget_bytes: Most bytes.
+        allow: Names of policies to use; empty for all.
+        forbid: Names of policies not to use.
+        world_size: Number of ranks to shard optimizer state over.
+        counts_reserved: What the allocator reserves must fit, too, with expandable segments at the latest.
+
+    Raises:
+        InconclusiveError: The recording shows an end state, or sums, instead of allocations in order.
+    """
+    if not (step.storages.created_op_id != NONE).any() or not (step.storages.freed_op_id != NONE).any():
+        raise InconclusiveError(
+            f"{trace.path} shows what is in use at one moment, without a history of allocations and frees: what a "
+            "change saves cannot be replayed. Record a history (docs/import.md), or the job itself with memprof record."
+        )
+    manifest = trace.manifest
+    recorded = _with_reserved(SnapshotPlan((), step, int(live_bytes(step).during.max())), manifest)
+    layers = find_layers(step)[:_MOST_CLASSES]
+    offered = [
+        *size_changes(),
+        *update_changes(world_size),
+        *(checkpoint_change(one, len(one.modules)) for one in layers),
+    ]
+    changes = [one for one in offered if one.policy not in forbid and (not allow or one.policy in allow)]
+    possible, refused = _split(step, changes)
+    if not layers:
+        refused.append(("checkpoint layers", _why_no_layers(step)))
+    plans = [_replayed(step, combined) for combined in _combinations(possible)]
+
+    def fits(plan: SnapshotPlan) -> bool:
+        return plan.fits(budget_bytes) and not (
+            counts_reserved and _with_reserved(plan, manifest).needed_reserved > budget_bytes
+        )
+
+    fitting = [
+        _with_reserved(_with_fewest_layers(step, one, layers, fits), manifest)
+        for one in islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN)
+    ]
+    lowest = min((recorded, *plans), key=lambda one: one.peak_bytes)
+    others = [one for one in plans if len(one.changes) == 1 or one is lowest]
+    others = [one for one in others if not fits(one) and one.peak_bytes < recorded.peak_bytes]
+    return SnapshotPlans(
+        trace=str(trace.path),
+        budget_bytes=budget_bytes,
+        recorded=recorded,
+        recorded_fits=fits(recorded),
+        fitting=tuple(fitting),
+        others=tuple(sorted(others, key=lambda one: one.peak_bytes)[:_MOST_SHOWN]),
+        refused=tuple(refused),
+        lowest=lowest,
+        tried=len(plans),
+    )
+
+
+def _split(step: Step, changes: Sequence[Change]) -> tuple[list[Change], list[tuple[str, str]]]:
+    """Returns the changes that lower the bytes somewhere, and those that are not possible, with the reason."""
+    possible, refused = [], []
+    for change in changes:
+        try:
+            change.transform(step)
+        except PolicyError as reason:
+            refused.append((change.what, str(reason)))
+        else:
+            possible.append(change)
+    return sorted(possible, key=_cost), refused
+
+
+def _cost(change: Change) -> tuple[bool, int]:
+    return change.is_formula, _CHEAPEST_FIRST.index(change.policy)
+
+
+def _combinations(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
+    """Yields changes that can be combined, few and cheap ones first: one of each policy.
+
+    Gradients that backward frees cannot be accumulated.
+    """
+    for count in range(1, _MOST_CHANGES + 1):
+        for combined in combinations(changes, count):
+            names = {change.policy for change in combined}
+            is_freed_early = any(change.frees_gradients for change in combined)
+            if len(names) == count and not (is_freed_early and "accumulate" in names):
+                yield combined
+
+
+def _replayed(step: Step, changes: tuple[Change, ...]) -> SnapshotPlan:
+    """Returns a step under changes: sizes first, then lives, since changed lives add storages of changed sizes."""
+    ordered = sorted(changes, key=lambda change: change.policy == "checkpoint")
+    for change in ordered:
+        step = change.transform(step)
+    return SnapshotPlan(changes, step, int(live_bytes(step).during.max()))
+
+
+def _minimal(plans: Iterable[SnapshotPlan]) -> Iterator[SnapshotPlan]:
+    """Yields plans that do not contain an earlier one, whose other changes are not needed."""
+    kept: list[SnapshotPlan] = []
+    for one in plans:
+        if not any(set(fewer.changes) <= set(one.changes) for fewer in kept):
+            kept.append(one)
+            yield one
+
+
+def _with_fewest_layers(
+    step: Step, plan: SnapshotPlan, layers: Sequence[Layers], fits: Callable[[SnapshotPlan], bool]
+) -> SnapshotPlan:
+    """Returns a plan that checkpoints as few layers as fit; one that checkpoints none as it is."""
+    for one in layers:
+        every = checkpoint_change(one, len(one.modules)).what
+        place = next((number for number, change in enumerate(plan.changes) if change.what == every), None)
+        if place is None:
+            continue
+        least, most = 1, len(one.modules)
+        while least < most:
+            middle = (least + most) // 2
+            fewer = list(plan.changes)
+            fewer[place] = checkpoint_change(one, middle)
+            tried = _replayed(step, tuple(fewer))
+            if fits(tried):
+                plan, most = tried, middle
+            else:
+                least = middle + 1
+    return plan
+
+
+def _with_reserved(plan: SnapshotPlan, manifest: Manifest) -> SnapshotPlan:
+    return replace(
+        plan,
+        reserved_bytes=reserved_under(plan.step, manifest),
+        expandable_bytes=reserved_expandable(plan.step, manifest),
+    )
+
+
+def _why_no_layers(step: Step) -> str:
+    if not len(step.modules):
+        return "The stacks show no modules: record Python stacks, and do not compile the model."
+    if not (step.ops.phase == "backward").any():
+        return "The step shows no backward."
+    return "No module of the stacks is called several times in turn and keeps memory for backward."
