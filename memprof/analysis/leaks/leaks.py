@@ -181,7 +181,7 @@ class _Held:
         return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
 
     def _computed_from(self, storage_id: int) -> set[int]:
-        """Returns the storages that a storage was computed from in its own step: its graph may keep these, no others."""
+        """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
         found, step = {storage_id}, self._steps_of[storage_id]
         waiting = [storage_id]
         while waiting:

@@ -155,6 +155,9 @@ def search_snapshot(
         )
     manifest = trace.manifest
     recorded = _with_reserved(SnapshotPlan((), step, int(live_bytes(step).during.max())), manifest)
+    path = str(trace.path)
+    if recorded.fits(budget_bytes) and not (counts_reserved and recorded.needed_reserved > budget_bytes):
+        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, 0)
     layers = find_layers(step)[:_MOST_CLASSES]
     offered = [
         *size_changes(),
@@ -165,7 +168,8 @@ def search_snapshot(
     possible, refused = _split(step, changes)
     if not layers:
         refused.append(("checkpoint layers", _why_no_layers(step)))
-    plans = [_replayed(step, combined) for combined in _combinations(possible)]
+    replayed = (_replayed(step, combined) for combined in _combinations(possible))
+    plans = [plan for plan in replayed if plan is not None]
 
     def fits(plan: SnapshotPlan) -> bool:
         return plan.fits(budget_bytes) and not (
@@ -180,10 +184,10 @@ def search_snapshot(
     others = [one for one in plans if len(one.changes) == 1 or one is lowest]
     others = [one for one in others if not fits(one) and one.peak_bytes < recorded.peak_bytes]
     return SnapshotPlans(
-        trace=str(trace.path),
+        trace=path,
         budget_bytes=budget_bytes,
         recorded=recorded,
-        recorded_fits=fits(recorded),
+        recorded_fits=False,
         fitting=tuple(fitting),
         others=tuple(sorted(others, key=lambda one: one.peak_bytes)[:_MOST_SHOWN]),
         refused=tuple(refused),
@@ -210,23 +214,30 @@ def _cost(change: Change) -> tuple[bool, int]:
 
 
 def _combinations(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
-    """Yields changes that can be combined, few and cheap ones first: one of each policy.
+    """Yields changes that can be combined, few and cheap ones first.
 
     Gradients that backward frees cannot be accumulated.
     """
     for count in range(1, _MOST_CHANGES + 1):
         for combined in combinations(changes, count):
-            names = {change.policy for change in combined}
-            is_freed_early = any(change.frees_gradients for change in combined)
-            if len(names) == count and not (is_freed_early and "accumulate" in names):
+            # Several classes of layers can be checkpointed, and updates in backward have any state.
+            kinds = [(one.policy, one.frees_gradients) for one in combined if one.policy != "checkpoint"]
+            is_accumulated = any(one.policy == "accumulate" for one in combined)
+            is_freed_early = any(one.frees_gradients for one in combined)
+            if len(kinds) == len(set(kinds)) and not (is_accumulated and is_freed_early):
                 yield combined
 
 
-def _replayed(step: Step, changes: tuple[Change, ...]) -> SnapshotPlan:
-    """Returns a step under changes: sizes first, then lives, since changed lives add storages of changed sizes."""
-    ordered = sorted(changes, key=lambda change: change.policy == "checkpoint")
-    for change in ordered:
-        step = change.transform(step)
+def _replayed(step: Step, changes: tuple[Change, ...]) -> SnapshotPlan | None:
+    """Returns a step under changes, None where one leaves nothing for another to change.
+
+    Sizes come first, then lives, since changed lives add storages of changed sizes.
+    """
+    for change in sorted(changes, key=lambda change: change.policy == "checkpoint"):
+        try:
+            step = change.transform(step)
+        except PolicyError:
+            return None
     return SnapshotPlan(changes, step, int(live_bytes(step).during.max()))
 
 
@@ -254,7 +265,7 @@ def _with_fewest_layers(
             fewer = list(plan.changes)
             fewer[place] = checkpoint_change(one, middle)
             tried = _replayed(step, tuple(fewer))
-            if fits(tried):
+            if tried is not None and fits(tried):
                 plan, most = tried, middle
             else:
                 least = middle + 1

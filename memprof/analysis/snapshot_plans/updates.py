@@ -191,13 +191,12 @@ def sharded_state(step: Step, world_size: int) -> Step:
 def states_per_parameter(step: Step) -> int:
     """Returns how many states an optimizer keeps for each parameter, by the sizes that both have; 1 at least."""
     sizes = step.storages.requested_bytes
-    state, gradients = of_category(step, "optimizer_state"), of_category(step, "gradient")
-    shared = np.intersect1d(sizes[state], sizes[gradients])
+    state, parameters = of_category(step, "optimizer_state"), of_category(step, "parameter")
+    shared = np.intersect1d(sizes[state], sizes[parameters])
     if not len(shared):
         return 1
-    size = shared.max()
-    trained = most_at_once(step, gradients & (sizes == size))
-    return max(1, round(int(np.count_nonzero(state & (sizes == size))) / max(trained, 1)))
+    is_largest = sizes == shared.max()
+    return max(1, round(np.count_nonzero(state & is_largest) / np.count_nonzero(parameters & is_largest)))
 
 
 def _state(step: Step) -> Bools:

@@ -269,11 +269,13 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
+    from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.snapshot_plans.search import search_snapshot
     from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
-    step = opened.fullest_step() if step_number is None else opened.step(step_number)
+    whole = has_whole_step(opened)
+    step = opened.fullest_step(is_whole=whole) if step_number is None else opened.step(step_number)
     request = search_request(int(live_bytes(step).during.max(initial=0)))
     found = search_snapshot(
         opened,
