@@ -10,6 +10,7 @@ import pytest
 
 from memprof.analysis.snapshot_plans.change import Change
 from memprof.analysis.snapshot_plans.layers import checkpoint_change, find_layers
+from memprof.analysis.snapshot_plans.planned_step import PlannedStep, step_to_plan
 from memprof.analysis.snapshot_plans.search import search_snapshot
 from memprof.analysis.snapshot_plans.sizes import size_changes
 from memprof.analysis.snapshot_plans.updates import update_changes
@@ -159,7 +160,7 @@ def test_an_update_in_backward_frees_each_gradient(step: Step) -> None:
 def test_a_search_finds_the_cheapest_changes_that_fit(recording: Path, step: Step) -> None:
     """No plan contains another, as few layers as possible are checkpointed, and each peak is within budget."""
     budget = 62 * MIB
-    found = search_snapshot(Trace.open(recording), step, budget)
+    found = search_snapshot(Trace.open(recording), PlannedStep(step), budget)
     assert [plan.what for plan in found.fitting][:3] == [
         "head and loss in 8 chunks",
         "optimizer state in host memory",
@@ -169,7 +170,7 @@ def test_a_search_finds_the_cheapest_changes_that_fit(recording: Path, step: Ste
     assert all(plan.peak_bytes == live_bytes(plan.step).during.max() for plan in found.fitting)
     sets = [{change.what for change in plan.changes} for plan in found.fitting]
     assert not any(one < other for one in sets for other in sets)
-    fewer = search_snapshot(Trace.open(recording), step, 69 * MIB, allow=["checkpoint"])
+    fewer = search_snapshot(Trace.open(recording), PlannedStep(step), 69 * MIB, allow=["checkpoint"])
     assert [plan.what for plan in fewer.fitting] == ["checkpoint 1 of 3 layer:3"]
 
 
@@ -202,10 +203,29 @@ def test_a_forward_alone_says_that_it_shows_no_backward(tmp_path: Path) -> None:
             job.free(job.alloc(5, stack("/job/net.py:20", f"/job/layer.py:{line}")))
     write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", job.content())).ranks)
     trace = Trace.open(tmp_path / "run.memprof")
-    found = search_snapshot(trace, trace.fullest_step(), MIB)
+    found = search_snapshot(trace, step_to_plan(trace), MIB)
     reasons = dict(found.refused)
     assert reasons["update in backward"] == "The step shows no backward with an update after it."
     assert reasons["checkpoint layers"] == "The step shows no backward."
+
+
+def test_a_request_that_failed_counts_as_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step that ran out of memory needs at least what it had and what it asked for."""
+    job = Job()
+    for _ in range(2):
+        job.free(job.alloc(1, stack("/job/net.py:20", "/job/layer.py:2")))
+        job.alloc(5, stack("/job/net.py:20", "/job/layer.py:3"))
+    content = job.content()
+    content["device_traces"][0].append(
+        {"action": "oom", "device_free": MIB, "size": 4 * MIB, "stream": 0, "frames": TRAIN}
+    )
+    write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", content)).ranks)
+    planned = step_to_plan(Trace.open(tmp_path / "run.memprof"))
+    assert peak_under(planned.step) == 10 + 4
+    assert main(["suggest", str(tmp_path / "run.memprof"), "--budget", "13MiB"]) == 0
+    page = capsys.readouterr().out
+    assert "the request of 4.00 MiB that failed counts as made" in page
+    assert page.startswith("Within 13.00 MiB: 2 micro-batches")
 
 
 def test_an_end_state_cannot_be_replayed(tmp_path: Path) -> None:
@@ -214,7 +234,7 @@ def test_an_end_state_cannot_be_replayed(tmp_path: Path) -> None:
     write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", content)).ranks)
     trace = Trace.open(tmp_path / "run.memprof")
     with pytest.raises(InconclusiveError, match="without a history"):
-        search_snapshot(trace, trace.fullest_step(), MIB)
+        search_snapshot(trace, step_to_plan(trace), MIB)
 
 
 def test_layers_that_save_nothing_are_not_checkpointed(step: Step) -> None:

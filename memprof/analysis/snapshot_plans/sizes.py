@@ -101,14 +101,14 @@ def micro_batches(step: Step, parts: int) -> Step:
         parts: Number of micro-batches.
 
     Raises:
-        PolicyError: The step shows no backward.
+        PolicyError: Nothing grows with the batch.
     """
-    if not len(phase_rows(step, "backward")):
-        raise PolicyError("The step shows no backward.")
     grows = of_category(step, "activation", "input")
     sizes = step.storages.requested_bytes
     weights = np.unique(sizes[of_category(step, "gradient", "parameter")])
     grows |= of_category(step, "temporary") & ~made_in(step, "optimizer") & ~np.isin(sizes, weights)
+    if not grows.any():
+        raise PolicyError("The step shows no activations.")
     smaller = resized(step, grows, -(-step.storages.allocated_bytes[grows] // parts))
     gradients = np.flatnonzero(of_category(step, "gradient") & made_in(step, "backward"))
     draft, storages = Draft(smaller), smaller.storages

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.analysis.snapshot_plans.search import SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.plans import SnapshotPlan, SnapshotPlans
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.errors import GateFailedError
 from memprof.units import format_bytes, format_bytes_between
@@ -51,6 +51,8 @@ def _fill(page: Page, found: SnapshotPlans) -> None:
             else (f", with expandable segments {format_bytes(recorded.expandable_bytes)}")
         )
         page.add(Text(f"reserved: {format_bytes(recorded.reserved_bytes)}{expandable} (modelled)", style="dim"))
+    if found.remark:
+        page.add(Text(f"warning: {found.remark}", style="yellow"))
     if found.recorded_fits:
         return
     page.add(
@@ -150,6 +152,7 @@ def _json(found: SnapshotPlans) -> dict[str, Any]:
         ],
         "refused": [{"plan": what, "reason": reason} for what, reason in found.refused],
         "reason": _verdict(found) if is_open else "",
+        "warnings": [found.remark] if found.remark else [],
         "is_approximate": True,
         "needs": _NEEDS,
         "replayed_plans": found.tried,

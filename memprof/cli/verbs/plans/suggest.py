@@ -269,21 +269,20 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
-    from memprof.analysis.out_of_memory.post_mortem import has_whole_step
+    from memprof.analysis.snapshot_plans.planned_step import step_to_plan
     from memprof.analysis.snapshot_plans.search import search_snapshot
     from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
-    whole = has_whole_step(opened)
-    step = opened.fullest_step(is_whole=whole) if step_number is None else opened.step(step_number)
-    request = search_request(int(live_bytes(step).during.max(initial=0)))
+    planned = step_to_plan(opened, step_number)
+    request = search_request(int(live_bytes(planned.step).during.max(initial=0)), world_size=world_size)
     found = search_snapshot(
         opened,
-        step,
+        planned,
         request.budget_bytes,
         request.allow,
         request.forbid,
-        world_size,
+        request.world_size,
         counts_reserved=request.counts_reserved,
     )
     return show_snapshot_plans(found, is_json=is_json)
