@@ -36,7 +36,7 @@ class Change:
     transform: Callable[[Step], Step]
     is_formula: bool = False
     assumes: str = ""
-    errors: tuple[float, float] = (0.02, 0.02)
+    errors: tuple[float, float] = (0.0, 0.0)
     frees_gradients: bool = False
 
 

@@ -86,13 +86,14 @@ def checkpoint_change(layers: Layers, count: int) -> Change:
         count: How many of them.
     """
     how_many = f"all {count}" if count == len(layers.modules) else f"{count} of {len(layers.modules)}"
-    place = f" ({layers.place})" if layers.place else ""
+    place = f", whose forward is in {layers.place}" if layers.place else ""
     return Change(
         policy="checkpoint",
         what=f"checkpoint {how_many} {layers.kind}",
-        advice=f"torch.utils.checkpoint.checkpoint(layer, ..., use_reentrant=False) around the calls{place}",
+        advice=f"torch.utils.checkpoint.checkpoint(layer, ..., use_reentrant=False) around each layer{place}",
         numerics="none",
         transform=partial(checkpointed, modules=layers.modules[:count]),
+        errors=(0.05, 0.02),
     )
 
 

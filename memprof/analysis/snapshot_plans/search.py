@@ -19,6 +19,7 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Storages, Uses
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 
 #: Plans to show of those that fit, and of those that do not.
 _MOST_SHOWN = 8
@@ -26,6 +27,8 @@ _MOST_SHOWN = 8
 _MOST_CHANGES = 3
 #: Classes of layers that are tried.
 _MOST_CLASSES = 2
+#: Activations that are at least this share of the peak are remarked on where nothing uses them.
+_NOTABLE = 0.1
 #: The order of policies by what they cost a job, the cheapest first.
 _CHEAPEST_FIRST = ("loss", "optimizer", "shard", "checkpoint", "accumulate", "precision")
 
@@ -67,9 +70,9 @@ def search_snapshot(
         )
     manifest = trace.manifest
     recorded = _with_reserved(SnapshotPlan((), step, int(live_bytes(step).during.max())), manifest)
-    path = str(trace.path)
+    path, remark = str(trace.path), planned.remark or _remark_on_graph(recorded)
     if recorded.fits(budget_bytes) and not (counts_reserved and recorded.needed_reserved > budget_bytes):
-        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, 0, planned.remark)
+        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, 0, remark)
     layers = find_layers(step)[:_MOST_CLASSES]
     offered = [
         *size_changes(),
@@ -105,7 +108,18 @@ def search_snapshot(
         refused=tuple(refused),
         lowest=lowest,
         tried=len(plans),
-        remark=planned.remark,
+        remark=remark,
+    )
+
+
+def _remark_on_graph(recorded: SnapshotPlan) -> str:
+    """Returns what may be for nothing: activations that are kept, in a step that shows no backward."""
+    kept = recorded.categories.get("activation", 0)
+    if (recorded.step.ops.phase == "backward").any() or kept < _NOTABLE * recorded.peak_bytes:
+        return ""
+    return (
+        f"{format_bytes(kept)} of activations are kept for a backward that the snapshot does not show: if none follows, "
+        "torch.inference_mode() frees them."
     )
 
 

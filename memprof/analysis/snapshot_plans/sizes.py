@@ -32,6 +32,7 @@ def size_changes() -> list[Change]:
             advice=f"memprof record --loss {_CHUNKS},HEAD, or a fused linear cross-entropy such as Liger Kernel's",
             numerics="rounding",
             transform=partial(chunked_loss, chunks=_CHUNKS),
+            errors=(0.02, 0.03),
             assumes="the last tensors of forward are logits, one row for each token",
         ),
         Change(
@@ -40,6 +41,7 @@ def size_changes() -> list[Change]:
             advice=f"memprof record --accumulate {_PARTS}, or half the batch and two backwards before each update",
             numerics="rounding",
             transform=partial(micro_batches, parts=_PARTS),
+            errors=(0.03, 0.05),
             is_formula=True,
             assumes="all activations grow with the batch",
         ),
@@ -49,6 +51,7 @@ def size_changes() -> list[Change]:
             advice="torch.autocast('cuda', dtype=torch.bfloat16)",
             numerics="approximate",
             transform=half_precision,
+            errors=(0.05, 0.25),
             is_formula=True,
             assumes="the job computes in float32, and all activations are halved",
         ),

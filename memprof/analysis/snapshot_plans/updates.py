@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,8 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
+#: Code that needs all gradients before the first update.
+_USES_ALL_GRADIENTS = re.compile(r"[/\\]torch[/\\](nn[/\\]utils[/\\]clip_grad|amp[/\\]grad_scaler)\.py:")
 #: Adam and its kin keep two numbers for each element of a parameter.
 _ADAM_STATES = 2
 #: Allocations of a node of autograd's graph behind that of a parameter's gradient, such as those of a bias.
@@ -39,6 +42,7 @@ def update_changes(world_size: int = 1) -> list[Change]:
             advice="memprof record --optimizer in-backward, or register_post_accumulate_grad_hook for each parameter",
             numerics="none",
             transform=in_backward,
+            errors=(0.01, 0.02),
             frees_gradients=True,
         ),
         Change(
@@ -47,6 +51,7 @@ def update_changes(world_size: int = 1) -> list[Change]:
             advice="memprof record --optimizer 8bit, or torchao.optim.AdamW8bit",
             numerics="approximate",
             transform=eight_bit_state,
+            errors=(0.01, 0.01),
             is_formula=True,
             assumes="the state is of float32",
         ),
@@ -56,6 +61,7 @@ def update_changes(world_size: int = 1) -> list[Change]:
             advice="memprof record --optimizer host, or torchao.optim.CPUOffloadOptimizer",
             numerics="none",
             transform=state_elsewhere,
+            errors=(0.01, 0.01),
         ),
     ]
     if world_size > 1:
@@ -82,6 +88,8 @@ def in_backward(step: Step) -> Step:
     gradients = of_category(step, "gradient")
     if not phase_rows(step, "backward").size or not phase_rows(step, "optimizer").size:
         raise PolicyError("The step shows no backward with an update after it.")
+    if any(_USES_ALL_GRADIENTS.search(str(frames)) for frames in step.stacks.frames):
+        raise PolicyError("The job clips or unscales gradients, for which it needs all of them at once.")
     made = gradients & made_in(step, "backward")
     if not made.any():
         raise PolicyError("The gradients were made before this step: it accumulates them, or sets them to zero.")
