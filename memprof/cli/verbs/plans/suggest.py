@@ -196,7 +196,7 @@ def suggest(
     from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
-    from memprof.analysis.snapshot_plans.search import lacks_operators
+    from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
     from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled
     from memprof.launch.dry.dry_compiled import CompiledPlans
@@ -269,8 +269,8 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
+    from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
-    from memprof.analysis.snapshot_plans.search import search_snapshot
     from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 

@@ -118,8 +118,8 @@ def _remark_on_graph(recorded: SnapshotPlan) -> str:
     if (recorded.step.ops.phase == "backward").any() or kept < _NOTABLE * recorded.peak_bytes:
         return ""
     return (
-        f"{format_bytes(kept)} of activations are kept for a backward that the snapshot does not show: if none follows, "
-        "torch.inference_mode() frees them."
+        f"{format_bytes(kept)} of activations are kept for a backward that the snapshot does not show: if none "
+        "follows, torch.inference_mode() frees them."
     )
 
 
