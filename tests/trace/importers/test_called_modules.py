@@ -60,6 +60,12 @@ def test_a_loop_inside_forward_is_no_second_call() -> None:
     assert names_of(found) == ["net:20.layer:3"] * 5
 
 
+def test_lines_of_one_statement_run_in_any_order() -> None:
+    """The arguments of a call that spans lines run before the line of the call itself."""
+    found = modules_of(*(stack("/job/net.py:20", f"/job/layer.py:{line}") for line in [6, 5, 8, 6, 5, 8]))
+    assert names_of(found) == ["net:20.layer:5.0"] * 3 + ["net:20.layer:5.1"] * 3
+
+
 def test_one_line_that_repeats_is_several_layers() -> None:
     """Layers whose forward is one line are told apart where what they call repeats."""
     inside = [f"{MODULE}/linear.py:134", f"{MODULE}/activation.py:816", f"{MODULE}/linear.py:134"]

@@ -145,7 +145,8 @@ def _split(stacks: Sequence[Stack], rows: list[int], level: int) -> list[list[in
     first = last = 0
     for row in rows:
         line = stacks[row].modules[level].line
-        if not calls or (line < last and line <= first):
+        # Lines of one statement run in any order: only behind its first statement can a call have ended.
+        if not calls or line <= first < last:
             calls.append([])
             first = line
         calls[-1].append(row)
