@@ -21,7 +21,19 @@ from memprof.trace.importers import import_file
 from memprof.trace.step import Step
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.test_called_modules import stack
-from tests.trace.importers.writing import BACKWARD, MIB, OPTIMIZER, TRAIN, block, entry, freed, segment, snapshot, write
+from tests.trace.importers.writing import (
+    BACKWARD,
+    MIB,
+    OPTIMIZER,
+    TRAIN,
+    block,
+    entry,
+    frame,
+    freed,
+    segment,
+    snapshot,
+    write,
+)
 
 UPDATE = OPTIMIZER[1:]  # without the frame that sets up state
 LAYERS = 3
@@ -85,12 +97,18 @@ def training() -> dict[str, Any]:
     return job.content()
 
 
+def imported(folder: Path, job: Job | dict[str, Any]) -> Trace:
+    """Imports a snapshot into a folder."""
+    folder.mkdir(exist_ok=True)
+    content = job.content() if isinstance(job, Job) else job
+    write_trace(folder / "run.memprof", import_file(write(folder / "s.pickle", content)).ranks)
+    return Trace.open(folder / "run.memprof")
+
+
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The imported snapshot."""
-    folder = tmp_path_factory.mktemp("snapshot")
-    write_trace(folder / "run.memprof", import_file(write(folder / "s.pickle", training())).ranks)
-    return folder / "run.memprof"
+    return Path(imported(tmp_path_factory.mktemp("snapshot"), training()).path)
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +219,7 @@ def test_a_forward_alone_says_that_it_shows_no_backward(tmp_path: Path) -> None:
     for _ in range(2):
         for line in (3, 4):
             job.free(job.alloc(5, stack("/job/net.py:20", f"/job/layer.py:{line}")))
-    write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", job.content())).ranks)
-    trace = Trace.open(tmp_path / "run.memprof")
+    trace = imported(tmp_path, job)
     found = search_snapshot(trace, step_to_plan(trace), MIB)
     reasons = dict(found.refused)
     assert reasons["update in backward"] == "The step shows no backward with an update after it."
@@ -219,8 +236,7 @@ def test_a_request_that_failed_counts_as_made(tmp_path: Path, capsys: pytest.Cap
     content["device_traces"][0].append(
         {"action": "oom", "device_free": MIB, "size": 4 * MIB, "stream": 0, "frames": TRAIN}
     )
-    write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", content)).ranks)
-    planned = step_to_plan(Trace.open(tmp_path / "run.memprof"))
+    planned = step_to_plan(imported(tmp_path, content))
     assert peak_under(planned.step) == 10 + 4
     assert main(["suggest", str(tmp_path / "run.memprof"), "--budget", "13MiB"]) == 0
     page = capsys.readouterr().out
@@ -230,9 +246,7 @@ def test_a_request_that_failed_counts_as_made(tmp_path: Path, capsys: pytest.Cap
 
 def test_an_end_state_cannot_be_replayed(tmp_path: Path) -> None:
     """What is in use at one moment has no order."""
-    content = snapshot([segment(0, block(MIB))])
-    write_trace(tmp_path / "run.memprof", import_file(write(tmp_path / "s.pickle", content)).ranks)
-    trace = Trace.open(tmp_path / "run.memprof")
+    trace = imported(tmp_path, snapshot([segment(0, block(MIB))]))
     with pytest.raises(InconclusiveError, match="without a history"):
         search_snapshot(trace, step_to_plan(trace), MIB)
 
@@ -243,3 +257,23 @@ def test_layers_that_save_nothing_are_not_checkpointed(step: Step) -> None:
     once = checkpoint_change(layers, LAYERS).transform(step)
     with pytest.raises(PolicyError, match="keep nothing"):
         checkpoint_change(layers, LAYERS).transform(once)
+
+
+def test_an_update_in_backward_is_refused_where_all_gradients_are_needed(tmp_path: Path) -> None:
+    """Clipping by the norm of all gradients, and gradients that are accumulated, leave them alive until the update."""
+    clip = [frame("/env/site-packages/torch/nn/utils/clip_grad.py:90", "_get_total_norm"), *TRAIN]
+    for more, reason in ((True, "clips or unscales"), (False, "accumulates")):
+        job = Job()
+        gradients = []
+        for _ in range(1 if more else 2):
+            saved = job.alloc(5, stack("/job/net.py:20", "/job/layer.py:3"))
+            gradients.append(job.alloc(2, BACKWARD))
+            job.free(saved)
+        if more:
+            job.free(job.alloc(1, clip))
+        job.free(job.alloc(2, UPDATE))
+        for address in gradients:
+            job.free(address)
+        trace = imported(tmp_path / f"{more}", job)
+        with pytest.raises(PolicyError, match=reason):
+            named("update in backward").transform(trace.fullest_step())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.replay.live import sum_during
-from memprof.trace.schema import NONE, Bools, Ints, Memory, Storages
+from memprof.trace.schema import NONE, Bools, Ints, Memory
 from memprof.trace.step import Step
 
 
@@ -68,11 +68,7 @@ def resized(step: Step, rows: Bools | Ints, sizes: Ints | int) -> Step:
     """
     allocated, requested = step.storages.allocated_bytes.copy(), step.storages.requested_bytes.copy()
     allocated[rows] = requested[rows] = sizes
-    return with_storages(step, step.storages.replace(allocated_bytes=allocated, requested_bytes=requested))
-
-
-def with_storages(step: Step, storages: Storages) -> Step:
-    """Returns a step with other storages in the same order; recorded counters are dropped."""
+    storages = step.storages.replace(allocated_bytes=allocated, requested_bytes=requested)
     return replace(step, storages=storages, memory=Memory.empty())
 
 

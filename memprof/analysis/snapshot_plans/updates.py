@@ -7,14 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from memprof.analysis.snapshot_plans.change import (
-    Change,
-    made_in,
-    most_at_once,
-    of_category,
-    phase_rows,
-    resized,
-)
+from memprof.analysis.snapshot_plans.change import Change, made_in, most_at_once, of_category, phase_rows, resized
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.rewrite.draft import Draft
@@ -95,11 +88,12 @@ def in_backward(step: Step) -> Step:
         raise PolicyError("The gradients were made before this step: it accumulates them, or sets them to zero.")
     if step.storages.allocated_bytes[gradients & ~made & (step.storages.freed_op_id == NONE)].sum():
         raise PolicyError("Gradients stay from step to step: the job sets them to zero instead of to None.")
-    draft = Draft(step)
-    storages = step.storages
-    rows = np.flatnonzero(made)
-    rows = rows[np.argsort(storages.created_op_id[rows], kind="stable")]
-    free_after = completed_after(step, rows)
+    storages, rows = step.storages, np.flatnonzero(made)
+    forward = np.append(0, np.cumsum(step.ops.phase == "forward"))
+    ends = np.where(storages.freed_op_id[rows] == NONE, len(step.ops) - 1, storages.freed_op_id[rows])
+    if (forward[ends + 1] > forward[storages.created_op_id[rows]]).any():
+        raise PolicyError("Gradients live through a forward: the job accumulates them, or frees them behind it.")
+    draft, free_after = Draft(step), completed_after(step, rows)
     draft.free(rows, free_after)
     temporaries = made_in(step, "optimizer") & (storages.category == "temporary")
     copies = _temporaries_of_one(step, temporaries, rows)

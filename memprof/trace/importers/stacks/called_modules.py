@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import PureWindowsPath
 from typing import NamedTuple
 
@@ -107,13 +108,7 @@ def find_modules(stacks: Sequence[Stack], steps: Ints, phases: Texts) -> CalledM
 
 def _runs(rows: list[int], keys: Sequence[object]) -> list[list[int]]:
     """Splits rows where their keys change."""
-    found: list[list[int]] = []
-    for place, row in enumerate(rows):
-        if place and keys[place] == keys[place - 1]:
-            found[-1].append(row)
-        else:
-            found.append([row])
-    return found
+    return [[row for row, _ in run] for _, run in groupby(zip(rows, keys, strict=True), key=itemgetter(1))]
 
 
 def _calls(stacks: Sequence[Stack], rows: list[int], level: int) -> list[_Call]:
