@@ -66,12 +66,16 @@ class _Rows:
 FindPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
-def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[type[Table], Table], Phases]:
+def device_tables(
+    device: DeviceHistory, find_phases: FindPhases, *, reads_modules: bool = True
+) -> tuple[dict[type[Table], Table], Phases]:
     """Builds the tables of one device.
 
     Args:
         device: The device.
         find_phases: Derives steps and phases.
+        reads_modules: Read modules off the stacks; else there are no tables of modules, and no row has one, as for a
+            job whose modules are recorded.
 
     Returns:
         The tables, and the derived steps and phases.
@@ -79,12 +83,12 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
     phases = find_phases(rows.stacks, rows.time_us)
     # The rows of an end state are in no order of time.
-    called = find_modules(rows.stacks if device.facts.has_timeline else [], phases.step, phases.phase)
+    stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
+    called = find_modules(stacks, phases.step, phases.phase)
     order = np.argsort(rows.created, kind="stable")
     storages = _storages(device, rows, phases, called, order)
+    modules: Mapping[type[Table], Table] = {Modules: called.modules, ModuleCalls: called.calls}
     tables: Mapping[type[Table], Table] = {
-        Modules: called.modules,
-        ModuleCalls: called.calls,
         Steps: step_table(phases, rows.time_us, is_cut_off=bool(device.facts.out_of_memory)),
         Ops: _ops(device, rows, phases, called),
         Storages: storages,
@@ -95,7 +99,7 @@ def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[
         Segments: device.segments,
         Stacks: device.stacks.table(),
     }
-    return dict(tables), phases
+    return {**tables, **(modules if reads_modules else {})}, phases
 
 
 def _timeline(device: DeviceHistory) -> _Rows:
