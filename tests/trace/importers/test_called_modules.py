@@ -99,12 +99,12 @@ def test_a_second_batch_runs_the_same_modules_again() -> None:
 
 
 def test_backward_runs_the_layers_again_last_first() -> None:
-    """A layer that backward recomputes is the one of forward, counted from the last."""
+    """A layer that backward recomputes is the one of forward, counted from the last, whatever else was called since."""
     again = [stack("/job/layer.py:3"), stack("/job/layer.py:4")]
-    found = modules_of(*layers(2, 2), *again, None, *again, phases="ffffbbbbb")
+    found = modules_of(*layers(2, 2), TRAIN, stack("/job/other.py:9"), *again, None, *again, phases="ffffffbbbbb")
     names = names_of(found)
-    assert names[4:] == [names[3], names[3], "", names[1], names[1]]
-    assert found.calls.is_recompute.tolist() == [False] * 3 + [True] * 2
+    assert names[6:] == [names[3], names[3], "", names[1], names[1]]
+    assert found.calls.is_recompute.tolist() == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize(("function", "name"), [("forward", "Layer"), ("backward", "layer:4")])

@@ -212,7 +212,7 @@ class _Tree:
         self._parent: list[int] = []
         self._key: list[_Key] = []
         self._found: dict[tuple[int, _Key], int] = {}
-        #: Modules by file and first line, in the order of their calls in the last forward; backward runs them again.
+        #: Modules by file and first line, in the order of their calls since backward last ran any of them again.
         self._called: dict[tuple[str, int], list[int]] = defaultdict(list)
         self._left: dict[tuple[str, int], list[int]] = {}
 
@@ -223,8 +223,9 @@ class _Tree:
             known = left.pop() if left else NONE
         else:
             known = NONE
-            self._called.clear()
-            self._left.clear()
+            if self._left:  # a backward has run what was called before
+                self._called.clear()
+                self._left.clear()
         self._number(
             root, known if known != NONE else self._module(NONE, _Key("", root.file, root.function, root.low, 0))
         )
