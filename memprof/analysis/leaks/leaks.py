@@ -156,7 +156,9 @@ class _Held:
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
         self._holders, self._sources, self._steps_of = trace.table(Holders), sources, steps_of
-        self._uses, self._storages = trace.table(Uses), trace.table(Storages)
+        self._uses = trace.table(Uses)
+        written = self._uses.take(self._uses.role != "read")
+        self._written = written.take(np.argsort(written.storage_id, kind="stable"))
 
     def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
         """Returns what holds some storages: a variable, else the graph of a tensor computed from them."""
@@ -185,14 +187,14 @@ class _Held:
         found, step = {storage_id}, self._steps_of[storage_id]
         waiting = [storage_id]
         while waiting:
-            op = int(self._storages.created_op_id[waiting.pop()])
-            if op == NONE:
-                continue
-            own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
-            for used in self._uses.storage_id[own].tolist():
-                if used not in found and used < len(self._steps_of) and self._steps_of[used] == step:
-                    found.add(used)
-                    waiting.append(used)
+            storage = waiting.pop()
+            writers = slice(*np.searchsorted(self._written.storage_id, [storage, storage + 1]).tolist())
+            for op in self._written.op_id[writers].tolist():
+                own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
+                for used in self._uses.storage_id[own].tolist():
+                    if used not in found and used < len(self._steps_of) and self._steps_of[used] == step:
+                        found.add(used)
+                        waiting.append(used)
         return found
 
 
