@@ -10,6 +10,7 @@ from memprof.analysis.snapshot_plans.change import Change, made_in, of_category,
 from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
+from memprof.replay.live import sum_during
 from memprof.trace.schema import NONE, Bools, Storages
 from memprof.trace.step import Step
 
@@ -32,7 +33,7 @@ def size_changes() -> list[Change]:
             advice=f"memprof record --loss {_CHUNKS},HEAD, or a fused linear cross-entropy such as Liger Kernel's",
             numerics="rounding",
             transform=partial(chunked_loss, chunks=_CHUNKS),
-            errors=(0.02, 0.03),
+            errors=(0.03, 0.03),
             assumes="the last tensors of forward are logits, one row for each token",
         ),
         Change(
@@ -51,7 +52,7 @@ def size_changes() -> list[Change]:
             advice="torch.autocast('cuda', dtype=torch.bfloat16)",
             numerics="approximate",
             transform=half_precision,
-            errors=(0.05, 0.25),
+            errors=(0.10, 0.25),
             is_formula=True,
             assumes="the job computes in float32, and all activations are halved",
         ),
@@ -75,7 +76,17 @@ def chunked_loss(step: Step, chunks: int) -> Step:
         raise PolicyError(
             "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
         )
-    return resized(step, logits, -(-step.storages.allocated_bytes[logits] // chunks))
+    divided = logits | _made_beside(step, logits)
+    return resized(step, divided, -(-step.storages.allocated_bytes[divided] // chunks))
+
+
+def _made_beside(step: Step, logits: Bools) -> Bools:
+    """Returns which storages backward makes and frees while it holds the logits' gradient: kernels' own memory."""
+    storages = step.storages
+    is_held = (sum_during(storages.take(logits), len(step.ops)) > 0) & (step.ops.phase == "backward")
+    created, freed = storages.created_op_id, storages.freed_op_id
+    ends: Bools = (created != NONE) & (freed != NONE) & is_held[created] & is_held[freed]
+    return ends & of_category(step, "temporary", "workspace")
 
 
 def _logits(step: Step) -> Bools:
