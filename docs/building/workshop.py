@@ -41,6 +41,7 @@ RECIPES = {
     "dry-run.pickle": (
         "memprof record --dry-run --device a100-80g -o dry.memprof train.py --batch-size 8 --snapshot dry-run.pickle"
     ),
+    "snapshot.memprof": "memprof import gpu.pickle -o snapshot.memprof",
     "stages.memprof": "memprof record --dry-run --device rtx4090 --ranks 4 -o stages.memprof stages.py 1f1b",
     "trace.json.gz": "python profiled.py",
 }

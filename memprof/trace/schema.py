@@ -58,6 +58,7 @@ CATEGORIES = (
     "collective",
     "unknown",
 )
+CATEGORY_SOURCES = ("stack", "phases", "size", "profiler")
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
 HOLDER_KINDS = ("global", "local", "class", "closure", "exception", "cache", "optimizer", "unknown")
@@ -283,6 +284,12 @@ class Storages(Table):
 
     storage_id: Ints = _id("dense id in order of allocation")
     category: Texts = _text("category", CATEGORIES)
+    category_source: Texts = _text(
+        "how the category of an imported allocation was determined: by its stack, by the phases in which it was made "
+        "and freed, by its size and order, or by torch's profiler; null where it is unknown, and in memprof's own "
+        "recordings",
+        CATEGORY_SOURCES,
+    )
     name: Texts = _text("qualified parameter or buffer name, with the state's key for optimizer state; null elsewhere")
     module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or created it; null outside")
     device: Texts = _text("such as cpu or cuda:0")

@@ -224,3 +224,30 @@ def test_proxies_and_overridden_methods_are_not_called() -> None:
 
     assert look().chain == "proxy.kept[0]"
     assert touched == []
+
+
+UNRELATED = """\
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+scale = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+nodes, losses = [], []
+for step in range(8):
+    out = model(torch.randn(128, 64)).square()
+    out.mean().backward(retain_graph=True)
+    nodes.append(out.grad_fn)
+    losses.append((scale * 2).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_graph_of_a_tensor_that_was_computed_from_others_is_not_named(tmp_path: Path) -> None:
+    """The nodes of one graph hold activations; the only tensor known to have a graph was computed without these."""
+    script = tmp_path / "train.py"
+    script.write_text(UNRELATED)
+    report = leaks_of(tmp_path, script)
+    held = {leak.line.rpartition(":")[2]: leak.held_by for leak in report.leaks}
+    assert held["7"] is None
+    assert held["10"] is not None
+    assert held["10"].chain.startswith("losses[")

@@ -17,7 +17,7 @@ from memprof.analysis.leaks.growth import (
 )
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
-from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages
+from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
 from memprof.trace.store import Trace
 
 
@@ -121,7 +121,7 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
         place = line.place if line is not None else f"{ops.name[op]} {storages.module_id[row]}"
         groups.setdefault(place, []).append(row)
     steps_of = ops.step[storages.created_op_id]
-    held = _Held(trace.table(Holders), sources, steps_of)
+    held = _Held(trace, sources, steps_of)
     made_in = ends.steps[:-1].tolist()
     leaks = []
     for rows in groups.values():
@@ -154,11 +154,14 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
 class _Held:
     """Looks up what holds storages."""
 
-    def __init__(self, holders: Holders, sources: Sources, steps_of: Ints) -> None:
-        self._holders, self._sources, self._steps_of = holders, sources, steps_of
+    def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
+        self._holders, self._sources, self._steps_of = trace.table(Holders), sources, steps_of
+        self._uses = trace.table(Uses)
+        written = self._uses.take(self._uses.role != "read")
+        self._written = written.take(np.argsort(written.storage_id, kind="stable"))
 
     def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
-        """Returns what holds some storages: a variable, else the graph of a tensor made in the same steps."""
+        """Returns what holds some storages: a variable, else the graph of a tensor computed from them."""
         holders = self._holders
         is_known = holders.chain != ""
         rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
@@ -168,14 +171,31 @@ class _Held:
         if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
             return None  # it may be one of those that were not looked up
         has_graph: Bools = holders.has_graph & is_known & (holders.storage_id != NONE)
+        kept = set(storages.storage_id[some].tolist())
         roots: dict[str, int] = {}
         for row in np.flatnonzero(has_graph).tolist():
             storage = int(holders.storage_id[row])
-            if storage < len(self._steps_of) and int(self._steps_of[storage]) in steps:
+            is_made_then = storage < len(self._steps_of) and int(self._steps_of[storage]) in steps
+            if is_made_then and not kept.isdisjoint(self._computed_from(storage)):
                 roots.setdefault(str(holders.chain[row]).partition("[")[0], row)
         # Of several graphs, any may hold it.
         row = next(iter(roots.values())) if len(roots) == 1 else NONE
         return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
+
+    def _computed_from(self, storage_id: int) -> set[int]:
+        """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
+        found, step = {storage_id}, self._steps_of[storage_id]
+        waiting = [storage_id]
+        while waiting:
+            storage = waiting.pop()
+            writers = slice(*np.searchsorted(self._written.storage_id, [storage, storage + 1]).tolist())
+            for op in self._written.op_id[writers].tolist():
+                own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
+                for used in self._uses.storage_id[own].tolist():
+                    if used not in found and used < len(self._steps_of) and self._steps_of[used] == step:
+                        found.add(used)
+                        waiting.append(used)
+        return found
 
 
 def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) -> HeldBy:

@@ -118,6 +118,21 @@ def by_category(holding: Holding) -> Breakdown[str]:
     return _split(holding, holding.step.storages.category[holding.rows].tolist(), WORKSPACE)
 
 
+def category_sources(holding: Holding) -> dict[str, dict[str, int]]:
+    """Returns how the categories of imported memory were determined: bytes by category and source, largest first.
+
+    Categories that were recorded, and those that are unknown, have no source and are left out.
+    """
+    storages = holding.step.storages
+    keys = zip(storages.category[holding.rows], storages.category_source[holding.rows], strict=True)
+    found: dict[str, dict[str, int]] = {}
+    for part in split_bytes([f"{category} {source}" for category, source in keys], holding.bytes.tolist()).parts:
+        category, _, source = str(part.key).partition(" ")
+        if source:
+            found.setdefault(category, {})[source] = part.bytes
+    return found
+
+
 def by_module(holding: Holding, tree: ModuleTree) -> Breakdown[int]:
     """Splits by the node of the module that owns or allocated the memory, excluding the nodes below it."""
     nodes = tree.nodes_of(holding.step.storages.module_id[holding.rows])

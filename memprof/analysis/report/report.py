@@ -19,6 +19,7 @@ from memprof.analysis.report.breakdown import (
     by_phase,
     by_source,
     by_stack,
+    category_sources,
     hold_at,
 )
 from memprof.analysis.report.device_use import DeviceUse, summarise_devices
@@ -91,6 +92,7 @@ class MomentSplit:
         moment: The moment.
         holding: The live memory.
         by_category: Split by category.
+        category_sources: For imported memory, bytes by category and how it was determined.
         by_module: Split by node of ``Report.tree``, without children.
         by_op: Split by the operator that allocated it.
         by_source: Split by the user's line of code that allocated it.
@@ -101,6 +103,7 @@ class MomentSplit:
     moment: Moment
     holding: Holding
     by_category: Breakdown[str]
+    category_sources: dict[str, dict[str, int]]
     by_module: Breakdown[int]
     by_op: Breakdown[str]
     by_source: Breakdown[SourceLine]
@@ -262,6 +265,7 @@ def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int, ea
         moment=describe_moment(step, sources, op_id, holding.total_bytes),
         holding=holding,
         by_category=by_category(holding),
+        category_sources=category_sources(holding),
         by_module=by_module(holding, tree),
         by_op=by_op(holding),
         by_source=by_source(holding, sources),

@@ -86,6 +86,7 @@ def _split(report: Report, split: MomentSplit, largest: int) -> Json:
     return {
         "allocated_bytes": split.moment.allocated_bytes,
         "by_category": {str(part.key): part.bytes for part in split.by_category.parts},
+        "category_sources": split.category_sources,
         "by_module": _modules(split.by_module, report.tree),
         "by_op": [{"op": part.key, **to_json(part)} for part in split.by_op.parts],
         "by_source": [{**source_to_json(part.key), **to_json(part)} for part in split.by_source.parts],

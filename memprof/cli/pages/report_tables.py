@@ -44,7 +44,10 @@ def categories(report: Report, has_bars: bool) -> Table:
     split = report.shown.by_category
     held = {str(part.key): part.bytes for part in split.parts}
     elsewhere = {category: 0 for category in report.category_maxima if category not in held}
-    table = make_table("category", ">bytes", ">share", *([""] if has_bars else []), ">own maximum", ">at operator")
+    sources = report.shown.category_sources
+    known = ["determined by"] if sources else []
+    bars = [""] if has_bars else []
+    table = make_table("category", ">bytes", ">share", *bars, ">own maximum", ">at operator", *known)
     for category, size in (held | elsewhere).items():
         maximum = report.category_maxima.get(category)
         colour = _COLOURS.get(category, "")
@@ -56,9 +59,17 @@ def categories(report: Report, has_bars: bool) -> Table:
             *([Text(bar, style=colour)] if has_bars else []),
             format_bytes(maximum.maximum_bytes) if maximum else "",
             str(maximum.op_id) if maximum else "",
+            *([_sources(sources.get(category, {}))] if known else []),
         )
     table.add_row("total", format_bytes(split.total_bytes), _share(split.total_bytes, split.total_bytes), style="bold")
     return table
+
+
+def _sources(sizes: dict[str, int]) -> str:
+    """Formats how the bytes of a category were determined: ``phases``, or ``size 90 %, phases 10 %``."""
+    if len(sizes) < 2:
+        return "".join(sizes)
+    return ", ".join(f"{source} {_share(size, sum(sizes.values()))}" for source, size in sizes.items())
 
 
 def phase_peaks(report: Report) -> Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.optimizer.forms import FormWriter
 from memprof.policies.optimizer.recognise import (
     GRADIENT,
@@ -34,9 +35,6 @@ _CALL_US = 75.0
 #: Default host-device transfer rate for pinned memory, if none was measured: PCIe 4.0 x16 in practice.
 _HOST_BYTES_PER_US = 24_000.0
 
-#: 8-bit state: parameters with fewer elements, or whose element count is no multiple of a block, keep 32 bits; each
-#: block has a scale of 4 bytes, each state a table of 256 numbers (torchao and bitsandbytes alike).
-_EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 #: Copies that swap inserted between the updates.
@@ -292,12 +290,9 @@ def state_of(step: Step, update: Update) -> list[int]:
 
 def _eight_bit_bytes(step: Step, updates: Updates) -> Ints:
     sizes = step.storages.allocated_bytes.copy()
-    for update in updates.updates:
-        for key in _EIGHT_BIT_STATE:
-            storage = update.storages.get(key, NONE)
-            numbers = int(sizes[storage]) // 4 if storage != NONE else 0
-            if numbers >= _EIGHT_BIT_FROM and numbers % _BLOCK == 0:
-                sizes[storage] = numbers + numbers // _BLOCK * 4 + _TABLE_BYTES
+    keys = [update.storages.get(key, NONE) for update in updates.updates for key in _EIGHT_BIT_STATE]
+    state = np.array([storage for storage in keys if storage != NONE], dtype=np.int64)
+    sizes[state] = eight_bit_bytes(sizes[state])
     return sizes
 
 

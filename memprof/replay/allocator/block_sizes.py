@@ -9,7 +9,7 @@ import numpy as np
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED
 from memprof.replay.allocator.rules import ROUNDING_BYTES, SMALL_REQUEST_BYTES, Settings, rounded_request
 from memprof.replay.allocator.window import BlockMap, paired_frees, rewound
-from memprof.trace.schema import AllocatorEvents, Ints
+from memprof.trace.schema import NONE, AllocatorEvents, Ints
 
 
 class UsedBlock(NamedTuple):
@@ -28,12 +28,15 @@ def blocks_in_use(events: AllocatorEvents) -> dict[int, UsedBlock]:
         events: The events of one device, in order, those that list what was there before first.
     """
     used: dict[int, UsedBlock] = {}
-    columns = (events.action, events.address, events.block_bytes, events.size_bytes, events.stack_id)
+    columns = (events.action, events.address, events.block_bytes, events.size_bytes, events.stack_id, events.index)
     is_completed = bool((events.action == "free_completed").any())
-    for action, address, size, requested, stack in zip(*(column.tolist() for column in columns), strict=True):
+    for action, address, size, requested, stack, index in zip(*(column.tolist() for column in columns), strict=True):
         if action == "alloc" and size > 0:
             used[address] = UsedBlock(size, requested, ALLOCATED, stack)
-        elif action in ("free", "free_completed") or (action == "free_requested" and not is_completed):
+        # Of those before the history, only what was still pending is listed.
+        elif action in ("free", "free_completed") or (
+            action == "free_requested" and not is_completed and index != NONE
+        ):
             used.pop(address, None)
         elif action == "free_requested" and address in used:
             used[address] = used[address]._replace(state=PENDING)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memprof.trace.importers.allocations import Allocations, Reserved
 from memprof.trace.importers.columns import Annotation, Blocks, Entries
 from memprof.trace.importers.facts import DeviceFacts
-from memprof.trace.importers.frames import StackTable
+from memprof.trace.importers.stacks.frames import StackTable
 from memprof.trace.schema import Segments
 
 

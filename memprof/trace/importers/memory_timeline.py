@@ -15,9 +15,9 @@ from memprof.trace.importers.allocations import Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.facts import find_facts
-from memprof.trace.importers.frames import NO_STACK, StackTable
 from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot_tables import device_tables
+from memprof.trace.importers.stacks.frames import NO_STACK, StackTable
 from memprof.trace.manifest import Backend, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
 from memprof.version import __version__

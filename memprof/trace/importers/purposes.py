@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.importers.frames import Stack
+from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 #: Workspaces that torch keeps for each handle of cuBLAS (at::cuda::getChosenWorkspaceSize), Hopper's last.
 _CUBLAS_BYTES = (8_519_680, 33_554_432)
 
-#: How a category was determined.
-BY_STACK, BY_PHASES, BY_SIZE = "stacks", "the phases in which it was made and freed", "size and order"
+#: How a category was determined, values of ``schema.CATEGORY_SOURCES``.
+BY_STACK, BY_PHASES, BY_SIZE, BY_PROFILER = "stack", "phases", "size", "profiler"
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ _BACKEND = Backend(
         "every allocation and free of torch's CUDA allocator in the recorded window, and all that is in use at its end",
     ),
     blind_spots=(
-        "which operators read a tensor, and in which modules: rows are allocations, identified by their stacks",
+        "which operators read a tensor: rows are allocations, and their modules those in their stacks",
         "how long operators run",
         "the purpose of memory: categories follow from stacks, phases and sizes",
         "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",

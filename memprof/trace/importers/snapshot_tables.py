@@ -10,11 +10,12 @@ import numpy as np
 from memprof.trace.importers.allocations import pending_after
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import Phases, step_table
-from memprof.trace.importers.purposes import Lives, find_purposes
+from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
+from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
+from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
+from memprof.trace.importers.stacks.frames import NO_STACK, Stack
 from memprof.trace.schema import (
-    ACTIONS,
     NONE,
     AllocatorEvents,
     Annotations,
@@ -22,6 +23,8 @@ from memprof.trace.schema import (
     Floats,
     Ints,
     Memory,
+    ModuleCalls,
+    Modules,
     Ops,
     OutOfMemory,
     Segments,
@@ -29,7 +32,6 @@ from memprof.trace.schema import (
     Steps,
     Storages,
     Table,
-    Texts,
 )
 from memprof.trace.step import sum_at
 
@@ -64,32 +66,40 @@ class _Rows:
 FindPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
-def device_tables(device: DeviceHistory, find_phases: FindPhases) -> tuple[dict[type[Table], Table], Phases]:
+def device_tables(
+    device: DeviceHistory, find_phases: FindPhases, *, reads_modules: bool = True
+) -> tuple[dict[type[Table], Table], Phases]:
     """Builds the tables of one device.
 
     Args:
         device: The device.
         find_phases: Derives steps and phases.
+        reads_modules: Read modules off the stacks; else there are no tables of modules, and no row has one, as for a
+            job whose modules are recorded.
 
     Returns:
         The tables, and the derived steps and phases.
     """
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
     phases = find_phases(rows.stacks, rows.time_us)
+    # The rows of an end state are in no order of time.
+    stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
+    called = find_modules(stacks, phases.step, phases.phase)
     order = np.argsort(rows.created, kind="stable")
-    storages = _storages(device, rows, phases, order)
+    storages = _storages(device, rows, phases, called, order)
+    modules: Mapping[type[Table], Table] = {Modules: called.modules, ModuleCalls: called.calls}
     tables: Mapping[type[Table], Table] = {
         Steps: step_table(phases, rows.time_us, is_cut_off=bool(device.facts.out_of_memory)),
-        Ops: _ops(device, rows, phases),
+        Ops: _ops(device, rows, phases, called),
         Storages: storages,
         Memory: _memory(device, rows, storages),
-        AllocatorEvents: _events(device, rows),
-        Annotations: _annotations(device),
-        OutOfMemory: _failures(device, rows, phases),
+        AllocatorEvents: allocator_events(device, np.minimum(np.cumsum(_is_row(device.entries)), len(rows) - 1)),
+        Annotations: annotation_table(device),
+        OutOfMemory: _failures(device, rows, phases, called),
         Segments: device.segments,
         Stacks: device.stacks.table(),
     }
-    return dict(tables), phases
+    return {**tables, **(modules if reads_modules else {})}, phases
 
 
 def _timeline(device: DeviceHistory) -> _Rows:
@@ -140,7 +150,7 @@ def _end_state(device: DeviceHistory) -> _Rows:
     )
 
 
-def _ops(device: DeviceHistory, rows: _Rows, phases: Phases) -> Ops:
+def _ops(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules) -> Ops:
     is_taken = rows.entry != NONE
     names = [stack.operator or stack.function or ("(no stack)" if taken else AT_END) for stack, taken in _named(rows)]
     names[0] = BEGINNING
@@ -150,6 +160,7 @@ def _ops(device: DeviceHistory, rows: _Rows, phases: Phases) -> Ops:
         op_id=np.arange(len(rows)),
         step=phases.step,
         phase=phases.phase,
+        module_id=called.of_rows(np.arange(len(rows))),
         name=names,
         kind=["allocation"] * len(rows),
         start_us=rows.time_us,
@@ -162,11 +173,13 @@ def _named(rows: _Rows) -> list[tuple[Stack, bool]]:
     return list(zip(rows.stacks, (rows.entry != NONE).tolist(), strict=True))
 
 
-def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -> Storages:
-    lives = device.lives
+def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, order: Ints) -> Storages:
+    lives, purposes = device.lives, _purposes(device, rows, phases)
     return Storages.of(
         storage_id=np.arange(len(order)),
-        category=_categories(device, rows, phases)[order],
+        category=purposes.category[order],
+        category_source=purposes.how[order],
+        module_id=called.of_rows(rows.created[order]),
         device=[device.name] * len(order),
         requested_bytes=lives.requested[order],
         allocated_bytes=lives.allocated[order],
@@ -175,13 +188,16 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
     )
 
 
-def _categories(device: DeviceHistory, rows: _Rows, phases: Phases) -> Texts:
+def _purposes(device: DeviceHistory, rows: _Rows, phases: Phases) -> Purposes:
     """Returns the category of each life: the file's own, else as far as its stack or its two phases determine it."""
     given, born_at = device.entries.category, device.lives.alloc
     if given is not None:
-        return np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
-    lives = Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks)
-    return find_purposes(lives).category if device.facts.has_timeline else np.full(len(rows.created), "unknown", object)
+        category = np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
+        return Purposes(category, np.where(category == "unknown", "", BY_PROFILER).astype(object))
+    if not device.facts.has_timeline:
+        count = len(rows.created)
+        return Purposes(np.full(count, "unknown", dtype=object), np.full(count, "", dtype=object))
+    return find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
@@ -215,49 +231,7 @@ def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
     )
 
 
-def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
-    """Copies the history, after a row without index or operator for each block that existed before it."""
-    entries, lives, blocks = device.entries, device.lives, device.blocks
-    old = np.flatnonzero(lives.alloc == NONE)
-    # Without addresses, as in profiler traces, there is nothing to record about a block.
-    old = old[(lives.block[old] == NONE) | (np.append(blocks.address, NONE)[lives.block[old]] != NONE)]
-    from_block = lives.block[old] != NONE
-    address = np.empty(len(old), dtype=np.int64)
-    address[from_block] = blocks.address[lives.block[old[from_block]]]
-    address[~from_block] = entries.address[lives.free[old[~from_block]]]
-    stacks = [blocks.stacks[block].stack_id if block != NONE else NONE for block in lives.block[old].tolist()]
-    streams = np.zeros(len(old), dtype=np.int64)
-    pools = np.full(len(old), "", dtype=object)
-    if len(device.segments):
-        by_address = np.argsort(device.segments.address, kind="stable")
-        place = by_address[
-            np.maximum(np.searchsorted(device.segments.address[by_address], address, side="right") - 1, 0)
-        ]
-        streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
-    row_of = np.cumsum(_is_row(entries)) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
-    block_bytes = np.full(len(old) + len(entries), NONE, dtype=np.int64)
-    block_bytes[: len(old)] = lives.allocated[old]
-    for ends in (lives.alloc, lives.free):
-        block_bytes[len(old) + ends[ends != NONE]] = lives.allocated[ends != NONE]
-    count = len(old) + len(entries)
-    return AllocatorEvents.of(
-        index=np.concatenate((np.full(len(old), NONE), np.arange(len(entries)))),
-        time_us=np.concatenate((np.full(len(old), np.nan), entries.time_us)),
-        device=[device.name] * count,
-        action=["alloc"] * len(old) + [ACTIONS[code] for code in entries.action.tolist()],
-        address=np.concatenate((address, entries.address)),
-        size_bytes=np.concatenate((lives.requested[old], entries.size)),
-        block_bytes=block_bytes,
-        stream=np.concatenate((streams, entries.stream)),
-        pool=[*pools.tolist(), *entries.pool],
-        op_id=np.concatenate((np.full(len(old), NONE), np.minimum(row_of, len(rows) - 1))),
-        stack_id=[*stacks, *(stack.stack_id for stack in entries.stacks)],
-        compile_context=[*[""] * len(old), *entries.compile_context],
-        user_metadata=[*[""] * len(old), *entries.user_metadata],
-    )
-
-
-def _failures(device: DeviceHistory, rows: _Rows, phases: Phases) -> OutOfMemory:
+def _failures(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules) -> OutOfMemory:
     """Builds the table of failed requests: those of the history, each after the last row before it."""
     entries, lives = device.entries, device.lives
     failed = np.flatnonzero(entries.action == OOM)
@@ -276,7 +250,7 @@ def _failures(device: DeviceHistory, rows: _Rows, phases: Phases) -> OutOfMemory
         op_id=row,
         name=[stack.operator or stack.function for stack in stacks],
         phase=[stack.phase or str(phases.phase[place]) for stack, place in zip(stacks, row.tolist(), strict=True)],
-        module_id=np.full(len(failed), NONE),
+        module_id=called.of_rows(row),
         stack_id=[stack.stack_id for stack in stacks],
         requested_bytes=entries.size[failed],
         allocated_bytes=held[failed],
@@ -286,23 +260,4 @@ def _failures(device: DeviceHistory, rows: _Rows, phases: Phases) -> OutOfMemory
         total_bytes=np.full(len(failed), NONE),
         is_caught=failed < last,
         message=[""] * len(failed),
-    )
-
-
-def _annotations(device: DeviceHistory) -> Annotations:
-    """Pairs the starts and ends of named spans, those inside each other innermost first."""
-    spans: list[tuple[str, float, float]] = []
-    begun: dict[str, list[float]] = {}
-    for one in device.annotations:
-        if one.is_start:
-            begun.setdefault(one.name, []).append(one.time_us)
-        else:
-            starts = begun.get(one.name)
-            spans.append((one.name, starts.pop() if starts else np.nan, one.time_us))
-    spans += [(name, start, np.nan) for name, starts in begun.items() for start in starts]
-    return Annotations.of(
-        device=[device.name] * len(spans),
-        name=[name for name, _, _ in spans],
-        start_us=[start for _, start, _ in spans],
-        end_us=[end for _, _, end in spans],
     )

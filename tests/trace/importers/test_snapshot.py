@@ -93,7 +93,15 @@ def test_categories_follow_from_phases_stacks_and_sizes(tmp_path: Path) -> None:
     """
     trace = imported(tmp_path, small_job())
     expected = ["activation", "parameter", "activation", "gradient", "optimizer_state"]
-    assert trace.table(Storages).category.tolist() == expected
+    storages = trace.table(Storages)
+    assert storages.category.tolist() == expected
+    assert storages.category_source.tolist() == ["phases", "size", "phases", "phases", "stack"]
+    report = build_report(trace)
+    assert report.at_peak.category_sources == {
+        "activation": {"phases": 2 * MIB},
+        "parameter": {"size": 3 * MIB},
+        "gradient": {"phases": 3 * MIB},
+    }
 
 
 def test_the_allocators_events_are_kept_in_full(tmp_path: Path) -> None:

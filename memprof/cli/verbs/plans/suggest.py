@@ -196,6 +196,7 @@ def suggest(
     from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
+    from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
     from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled
     from memprof.launch.dry.dry_compiled import CompiledPlans
@@ -210,6 +211,15 @@ def suggest(
     opened = Trace.open(trace, rank)
     machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
     search_request = read_search_request(**search_flags)
+    if lacks_operators(opened):
+        refused = (written, explained, target, check, compile_runs, cluster_request, size.option, *compiled)
+        if any(refused):
+            raise UsageError(
+                f"{trace} is imported and has no operators: suggest takes --budget, --machine, --allow, --forbid, "
+                "--world-size, --step, --rank and --json for it. For plan files and other sizes, record the job itself "
+                "with memprof record (or --dry-run)."
+            )
+        return _show_snapshot(opened, step_number, search_request, world_size, is_json=is_json)
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
@@ -250,10 +260,38 @@ def suggest(
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
 
 
+def _show_snapshot(
+    opened: Trace,
+    step_number: int | None,
+    search_request: Callable[..., SearchRequest],
+    world_size: int,
+    *,
+    is_json: bool,
+) -> int:
+    """Prints what would make the job of an imported snapshot fit; returns the exit code."""
+    from memprof.analysis.snapshot_plans.change_search import search_snapshot
+    from memprof.analysis.snapshot_plans.planned_step import step_to_plan
+    from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
+    from memprof.replay.live import live_bytes
+
+    planned = step_to_plan(opened, step_number)
+    request = search_request(int(live_bytes(planned.step).during.max(initial=0)), world_size=world_size)
+    found = search_snapshot(
+        opened,
+        planned,
+        request.budget_bytes,
+        request.allow,
+        request.forbid,
+        request.world_size,
+        counts_reserved=request.counts_reserved,
+    )
+    return show_snapshot_plans(found, is_json=is_json)
+
+
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
     """Prints what a recording without a complete step shows; returns the exit code."""
     from memprof.analysis.plans.partial_step import examine_partial
-    from memprof.cli.pages.partial_page import show_partial
+    from memprof.cli.pages.suggestions.partial_page import show_partial
 
     found = examine_partial(opened)
     return show_partial(found, search_request(found.least_bytes).budget_bytes, is_json=is_json)

@@ -50,7 +50,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
     number, first = np.unique(peaks["step"], return_index=True)
     start_us = peaks["start_ns"][first] / 1000
     annotations = _annotations(device, start_us.tolist())
-    tables, _ = device_tables(device, partial(find_phases, annotations=annotations))
+    tables, _ = device_tables(device, partial(find_phases, annotations=annotations), reads_modules=False)
     ops, steps = tables[Ops], tables[Steps]
     assert isinstance(ops, Ops)
     assert isinstance(steps, Steps)

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from memprof.trace.assemble.source.lines import PLACE, function_around, lines_of
 from memprof.trace.schema import NONE, Ops, Stacks
+from memprof.trace.source_lines import PLACE, function_around, lines_of
 
 #: In source code: ``x.float()``, ``softmax(x, dtype=torch.float32)``, ``x.to(other.dtype)``, ``x.type_as(other)``.
 _CASTS = re.compile(r"dtype|float32|\.float\(|\.double\(|\.type(_as)?\(|\.(half|bfloat16)\(")

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from functools import cache
 
-from memprof.trace.assemble.source.lines import function_around, lines_of
+from memprof.trace.source_lines import function_around, lines_of
 
 
 @dataclass(frozen=True)

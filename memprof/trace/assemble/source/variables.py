@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.trace.assemble.source.lines import PLACE
 from memprof.trace.assemble.source.statements import Function, Statement, function_at
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Ops, Stacks, Storages, Uses
+from memprof.trace.source_lines import PLACE
 
 #: Where torch calls modules: its functions there only return what a module's forward returns.
 _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\module.py"), "_call_impl"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.trace.assemble.source.lines import forget_changed_sources, function_around
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.schema import NONE
+from memprof.trace.source_lines import forget_changed_sources, function_around
 from memprof.trace.step import Step
 from tests.recorder.recorded import record
 

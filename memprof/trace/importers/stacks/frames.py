@@ -1,4 +1,4 @@
-"""Stacks of a snapshot: keeps Python frames, and derives operators and phases from C++ frames."""
+"""Stacks of a snapshot: keeps Python frames, and derives operators, phases and calls of modules."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ _MODULE_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
 
 
 @dataclass(frozen=True)
+class ModuleFrame:
+    """The frame in which a module's code runs, usually its ``forward``.
+
+    Attributes:
+        file: Its file.
+        line: The line that runs in it.
+        function: Its function.
+        site: The frames that led to it from the module around it, the outermost first, each as file, line and function.
+    """
+
+    file: str
+    line: int
+    function: str
+    site: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Stack:
     """Information derived from one stack.
 
@@ -47,6 +64,7 @@ class Stack:
         is_python: It has a Python frame.
         makes_gradient: It assigns a gradient.
         makes_state: It initialises optimizer state.
+        modules: The modules that run, the outermost first.
     """
 
     stack_id: int = NONE
@@ -57,12 +75,15 @@ class Stack:
     is_python: bool = False
     makes_gradient: bool = False
     makes_state: bool = False
+    modules: tuple[ModuleFrame, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Frame:
     text: str
     function: str
+    file: str
+    line: int
     is_python: bool
     is_library: bool
     operator: str
@@ -71,6 +92,9 @@ class _Frame:
 
 
 NO_STACK = Stack()
+
+#: Modules in a stack that are looked at; a deeper nesting is a recursion.
+_MOST_MODULES = 64
 
 #: What torch adds to the frames of code that torch.fx generated.
 _FX_KEYS = ("fx_node_op", "fx_node_name", "fx_original_trace")
@@ -140,6 +164,7 @@ class StackTable:
             is_python=bool(python),
             makes_gradient="g" in marks,
             makes_state="s" in marks,
+            modules=_modules(python),
         )
 
     def _frame(self, frame: Any) -> _Frame:
@@ -161,19 +186,54 @@ def _phase(marks: str) -> str:
     return "forward" if "f" in marks else ""
 
 
+def _modules(python: list[_Frame]) -> tuple[ModuleFrame, ...]:
+    """Returns the calls of modules in Python frames, innermost first as they are, outermost first as returned.
+
+    A call is two frames of torch's ``Module``; what runs in it is the next ``forward`` inside, or, where a hook or a
+    decorator calls it by another name, the next frame outside torch. The outermost may also be called by its name.
+    """
+    found: list[ModuleFrame] = []
+    begun = 0  # the outermost frame that led to the next call
+    outermost_first = python[::-1]
+    for place, frame in enumerate(outermost_first):
+        if "f" not in frame.marks:
+            by_name = frame.function == "forward" and not frame.is_library
+            if by_name and not found and "a" not in outermost_first[place - 1].marks:
+                site = tuple(one.text for one in outermost_first[:place])
+                found.append(ModuleFrame(frame.file, frame.line, frame.function, site))
+                begun = place
+            continue
+        inside = []
+        for one in outermost_first[place + 1 :]:
+            if one.function in ("_wrapped_call_impl", "_call_impl") and _MODULE_FILE.search(one.file):
+                break
+            inside.append(one)
+        callee = next((one for one in inside if one.function == "forward"), None) or next(
+            (one for one in inside if not one.is_library), None
+        )
+        if callee is not None:
+            site = tuple(one.text for one in outermost_first[begun:place])
+            found.append(ModuleFrame(callee.file, callee.line, callee.function, site))
+            begun = place + 1 + inside.index(callee)
+    return tuple(found[:_MOST_MODULES])
+
+
 def _read_frame(frame: Any) -> _Frame:
     if not isinstance(frame, dict):
-        return _Frame(_line(text_of(frame)), "", is_python=False, is_library=False, operator="", marks="")
+        return _Frame(_line(text_of(frame)), "", "", 0, is_python=False, is_library=False, operator="", marks="")
     file, function, line = text_of(frame.get("filename")), text_of(frame.get("name")), frame.get("line", 0)
     if _CPP_FILE.search(file):
         operator = _OPERATOR.match(function)
         marks = "b" if _BACKWARD_CPP.match(function) else ""
         marks += "g" if _ACCUMULATE in function else ""
         name = f"aten.{operator[1]}" if operator else ""
-        return _Frame(_line(f"{file}:{_number(line)}:{function}"), function, False, False, name, marks)
+        text = _line(f"{file}:{_number(line)}:{function}")
+        return _Frame(text, function, file, _number(line), False, False, name, marks)
     return _Frame(
         text=_line(f"{file}:{_number(line)}:{function}"),
         function=_line(function),
+        file=_line(file),
+        line=_number(line),
         is_python=True,
         is_library=_LIBRARY_FILE.search(file) is not None,
         operator="",

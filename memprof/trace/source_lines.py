@@ -10,7 +10,8 @@ from pathlib import Path
 _MOST_BYTES = 4 * 2**20
 #: A line of a stack: file, line and function.
 PLACE = re.compile(r"(?P<path>.+):(?P<line>[0-9]{1,9}):(?P<function>.*)")
-_DEFINES = re.compile(r"\s*(async\s+)?def\s")
+_DEFINES = re.compile(r"\s*(async\s+)?def\s+(?P<name>\w+)")
+_CLASS = re.compile(r"\s*class\s+(\w+)")
 #: Files that were read, with their state at that time.
 _read: dict[str, tuple[int, int] | None] = {}
 
@@ -45,6 +46,24 @@ def function_around(path: str, line: int) -> tuple[int, int]:
     while last < len(lines) and (not lines[last].strip() or _indent(lines[last]) > _indent(lines[first])):
         last += 1
     return first, last
+
+
+def class_around(path: str, line: int, function: str) -> str:
+    """Returns the class whose method a line is in; "" where there is none, or the file is not the one that ran.
+
+    Args:
+        path: The file.
+        line: A line in the method's body, 1 first.
+        function: Name of the method.
+    """
+    first, last = function_around(path, line)
+    lines = lines_of(path)
+    defined = _DEFINES.match(lines[first]) if first < last else None
+    if defined is None or defined["name"] != function:
+        return ""
+    outer = (text for text in lines[:first][::-1] if text.strip() and _indent(text) < _indent(lines[first]))
+    match = _CLASS.match(next(outer, ""))
+    return "" if match is None else match[1]
 
 
 def forget_changed_sources() -> bool:

@@ -1,0 +1,215 @@
+"""Searches for changes under which an imported snapshot's job fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+
+from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
+from memprof.analysis.snapshot_plans.change import Change
+from memprof.analysis.snapshot_plans.layers import Layers, checkpoint_change, find_layers
+from memprof.analysis.snapshot_plans.planned_step import PlannedStep
+from memprof.analysis.snapshot_plans.plans import SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.sizes import size_changes
+from memprof.analysis.snapshot_plans.updates import update_changes
+from memprof.errors import InconclusiveError, PolicyError
+from memprof.replay.live import live_bytes
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import NONE, Storages, Uses
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: Plans to show of those that fit, and of those that do not.
+_MOST_SHOWN = 8
+#: Changes that are combined at most.
+_MOST_CHANGES = 3
+#: Classes of layers that are tried.
+_MOST_CLASSES = 2
+#: Activations that are at least this share of the peak are remarked on where nothing uses them.
+_NOTABLE = 0.1
+#: The order of policies by what they cost a job, the cheapest first.
+_CHEAPEST_FIRST = ("loss", "optimizer", "shard", "checkpoint", "accumulate", "precision")
+
+
+def lacks_operators(trace: Trace) -> bool:
+    """Returns whether a recording has allocations and no operators that use them, as imported ones."""
+    return bool(len(trace.table(Storages))) and not len(trace.table(Uses))
+
+
+def search_snapshot(
+    trace: Trace,
+    planned: PlannedStep,
+    budget_bytes: int,
+    allow: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    world_size: int = 1,
+    *,
+    counts_reserved: bool = False,
+) -> SnapshotPlans:
+    """Searches for changes under which a step fits a budget; every combination is replayed as a whole.
+
+    Args:
+        trace: The recording.
+        planned: Its step to plan for.
+        budget_bytes: Most bytes.
+        allow: Names of policies to use; empty for all.
+        forbid: Names of policies not to use.
+        world_size: Number of ranks to shard optimizer state over.
+        counts_reserved: What the allocator reserves must fit, too, with expandable segments at the latest.
+
+    Raises:
+        InconclusiveError: The recording shows an end state, or sums, instead of allocations in order.
+    """
+    step = planned.step
+    if not (step.storages.created_op_id != NONE).any() or not (step.storages.freed_op_id != NONE).any():
+        raise InconclusiveError(
+            f"{trace.path} shows what is in use at one moment, without a history of allocations and frees: what a "
+            "change saves cannot be replayed. Record a history (docs/import.md), or the job itself with memprof record."
+        )
+    manifest = trace.manifest
+    recorded = _with_reserved(SnapshotPlan((), step, int(live_bytes(step).during.max())), manifest)
+    path, remark = str(trace.path), planned.remark or _remark_on_graph(recorded)
+    if recorded.fits(budget_bytes) and not (counts_reserved and recorded.needed_reserved > budget_bytes):
+        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, 0, remark)
+    layers = find_layers(step)[:_MOST_CLASSES]
+    offered = [
+        *size_changes(),
+        *update_changes(world_size),
+        *(checkpoint_change(one, len(one.modules)) for one in layers),
+    ]
+    changes = [one for one in offered if one.policy not in forbid and (not allow or one.policy in allow)]
+    possible, refused = _split(step, changes)
+    if not layers:
+        refused.append(("checkpoint layers", _why_no_layers(step)))
+    replayed = (_replayed(step, combined) for combined in _combinations(possible))
+    plans = [plan for plan in replayed if plan is not None]
+
+    def fits(plan: SnapshotPlan) -> bool:
+        return plan.fits(budget_bytes) and not (
+            counts_reserved and _with_reserved(plan, manifest).needed_reserved > budget_bytes
+        )
+
+    fitting = [
+        _with_reserved(_with_fewest_layers(step, one, layers, fits), manifest)
+        for one in islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN)
+    ]
+    lowest = min((recorded, *plans), key=lambda one: one.peak_bytes)
+    others = [one for one in plans if len(one.changes) == 1 or one is lowest]
+    others = [one for one in others if not fits(one) and one.peak_bytes < recorded.peak_bytes]
+    return SnapshotPlans(
+        trace=path,
+        budget_bytes=budget_bytes,
+        recorded=recorded,
+        recorded_fits=False,
+        fitting=tuple(fitting),
+        others=tuple(sorted(others, key=lambda one: one.peak_bytes)[:_MOST_SHOWN]),
+        refused=tuple(refused),
+        lowest=lowest,
+        tried=len(plans),
+        remark=remark,
+    )
+
+
+def _remark_on_graph(recorded: SnapshotPlan) -> str:
+    """Returns what may be for nothing: activations that are kept, in a step that shows no backward."""
+    kept = recorded.categories.get("activation", 0)
+    if (recorded.step.ops.phase == "backward").any() or kept < _NOTABLE * recorded.peak_bytes:
+        return ""
+    return (
+        f"{format_bytes(kept)} of activations are kept for a backward that the snapshot does not show: if none "
+        "follows, torch.inference_mode() frees them."
+    )
+
+
+def _split(step: Step, changes: Sequence[Change]) -> tuple[list[Change], list[tuple[str, str]]]:
+    """Returns the changes that lower the bytes somewhere, and those that are not possible, with the reason."""
+    possible, refused = [], []
+    for change in changes:
+        try:
+            change.transform(step)
+        except PolicyError as reason:
+            refused.append((change.what, str(reason)))
+        else:
+            possible.append(change)
+    return sorted(possible, key=_cost), refused
+
+
+def _cost(change: Change) -> tuple[bool, int]:
+    return change.is_formula, _CHEAPEST_FIRST.index(change.policy)
+
+
+def _combinations(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
+    """Yields changes that can be combined, few and cheap ones first.
+
+    Gradients that backward frees cannot be accumulated.
+    """
+    for count in range(1, _MOST_CHANGES + 1):
+        for combined in combinations(changes, count):
+            # Several classes of layers can be checkpointed, and updates in backward have any state.
+            kinds = [(one.policy, one.frees_gradients) for one in combined if one.policy != "checkpoint"]
+            is_accumulated = any(one.policy == "accumulate" for one in combined)
+            is_freed_early = any(one.frees_gradients for one in combined)
+            if len(kinds) == len(set(kinds)) and not (is_accumulated and is_freed_early):
+                yield combined
+
+
+def _replayed(step: Step, changes: tuple[Change, ...]) -> SnapshotPlan | None:
+    """Returns a step under changes, None where one leaves nothing for another to change.
+
+    Sizes come first, then lives, since changed lives add storages of changed sizes.
+    """
+    for change in sorted(changes, key=lambda change: change.policy == "checkpoint"):
+        try:
+            step = change.transform(step)
+        except PolicyError:
+            return None
+    return SnapshotPlan(changes, step, int(live_bytes(step).during.max()))
+
+
+def _minimal(plans: Iterable[SnapshotPlan]) -> Iterator[SnapshotPlan]:
+    """Yields plans that do not contain an earlier one, whose other changes are not needed."""
+    kept: list[SnapshotPlan] = []
+    for one in plans:
+        if not any(set(fewer.changes) <= set(one.changes) for fewer in kept):
+            kept.append(one)
+            yield one
+
+
+def _with_fewest_layers(
+    step: Step, plan: SnapshotPlan, layers: Sequence[Layers], fits: Callable[[SnapshotPlan], bool]
+) -> SnapshotPlan:
+    """Returns a plan that checkpoints as few layers as fit; one that checkpoints none as it is."""
+    for one in layers:
+        every = checkpoint_change(one, len(one.modules)).what
+        place = next((number for number, change in enumerate(plan.changes) if change.what == every), None)
+        if place is None:
+            continue
+        least, most = 1, len(one.modules)
+        while least < most:
+            middle = (least + most) // 2
+            fewer = list(plan.changes)
+            fewer[place] = checkpoint_change(one, middle)
+            tried = _replayed(step, tuple(fewer))
+            if tried is not None and fits(tried):
+                plan, most = tried, middle
+            else:
+                least = middle + 1
+    return plan
+
+
+def _with_reserved(plan: SnapshotPlan, manifest: Manifest) -> SnapshotPlan:
+    return replace(
+        plan,
+        reserved_bytes=reserved_under(plan.step, manifest),
+        expandable_bytes=reserved_expandable(plan.step, manifest),
+    )
+
+
+def _why_no_layers(step: Step) -> str:
+    if not len(step.modules):
+        return "The stacks show no modules: record Python stacks, and do not compile the model."
+    if not (step.ops.phase == "backward").any():
+        return "The step shows no backward."
+    return "No module of the stacks is called several times in turn and keeps memory for backward."

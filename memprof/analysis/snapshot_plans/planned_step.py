@@ -1,0 +1,67 @@
+"""The step of an imported snapshot to plan for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.analysis.out_of_memory.post_mortem import failing_step, has_whole_step
+from memprof.policies.rewrite.draft import Draft
+from memprof.trace.schema import NONE, OutOfMemory, Storages
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """The step of a snapshot to plan for.
+
+    Attributes:
+        step: The step; of one in which memory ran out, with the failed request at its end.
+        remark: Why its peak may not be that of the job; "" if it may.
+    """
+
+    step: Step
+    remark: str = ""
+
+
+def step_to_plan(trace: Trace, number: int | None = None) -> PlannedStep:
+    """Returns the fullest complete step of a snapshot, or the part of one up to a failed request.
+
+    Args:
+        trace: The recording.
+        number: Number of the step; None for the fullest.
+
+    Raises:
+        BadInputError: The trace contains no operators, or is damaged.
+        UsageError: There is no such step.
+    """
+    if number is not None:
+        return PlannedStep(trace.step(number))
+    if has_whole_step(trace):
+        return PlannedStep(trace.fullest_step(is_whole=True))
+    failures = trace.table(OutOfMemory)
+    for row in reversed(np.flatnonzero(~failures.is_caught).tolist()):
+        found, size = failing_step(trace, failures, row), int(failures.requested_bytes[row])
+        if found is None or size <= 0:
+            continue
+        step, op = found
+        draft = Draft(step)
+        draft.insert_storages(
+            Storages.of(
+                category=["activation" if step.ops.phase[op] == "forward" else "temporary"],
+                device=[str(failures.device[row])],
+                requested_bytes=[size],
+                allocated_bytes=[size],
+                created_op_id=[op],
+                freed_op_id=[NONE],
+            )
+        )
+        remark = (
+            f"memory ran out: the request of {format_bytes(size)} that failed counts as made, and what the step would "
+            "have needed after it is unknown."
+        )
+        return PlannedStep(draft.build(), remark)
+    return PlannedStep(trace.fullest_step(), "the step is incomplete: the whole may need more.")

@@ -1,0 +1,161 @@
+"""Changes to sizes: the loss in chunks, a smaller micro-batch, half precision."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from memprof.analysis.snapshot_plans.change import Change, made_in, of_category, phase_rows, resized
+from memprof.analysis.snapshot_plans.updates import completed_after
+from memprof.errors import PolicyError
+from memprof.policies.rewrite.draft import Draft
+from memprof.replay.live import sum_during
+from memprof.trace.schema import NONE, Bools, Storages
+from memprof.trace.step import Step
+
+#: Parts that a loss and a batch are divided into.
+_CHUNKS, _PARTS = 8, 2
+#: Allocations around the end of forward among which the loss's own are: softmax, its logarithm, their gradients.
+_NEAR = 16
+#: Smaller logits are not worth dividing.
+_LEAST_BYTES = 1 << 20
+#: Operators whose outputs stay in float32 under autocast: sums with a residual stream in float32, and embeddings.
+_IN_FLOAT32 = ("aten.add_Tensor", "aten.embedding")
+
+
+def size_changes() -> list[Change]:
+    """Returns the changes that divide tensors, those by replay of recorded lives first."""
+    return [
+        Change(
+            policy="loss",
+            what=f"head and loss in {_CHUNKS} chunks",
+            advice=f"memprof record --loss {_CHUNKS},HEAD, or a fused linear cross-entropy such as Liger Kernel's",
+            numerics="rounding",
+            transform=partial(chunked_loss, chunks=_CHUNKS),
+            errors=(0.03, 0.03),
+            assumes="the last tensors of forward are logits, one row for each token",
+        ),
+        Change(
+            policy="accumulate",
+            what=f"{_PARTS} micro-batches",
+            advice=f"memprof record --accumulate {_PARTS}, or half the batch and two backwards before each update",
+            numerics="rounding",
+            transform=partial(micro_batches, parts=_PARTS),
+            errors=(0.03, 0.05),
+            is_formula=True,
+            assumes="all activations grow with the batch",
+        ),
+        Change(
+            policy="precision",
+            what="bf16 (autocast)",
+            advice="torch.autocast('cuda', dtype=torch.bfloat16)",
+            numerics="approximate",
+            transform=half_precision,
+            errors=(0.10, 0.25),
+            is_formula=True,
+            assumes="the job computes in float32, and all activations are halved",
+        ),
+    ]
+
+
+def chunked_loss(step: Step, chunks: int) -> Step:
+    """Divides the logits and what the loss makes of them.
+
+    Args:
+        step: The step.
+        chunks: Number of chunks.
+
+    Raises:
+        PolicyError: The step has no backward, or the last tensors of forward are not larger than all others.
+    """
+    if not len(phase_rows(step, "backward")):
+        raise PolicyError("The step shows no backward.")
+    logits = _logits(step)
+    if not logits.any():
+        raise PolicyError(
+            "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
+        )
+    divided = logits | _made_beside(step, logits)
+    return resized(step, divided, -(-step.storages.allocated_bytes[divided] // chunks))
+
+
+def _made_beside(step: Step, logits: Bools) -> Bools:
+    """Returns which storages backward makes and frees while it holds the logits' gradient: kernels' own memory."""
+    storages = step.storages
+    is_held = (sum_during(storages.take(logits), len(step.ops)) > 0) & (step.ops.phase == "backward")
+    created, freed = storages.created_op_id, storages.freed_op_id
+    ends: Bools = (created != NONE) & (freed != NONE) & is_held[created] & is_held[freed]
+    return ends & of_category(step, "temporary", "workspace")
+
+
+def _logits(step: Step) -> Bools:
+    """Returns which storages are logits or of their size, around the end of forward; none if others are as large."""
+    storages, created = step.storages, step.storages.created_op_id
+    backward = phase_rows(step, "backward")
+    is_last = np.zeros(len(step.ops), dtype=np.bool_)
+    # Each backward begins where the row before it is not backward's.
+    for begin in backward[np.append(True, np.diff(backward) > 1)[: len(backward)]].tolist():
+        is_last[max(0, begin - _NEAR) : begin + _NEAR] = True
+    moves = of_category(step, "activation", "temporary") & (created != NONE) & ~made_in(step, "optimizer")
+    near = moves & is_last[np.maximum(created, 0)]
+    size = int(storages.requested_bytes[near].max(initial=0))
+    logits: Bools = near & np.isin(storages.requested_bytes, (size, size // 2))
+    has_larger = int(storages.requested_bytes[moves & ~near].max(initial=0)) >= size
+    if size < _LEAST_BYTES or has_larger or logits.sum() < 2:
+        return np.zeros(len(storages), dtype=np.bool_)
+    return logits
+
+
+def micro_batches(step: Step, parts: int) -> Step:
+    """Divides the batch: activations are a part of their size, gradients are there from the first part on.
+
+    Args:
+        step: The step.
+        parts: Number of micro-batches.
+
+    Raises:
+        PolicyError: Nothing grows with the batch.
+    """
+    grows = of_category(step, "activation", "input")
+    sizes = step.storages.requested_bytes
+    weights = np.unique(sizes[of_category(step, "gradient", "parameter")])
+    grows |= of_category(step, "temporary") & ~made_in(step, "optimizer") & ~np.isin(sizes, weights)
+    if not grows.any():
+        raise PolicyError("The step shows no activations.")
+    smaller = resized(step, grows, -(-step.storages.allocated_bytes[grows] // parts))
+    gradients = np.flatnonzero(of_category(step, "gradient") & made_in(step, "backward"))
+    draft, storages = Draft(smaller), smaller.storages
+    ends = storages.freed_op_id[gradients]
+    draft.copy_storages(gradients, np.full(len(gradients), NONE), ends)
+    draft.free(gradients, completed_after(step, gradients))
+    return draft.build()
+
+
+def half_precision(step: Step) -> Step:
+    """Halves what forward and backward make, and adds a copy of the weights in 16 bits while both run.
+
+    Raises:
+        PolicyError: The step shows no forward.
+    """
+    forward, backward = phase_rows(step, "forward"), phase_rows(step, "backward")
+    if not len(forward):
+        raise PolicyError("The step shows no forward.")
+    made = of_category(step, "activation") | (of_category(step, "temporary") & ~made_in(step, "optimizer"))
+    created = step.storages.created_op_id
+    names = step.ops.name[np.maximum(created, 0)]
+    made &= ~((created != NONE) & np.isin(names, _IN_FLOAT32)) & ~_logits(step)
+    halved = resized(step, made, -(-step.storages.allocated_bytes[made] // 2))
+    weights = int(step.storages.allocated_bytes[of_category(step, "parameter")].sum()) // 2
+    draft = Draft(halved)
+    draft.insert_storages(
+        Storages.of(
+            category=["temporary"],
+            device=[str(step.storages.device[0])],
+            requested_bytes=[weights],
+            allocated_bytes=[weights],
+            created_op_id=[forward[0]],
+            freed_op_id=[max(forward[-1], backward[-1] if len(backward) else 0)],
+        )
+    )
+    return draft.build()

@@ -1,0 +1,208 @@
+"""Changes to the update: where the optimizer's state is, how large, and when gradients are freed."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+
+from memprof.analysis.snapshot_plans.change import Change, made_in, most_at_once, of_category, phase_rows, resized
+from memprof.errors import PolicyError
+from memprof.policies.optimizer.eight_bit import eight_bit_bytes
+from memprof.policies.rewrite.draft import Draft
+from memprof.trace.schema import NONE, Bools, Ints, Storages
+from memprof.trace.step import Step
+
+#: Code that needs all gradients before the first update.
+_USES_ALL_GRADIENTS = re.compile(r"[/\\]torch[/\\](nn[/\\]utils[/\\]clip_grad|amp[/\\]grad_scaler)\.py:")
+#: Adam and its kin keep two numbers for each element of a parameter.
+_ADAM_STATES = 2
+#: Allocations of a node of autograd's graph behind that of a parameter's gradient, such as those of a bias.
+_ROWS_OF_A_NODE = 2
+
+
+def update_changes(world_size: int = 1) -> list[Change]:
+    """Returns the changes that concern the optimizer.
+
+    Args:
+        world_size: Number of ranks to shard state over; 1 for none.
+    """
+    changes = [
+        Change(
+            policy="optimizer",
+            what="update in backward",
+            advice="memprof record --optimizer in-backward, or register_post_accumulate_grad_hook for each parameter",
+            numerics="none",
+            transform=in_backward,
+            errors=(0.01, 0.02),
+            frees_gradients=True,
+        ),
+        Change(
+            policy="optimizer",
+            what="8-bit optimizer state",
+            advice="memprof record --optimizer 8bit, or torchao.optim.AdamW8bit",
+            numerics="approximate",
+            transform=eight_bit_state,
+            errors=(0.01, 0.01),
+            is_formula=True,
+            assumes="the state is of float32",
+        ),
+        Change(
+            policy="optimizer",
+            what="optimizer state in host memory",
+            advice="memprof record --optimizer host, or torchao.optim.CPUOffloadOptimizer",
+            numerics="none",
+            transform=state_elsewhere,
+            errors=(0.01, 0.01),
+        ),
+    ]
+    if world_size > 1:
+        changes.append(
+            Change(
+                policy="shard",
+                what=f"optimizer state sharded over {world_size} ranks",
+                advice="torch.distributed.optim.ZeroRedundancyOptimizer",
+                numerics="none",
+                transform=partial(sharded_state, world_size=world_size),
+                is_formula=True,
+                assumes="each rank keeps an equal share",
+            )
+        )
+    return changes
+
+
+def in_backward(step: Step) -> Step:
+    """Frees each gradient where backward has completed it: the next one replaces it. Updates run one by one.
+
+    Raises:
+        PolicyError: The step shows no backward, no update, or gradients that outlive it.
+    """
+    gradients = of_category(step, "gradient")
+    if not phase_rows(step, "backward").size or not phase_rows(step, "optimizer").size:
+        raise PolicyError("The step shows no backward with an update after it.")
+    if any(_USES_ALL_GRADIENTS.search(str(frames)) for frames in step.stacks.frames):
+        raise PolicyError("The job clips or unscales gradients, for which it needs all of them at once.")
+    made = gradients & made_in(step, "backward")
+    if not made.any():
+        raise PolicyError("The gradients were made before this step: it accumulates them, or sets them to zero.")
+    if step.storages.allocated_bytes[gradients & ~made & (step.storages.freed_op_id == NONE)].sum():
+        raise PolicyError("Gradients stay from step to step: the job sets them to zero instead of to None.")
+    storages, rows = step.storages, np.flatnonzero(made)
+    forward = np.append(0, np.cumsum(step.ops.phase == "forward"))
+    ends = np.where(storages.freed_op_id[rows] == NONE, len(step.ops) - 1, storages.freed_op_id[rows])
+    if (forward[ends + 1] > forward[storages.created_op_id[rows]]).any():
+        raise PolicyError("Gradients live through a forward: the job accumulates them, or frees them behind it.")
+    draft, free_after = Draft(step), completed_after(step, rows)
+    draft.free(rows, free_after)
+    temporaries = made_in(step, "optimizer") & (storages.category == "temporary")
+    copies = _temporaries_of_one(step, temporaries, rows)
+    if copies:
+        draft.insert_storages(
+            Storages.of(
+                category=["temporary"] * len(rows),
+                device=storages.device[rows],
+                requested_bytes=storages.requested_bytes[rows] * copies,
+                allocated_bytes=storages.allocated_bytes[rows] * copies,
+                created_op_id=free_after,
+                freed_op_id=free_after,
+            )
+        )
+    draft.remove_storages(np.flatnonzero(temporaries | (gradients & ~made)))
+    return draft.build()
+
+
+def completed_after(step: Step, gradients: Ints) -> Ints:
+    """Returns the operator after which backward has completed each of some gradients.
+
+    That is before the next one is made, and within the allocations of one node of autograd's graph.
+
+    Args:
+        step: The step.
+        gradients: Their storages, in the order in which they are made.
+    """
+    created = step.storages.created_op_id[gradients]
+    next_one = np.append(created[1:] - 1, len(step.ops) - 1)[: len(created)]
+    found: Ints = np.minimum(np.maximum(next_one, created), created + _ROWS_OF_A_NODE)
+    return np.minimum(found, len(step.ops) - 1)
+
+
+def _temporaries_of_one(step: Step, temporaries: Bools, gradients: Ints) -> int:
+    """Returns the temporaries of a parameter's update that are alive at once, as many times the parameter's bytes."""
+    sizes = step.storages.requested_bytes
+    if not temporaries.any():
+        return 0
+    largest = int(sizes[gradients].max())
+    same = most_at_once(step, temporaries & (sizes == largest))
+    own = int(np.count_nonzero(sizes[gradients] == largest))
+    return max(1, round(same / own)) if same else 0
+
+
+def eight_bit_state(step: Step) -> Step:
+    """Shrinks Adam's state to 8 bits a number, with a scale for each block of 256.
+
+    Raises:
+        PolicyError: There is no state, or not two numbers for each element.
+    """
+    state = _state(step)
+    if states_per_parameter(step) != _ADAM_STATES:
+        raise PolicyError("The state is not Adam's, of two numbers for each element of a parameter.")
+    return resized(step, state, eight_bit_bytes(step.storages.allocated_bytes[state]))
+
+
+def state_elsewhere(step: Step) -> Step:
+    """Keeps the state in host memory: on the device is, during updates, that of one parameter.
+
+    Raises:
+        PolicyError: There is no state.
+    """
+    state = _state(step)
+    largest = int(step.storages.allocated_bytes[state].max()) * states_per_parameter(step)
+    moved = resized(step, state, 0)
+    update = phase_rows(step, "optimizer")
+    if not len(update):
+        return moved
+    draft = Draft(moved)
+    draft.insert_storages(
+        Storages.of(
+            category=["optimizer_state"],
+            device=[step.storages.device[np.flatnonzero(state)[0]]],
+            requested_bytes=[largest],
+            allocated_bytes=[largest],
+            created_op_id=[update[0]],
+            freed_op_id=[update[-1]],
+        )
+    )
+    return draft.build()
+
+
+def sharded_state(step: Step, world_size: int) -> Step:
+    """Leaves each rank its share of the state.
+
+    Args:
+        step: The step.
+        world_size: Number of ranks.
+
+    Raises:
+        PolicyError: There is no state.
+    """
+    state = _state(step)
+    return resized(step, state, -(-step.storages.allocated_bytes[state] // world_size))
+
+
+def states_per_parameter(step: Step) -> int:
+    """Returns how many states an optimizer keeps for each parameter, by the sizes that both have; 1 at least."""
+    sizes = step.storages.requested_bytes
+    state, parameters = of_category(step, "optimizer_state"), of_category(step, "parameter")
+    shared = np.intersect1d(sizes[state], sizes[parameters])
+    if not len(shared):
+        return 1
+    is_largest = sizes == shared.max()
+    return max(1, round(np.count_nonzero(state & is_largest) / np.count_nonzero(parameters & is_largest)))
+
+
+def _state(step: Step) -> Bools:
+    state = of_category(step, "optimizer_state")
+    if not state.any():
+        raise PolicyError("The step shows no optimizer state.")
+    return state

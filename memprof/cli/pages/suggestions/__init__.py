@@ -1,0 +1,1 @@
+"""Pages of `memprof suggest` for recordings that are less than a whole recorded step."""

@@ -1,0 +1,126 @@
+"""Stacks written by hand show which modules were called, how often, and inside which others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
+from memprof.trace.importers.stacks.frames import NO_STACK, StackTable
+from tests.trace.importers.writing import TRAIN, frame
+
+MODULE = "/env/site-packages/torch/nn/modules"
+
+
+def stack(*lines: str) -> list[dict[str, Any]]:
+    """The frames of modules inside each other, the outermost first, each the line of its forward."""
+    frames = list(TRAIN)
+    for line in lines:
+        call = [frame(f"{MODULE}/module.py:{n}", f) for n, f in ((1790, "_call_impl"), (1779, "_wrapped_call_impl"))]
+        frames = [frame(line, "forward"), *call, *frames]
+    return frames
+
+
+def modules_of(*rows: Any, phases: str = "") -> CalledModules:
+    """The modules of some stacks in one step, all in forward unless said otherwise (f, b)."""
+    table = StackTable()
+    stacks = [NO_STACK if frames is None else table.stack(frames) for frames in rows]
+    names = {"f": "forward", "b": "backward"}
+    phase = [names[letter] for letter in phases or "f" * len(rows)]
+    return find_modules(stacks, np.zeros(len(rows), dtype=np.int64), np.array(phase, dtype=object))
+
+
+def names_of(found: CalledModules) -> list[str]:
+    """The name of the module of each row."""
+    return [str(found.modules.name[module]) if module >= 0 else "" for module in found.module_id.tolist()]
+
+
+def layers(lines: int, count: int) -> list[Any]:
+    """The stacks of a model that calls a layer of some lines several times from its line 20."""
+    return [stack("/job/net.py:20", f"/job/layer.py:{3 + line}") for _ in range(count) for line in range(lines)]
+
+
+def test_a_line_further_up_is_the_next_layer() -> None:
+    """A layer whose line jumps back to its first is called again: it has an index, and so has each call."""
+    found = modules_of(*layers(3, 2), stack("/job/net.py:21", f"{MODULE}/linear.py:134"))
+    assert names_of(found) == ["net:20.layer:3.0"] * 3 + ["net:20.layer:3.1"] * 3 + ["net:20.linear"]
+    assert found.calls.first_op_id.tolist() == [0, 0, 3, 6]
+    assert found.calls.last_op_id.tolist() == [6, 2, 5, 6]
+    assert found.calls.parent_call_id.tolist() == [-1, 0, 0, 0]
+    assert found.modules.parent_id.tolist() == [-1, 0, 0, 0]
+
+
+def test_a_loop_inside_forward_is_no_second_call() -> None:
+    """A line that jumps back, but not to the first, is a loop of the module's own."""
+    lines = [3, 4, 5, 4, 5]
+    found = modules_of(*(stack("/job/net.py:20", f"/job/layer.py:{line}") for line in lines))
+    assert names_of(found) == ["net:20.layer:3"] * 5
+
+
+def test_lines_of_one_statement_run_in_any_order() -> None:
+    """The arguments of a call that spans lines run before the line of the call itself."""
+    found = modules_of(*(stack("/job/net.py:20", f"/job/layer.py:{line}") for line in [6, 5, 8, 6, 5, 8]))
+    assert names_of(found) == ["net:20.layer:5.0"] * 3 + ["net:20.layer:5.1"] * 3
+
+
+def test_one_line_that_repeats_is_several_layers() -> None:
+    """Layers whose forward is one line are told apart where what they call repeats."""
+    inside = [f"{MODULE}/linear.py:134", f"{MODULE}/activation.py:816", f"{MODULE}/linear.py:134"]
+    rows = [stack("/job/net.py:20", "/job/mlp.py:7", line) for _ in range(3) for line in inside]
+    found = modules_of(*rows)
+    kinds = ["linear.0", "activation", "linear.1"]
+    assert names_of(found) == [f"net:20.mlp:7.{layer}.{kind}" for layer in range(3) for kind in kinds]
+
+
+def test_a_container_is_called_once_however_its_layers_repeat() -> None:
+    """The loop of a Sequential is its own."""
+    inside = [f"{MODULE}/linear.py:134", f"{MODULE}/activation.py:816"]
+    found = modules_of(*(stack(f"{MODULE}/container.py:250", line) for _ in range(2) for line in inside))
+    assert names_of(found) == [f"container.{kind}.{n}" for n in range(2) for kind in ("linear", "activation")]
+
+
+def test_two_modules_of_one_class_are_told_apart_by_the_lines_that_call_them() -> None:
+    """Their names say which line of the module around calls them."""
+    found = modules_of(*(stack(f"/job/net.py:{line}", f"{MODULE}/normalization.py:217") for line in (20, 22)))
+    assert names_of(found) == ["net:20.normalization@20", "net:20.normalization@22"]
+
+
+def test_a_second_batch_runs_the_same_modules_again() -> None:
+    """A row outside the model ends its call: the layers of the next one begin with 0."""
+    found = modules_of(*layers(2, 2), TRAIN, *layers(2, 2))
+    names = names_of(found)
+    assert names[:4] == names[5:]
+    assert names[4] == ""
+    assert len(found.modules) == 3
+    assert found.calls.parent_call_id.tolist().count(-1) == 2
+
+
+def test_backward_runs_the_layers_again_last_first() -> None:
+    """A layer that backward recomputes is the one of forward, counted from the last, whatever else was called since."""
+    again = [stack("/job/layer.py:3"), stack("/job/layer.py:4")]
+    found = modules_of(*layers(2, 2), TRAIN, stack("/job/other.py:9"), *again, None, *again, phases="ffffffbbbbb")
+    names = names_of(found)
+    assert names[6:] == [names[3], names[3], "", names[1], names[1]]
+    assert found.calls.is_recompute.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(("function", "name"), [("forward", "Layer"), ("backward", "layer:4")])
+def test_the_class_is_read_off_the_source_where_it_is_the_one_that_ran(
+    function: str, name: str, tmp_path: Path
+) -> None:
+    """A file whose line is in another function is not the one that ran: its name and line stand for the class."""
+    (tmp_path / "layer.py").write_text(
+        f"class Layer:\n    size = 3\n\n    def {function}(self, x):\n        return x\n"
+    )
+    line = 5 if function == "forward" else 4
+    found = modules_of(stack(f"{tmp_path}/layer.py:{line}"))
+    assert found.modules.type.tolist() == [name]
+
+
+def test_a_deep_recursion_is_cut() -> None:
+    """Hundreds of modules inside each other are a recursion, or made up."""
+    found = modules_of(stack(*[f"/job/net.py:{line}" for line in range(1, 3000)]))
+    assert len(found.modules) == 64
