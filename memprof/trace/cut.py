@@ -112,6 +112,12 @@ def cuttable_steps(steps: Steps) -> Bools:
     return is_recorded & has_ops
 
 
+def rows_between(ops: Ops, first_op_id: int, last_op_id: int) -> slice:
+    """Returns the rows of the operators from one to another, both included; operators are in the order of their ids."""
+    low, high = np.searchsorted(ops.op_id, [first_op_id, last_op_id + 1])
+    return slice(int(low), int(high))
+
+
 def _find_step(steps: Steps, number: int) -> int:
     is_cuttable = cuttable_steps(steps)
     rows = np.flatnonzero(is_cuttable & (steps.step == number))
