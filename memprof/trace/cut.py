@@ -131,7 +131,10 @@ def _find_step(steps: Steps, number: int) -> int:
 def _duration_us(steps: Steps, row: int) -> float:
     """Returns the median duration of the uninstrumented steps, or that of the recorded step where there are none."""
     plain = steps.duration_us[(steps.kind == "plain") & steps.is_complete & ~np.isnan(steps.duration_us)]
-    return float(np.median(plain)) if len(plain) else float(steps.duration_us[row])
+    if not len(plain):
+        return float(steps.duration_us[row])
+    middle = np.sort(plain)[[(len(plain) - 1) // 2, len(plain) // 2]]
+    return float(middle.mean())  # numpy's median, which imports masked arrays
 
 
 def _within(ids: Ints, first: int, last: int) -> Bools:

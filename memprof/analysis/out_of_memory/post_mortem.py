@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.analysis.out_of_memory.room import Room, find_room
 from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, by_source, hold_at
 from memprof.analysis.report.largest import LargeStorage, find_largest
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
@@ -17,6 +17,9 @@ from memprof.trace.cut import cuttable_steps
 from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+
+if TYPE_CHECKING:
+    from memprof.analysis.out_of_memory.room import Room
 
 _LARGEST = 3
 
@@ -185,6 +188,8 @@ def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
     modules = trace.table(Modules)
     step = int(failures.step[row])
     optimizers = _optimizers(trace.table(Optimizers))
+    from memprof.analysis.out_of_memory.room import find_room  # replays allocators, and few jobs run out of memory
+
     post_mortem = PostMortem(
         rank=trace.rank,
         failures=len(failures),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memprof.trace.files.coding.codings import Codings
-from memprof.trace.files.coding.unpacking import as_numpy, constant_column, missing, restored
+from memprof.trace.files.coding.unpacking import as_numpy, as_type, constant_column, missing, restored
 from memprof.trace.files.parquet_pages import unpacked_bytes
 from memprof.trace.schema import Column, Table, Texts
 from memprof.units import format_bytes
@@ -249,7 +249,7 @@ def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:
     distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
     distinct[:-1] = joined.dictionary.to_pylist()
     distinct[-1] = ""
-    return Coded(as_numpy(joined.indices.cast(pa.int32()), np.int32, len(distinct) - 1), distinct)
+    return Coded(as_numpy(as_type(joined.indices, pa.int32()), np.int32, len(distinct) - 1), distinct)
 
 
 def _one_line(error: BaseException) -> str:

@@ -15,7 +15,6 @@ from memprof.errors import BadInputError
 from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
 from memprof.trace.files.coding.codings import ELSEWHERE
-from memprof.trace.files.coding.packing import pack_table
 from memprof.trace.files.columns import (
     GROWTH,
     SLACK_BYTES,
@@ -221,6 +220,8 @@ def read_container(path: Path) -> Container:
 
 
 def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> Iterator[tuple[str, bytes]]:
+    from memprof.trace.files.coding.packing import pack_table  # most commands only read
+
     numbers: list[int] = []
     summaries: list[Mapping[type[Table], Table]] = []
     rows: dict[str, int] = {}

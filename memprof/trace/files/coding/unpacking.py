@@ -77,8 +77,13 @@ def as_numpy(values: pa.Array[Any], dtype: Any, fill: Any) -> Any:
     return numbers if is_known is None else np.where(is_known, numbers, np.asarray(fill, dtype=dtype))
 
 
+def as_type(values: Any, kind: pa.DataType) -> Any:
+    """Converts an Arrow array, if it has another type: Arrow's cast imports pydoc and more."""
+    return values if values.type == kind else values.cast(kind)
+
+
 def _joined(stored: pa.Table, name: str, kind: pa.DataType) -> Any:
-    return stored.column(name).cast(kind).combine_chunks()
+    return as_type(stored.column(name), kind).combine_chunks()
 
 
 def _validity(values: pa.Array[Any]) -> Bools | None:
