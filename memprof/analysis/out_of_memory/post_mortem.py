@@ -17,6 +17,7 @@ from memprof.trace.cut import cuttable_steps
 from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
 
 if TYPE_CHECKING:
     from memprof.analysis.out_of_memory.room import Room
@@ -231,19 +232,6 @@ def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, i
         return None
     step = trace.step(int(steps.step[inside][0]))
     return step, op_id - step.first_op_id
-
-
-def has_whole_step(trace: Trace) -> bool:
-    """Whether a recording contains a complete step with all the memory a step needs.
-
-    The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
-    """
-    steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
-    is_whole = cuttable_steps(steps) & steps.is_complete
-    makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
-    if bool((~failures.is_caught).any()) and makes_state:
-        is_whole &= steps.step > 0
-    return bool(is_whole.any())
 
 
 def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> Held | None:
