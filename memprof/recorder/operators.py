@@ -102,12 +102,13 @@ class OperatorMode(SlidingMode):
         if self.is_on:
             try:
                 # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
+                frame = sys._getframe().f_back
                 with self._lock, _no_functions():
-                    if _tracing_state() is not None:
-                        with untraced():
-                            self._add(operator, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
+                    if _tracing_state() is None:
+                        self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
                     else:
-                        self._add(operator, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
+                        with untraced():
+                            self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result

@@ -19,9 +19,9 @@ from memprof.units import format_bytes
 
 T = TypeVar("T", bound=Table)
 
-#: Memory limit of a table, as a multiple of its bytes in the file plus a constant: about four times what tables of
+#: Memory limit of a table, as a multiple of its bytes in the file plus a constant: about five times what tables of
 #: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can claim.
-GROWTH = 64
+GROWTH = 256
 SLACK_BYTES = 192 << 20
 #: Column limit of a table, far above any version's.
 _MOST_COLUMNS = 1_000
