@@ -20,6 +20,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.out_of_memory import is_out_of_memory
 
 _get_mode = torch._C._get_dispatch_mode
+_tracing_state = torch._C._get_tracing_state
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = torch.ops.prim.device.default
 _no_functions: Any = torch._C.DisableTorchFunction
@@ -101,8 +102,13 @@ class OperatorMode(SlidingMode):
         if self.is_on:
             try:
                 # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
-                with self._lock, _no_functions(), untraced():
-                    self._add(operator, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
+                frame = sys._getframe().f_back
+                with self._lock, _no_functions():
+                    if _tracing_state() is None:
+                        self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
+                    else:
+                        with untraced():
+                            self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result

@@ -112,6 +112,12 @@ def cuttable_steps(steps: Steps) -> Bools:
     return is_recorded & has_ops
 
 
+def rows_between(ops: Ops, first_op_id: int, last_op_id: int) -> slice:
+    """Returns the rows of the operators from one to another, both included; operators are in the order of their ids."""
+    low, high = np.searchsorted(ops.op_id, [first_op_id, last_op_id + 1])
+    return slice(int(low), int(high))
+
+
 def _find_step(steps: Steps, number: int) -> int:
     is_cuttable = cuttable_steps(steps)
     rows = np.flatnonzero(is_cuttable & (steps.step == number))
@@ -125,7 +131,10 @@ def _find_step(steps: Steps, number: int) -> int:
 def _duration_us(steps: Steps, row: int) -> float:
     """Returns the median duration of the uninstrumented steps, or that of the recorded step where there are none."""
     plain = steps.duration_us[(steps.kind == "plain") & steps.is_complete & ~np.isnan(steps.duration_us)]
-    return float(np.median(plain)) if len(plain) else float(steps.duration_us[row])
+    if not len(plain):
+        return float(steps.duration_us[row])
+    middle = np.sort(plain)[[(len(plain) - 1) // 2, len(plain) // 2]]
+    return float(middle.mean())  # numpy's median, which imports masked arrays
 
 
 def _within(ids: Ints, first: int, last: int) -> Bools:

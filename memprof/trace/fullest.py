@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.phases import TRAINING
-from memprof.trace.cut import cuttable_steps
+from memprof.trace.cut import cuttable_steps, rows_between
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Steps, Storages
 from memprof.trace.steady import find_steady_step
 from memprof.trace.step import sum_at
@@ -21,16 +21,15 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
         ops: The operators recorded.
         storages: The storages recorded.
     """
+    born, freed = _rows(ops, storages.created_op_id), _rows(ops, storages.freed_op_id)
+    sizes = storages.allocated_bytes
+    taken = np.cumsum(sum_at(born, sizes, len(ops))) + sizes[born == NONE].sum()
+    given_back = sum_at(freed, sizes, len(ops))
+    during = taken - (np.cumsum(given_back) - given_back) + ops.workspace_bytes
     peaks = {}
     for row in np.flatnonzero(cuttable_steps(steps))[np.argsort(steps.step[cuttable_steps(steps)], kind="stable")]:
-        first, last = int(steps.first_op_id[row]), int(steps.last_op_id[row])
-        inside = ops.take((ops.op_id >= first) & (ops.op_id <= last))
-        born, freed, sizes = storages.created_op_id, storages.freed_op_id, storages.allocated_bytes
-        at_start = sizes[(born < first) & ((freed == NONE) | (freed >= first))].sum()
-        taken = np.cumsum(sum_at(_within(born, first, last), sizes, len(inside)))
-        given_back = sum_at(_within(freed, first, last), sizes, len(inside))
-        during = at_start + taken - (np.cumsum(given_back) - given_back) + inside.workspace_bytes
-        peaks[int(steps.step[row])] = int(during.max(initial=0))
+        inside = rows_between(ops, steps.first_op_id[row], steps.last_op_id[row])
+        peaks[int(steps.step[row])] = int(during[inside].max(initial=0))
     return peaks
 
 
@@ -91,6 +90,6 @@ def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
     return found
 
 
-def _within(ids: Ints, first: int, last: int) -> Ints:
-    """Renumbers ids from ``first`` on; those outside the step become NONE."""
-    return np.where((ids >= first) & (ids <= last), ids - first, NONE)
+def _rows(ops: Ops, ids: Ints) -> Ints:
+    """Returns the row of each operator; NONE where there is none."""
+    return np.where(ids == NONE, NONE, np.searchsorted(ops.op_id, ids))

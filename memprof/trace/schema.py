@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 #: Version of the tables below. A reader accepts every version up to its own.
 #:
 #: ==  ===========================================
-#: 1   first release
+#: 1   plain Parquet tables
+#: 2   coded columns (``files.coding``)
 #: ==  ===========================================
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 #: A missing id.
 NONE = -1
@@ -645,6 +646,25 @@ def reference() -> str:
         "for each rank (`rank0/ops.parquet`, …). Missing ids and missing texts are null. Bytes are 64-bit",
         "integers, times are Unix time in microseconds, order is `op_id`. The tables whose names begin with rank lie",
         "outside those folders: they summarise the ranks of the file.",
+        "",
+        "## Coded columns",
+        "",
+        "From version 2 on, most columns are not stored as they are. Read a recording from Python",
+        "([python.md](python.md)), or write plain tables with `memprof export --to parquet` ([export.md](export.md)).",
+        "In the file, a column is",
+        "",
+        "* left out, if it has no value in any row (0 and false for columns that are never missing);",
+        "* left out, if all rows have the same value: `constant` gives it, in the JSON under the key `memprof` of the",
+        "  Parquet file's metadata;",
+        "* left out, if it equals another: `same` names it, `ops.start_us` for one of another table with as many rows;",
+        "* stored under its name and, after a colon, how the values that are not null are coded:",
+        "",
+        "| suffix | stored |",
+        "|---|---|",
+        "| `t` | times, as integers of 2⁻¹⁰ µs |",
+        "| `d` | the first value, and the difference of each further one to the one before, modulo 2⁶⁴ |",
+        "| `r` | the number of values since the last equal one; 0 where a value appears for the first time |",
+        "| `n` | the values that `r` has 0 for, in order, then nulls |",
     ]
     for table in (*TABLES, *RANK_TABLES):
         lines += [

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.trace.cut import cuttable_steps
+from memprof.trace.cut import cuttable_steps, rows_between
 from memprof.trace.schema import NOT_RECORDED, Ints, Ops, Steps
 
 
@@ -44,7 +44,7 @@ def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
     codes: dict[str, int] = {}
     names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
     sequences = {
-        int(row): names[(ops.op_id >= steps.first_op_id[row]) & (ops.op_id <= steps.last_op_id[row])].tobytes()
+        int(row): names[rows_between(ops, steps.first_op_id[row], steps.last_op_id[row])].tobytes()
         for row in rows[np.argsort(steps.step[rows])]
     }
     counts = Counter(sequences.values())

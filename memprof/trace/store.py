@@ -17,7 +17,6 @@ from memprof.trace.files.container import FileRank, MemoryRank, write_trace
 from memprof.trace.files.location import located
 from memprof.trace.files.reading import refuse_special
 from memprof.trace.files.recording_files import read_files
-from memprof.trace.files.spool_folder import is_spool_folder, read_spool_folder
 from memprof.trace.fullest import comparable_steps, find_fullest_step, peak_bytes_by_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
@@ -106,6 +105,8 @@ class Trace:
         place = located(path)
         refuse_special(place)
         if _is_spool(place):
+            from memprof.trace.files.spool_folder import read_spool_folder  # most commands read a file
+
             return Trace.of(read_spool_folder(place), place, rank)
         files = read_files(place)
         return Trace(place, files.ranks, rank, files.summarise)
@@ -299,7 +300,11 @@ def _summarise(processes: Mapping[int, RecordedRank]) -> dict[type[Table], Table
 
 def _is_spool(path: Path) -> bool:
     try:
-        return path.is_dir() and is_spool_folder(path)
+        if not path.is_dir():
+            return False
+        from memprof.trace.files.spool_folder import is_spool_folder
+
+        return is_spool_folder(path)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memprof.trace.files.archive import write_archive
-from memprof.trace.files.encoding import encode_table
+from memprof.trace.files.coding.packing import pack_table
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import TABLES, Column, Table
 
@@ -49,7 +49,7 @@ class Base:
     def __init__(self, manifest: Manifest, tables: Tables) -> None:
         self.manifest = manifest.to_json()
         self.tables = {kind: table for kind, table in tables.items() if len(table)}
-        self._encoded = {kind: encode_table(table) for kind, table in self.tables.items()}
+        self._encoded = {kind: pack_table(table, self.tables) for kind, table in self.tables.items()}
 
     def write(self, path: Path, changed: dict[type[Table], bytes | None], manifest: dict[str, Any], **top: Any) -> None:
         """Writes the recording with some tables replaced or, by None, left out; all checksums fit."""
@@ -256,7 +256,7 @@ def corrupt(base: Base, path: Path, draw: random.Random) -> str:
         done.append(f"no {kind.table_name}")
     elif kind_of_case < 0.25:
         kind = draw.choice(list(base.tables))
-        data = bytearray(encode_table(base.tables[kind]))
+        data = bytearray(pack_table(base.tables[kind], base.tables))
         for _ in range(draw.randint(1, 4)):
             data[-draw.randint(1, min(len(data), 400)) if draw.random() < 0.6 else draw.randrange(len(data))] = (
                 draw.randrange(256)

@@ -44,7 +44,9 @@ def everything_in(path: Path) -> str:
         for name in archive.namelist():
             if name.endswith(".parquet"):
                 with archive.open(name) as file:
-                    found += [str(row) for row in pq.read_table(file).to_pylist()]
+                    table = pq.read_table(file)
+                found += [str(row) for row in table.to_pylist()]
+                found.append(str(table.schema.metadata))  # texts that are the same in every row
             else:
                 found.append(archive.read(name).decode())
     return "\n".join(found)

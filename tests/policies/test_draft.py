@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
@@ -43,7 +42,7 @@ def same(one: Step, other: Step) -> bool:
     return all(
         np.array_equal(getattr(getattr(one, table), field.name), getattr(getattr(other, table), field.name), equal_nan)
         for table in tables
-        for field in dataclasses.fields(getattr(one, table))
+        for field in getattr(one, table).columns()
         for equal_nan in [getattr(getattr(one, table), field.name).dtype.kind == "f"]
     )
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from memprof.trace.files.coding.packing import pack_table
 from memprof.trace.files.columns import CorruptTableError, decode_table
 from memprof.trace.files.encoding import encode_table
 from memprof.trace.schema import NONE, TABLES, Column, Memory, Ops, Stacks, Steps, Table
@@ -45,8 +46,9 @@ def tables(draw: st.DrawFn) -> Table:
 
 @given(tables())
 def test_any_table_comes_back_as_it_was(table: Table) -> None:
-    """Writing and reading a table gives the same columns, types and missing values."""
+    """Writing and reading a table gives the same columns, types and missing values, plain and coded."""
     assert_tables_equal(table, decode_table(type(table), encode_table(table)))
+    assert_tables_equal(table, decode_table(type(table), pack_table(table, {})))
 
 
 def test_missing_values_are_null_in_the_file() -> None:

@@ -140,10 +140,10 @@ def job_like_tables(seed: int) -> Tables:
 
 
 def test_a_trace_of_five_steps_is_small(tmp_path: Path) -> None:
-    """Five steps of 1,500 operators with 22,500 allocator events fit into 300 kB."""
+    """Five steps of 1,500 operators with 22,500 allocator events fit into 170 kB."""
     path = tmp_path / "run.memprof"
     write_trace(path, [(Manifest(), job_like_tables(seed=1))])
     with zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
     assert Trace.open(path).table(AllocatorEvents).index.tolist() == list(range(STEPS * 3 * OPS))
-    assert path.stat().st_size <= 300_000, sizes
+    assert path.stat().st_size <= 170_000, sizes

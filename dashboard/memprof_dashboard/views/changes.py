@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from memprof.analysis.diff.comparison import Diff, Pair, compare
 from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary, summarise_step
-from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.trace.manifest import PREDICTED
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard.sources import Rank
 

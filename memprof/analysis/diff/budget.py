@@ -9,7 +9,6 @@ import numpy as np
 
 from memprof.analysis.report.light_run import is_light
 from memprof.errors import GateFailedError, InconclusiveError
-from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
@@ -122,7 +121,11 @@ def judge_planned(trace: Trace) -> BudgetVerdict | None:
         BadInputError: The trace is damaged.
         PolicyError: Its plan is invalid in this version.
     """
-    budget_bytes = plan_from_tables(trace.manifest.plan or {}).budget_bytes
+    if not trace.manifest.plan:
+        return None
+    from memprof.policies.plan.plan_tables import plan_from_tables  # most recordings have no plan
+
+    budget_bytes = plan_from_tables(trace.manifest.plan).budget_bytes
     return None if budget_bytes is None else judge_budget(trace, budget_bytes)
 
 

@@ -16,7 +16,6 @@ from memprof.analysis.diff.summary_json import read_summary, summary_to_json
 from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
 from memprof.analysis.diff.traits import rounds_of, traits_of
 from memprof.analysis.leaks.leaks import find_leaks
-from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.breakdown import hold_at
 from memprof.analysis.report.module_tree import module_tree
@@ -25,12 +24,12 @@ from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.inputs import input_shapes
-from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.replay.live import alive_at
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 __all__ = [
     "KINDS",
@@ -154,8 +153,12 @@ def _model(step: Step) -> str:
 
 
 def _plan(manifest: Manifest) -> str:
+    if not manifest.plan:
+        return ""
+    from memprof.policies.plan.plan_tables import plan_from_tables  # most recordings have no plan
+
     try:
-        return plan_from_tables(manifest.plan).describe() if manifest.plan else ""
+        return plan_from_tables(manifest.plan).describe()
     except PolicyError:
         return "one that this version of memprof cannot read"
 

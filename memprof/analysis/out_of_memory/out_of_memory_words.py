@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from memprof.analysis.out_of_memory.post_mortem import Held, PostMortem
-from memprof.analysis.out_of_memory.room import Room
-from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.report.breakdown import Breakdown
 from memprof.analysis.report.largest import LargeStorage
 from memprof.analysis.report.sources import SourceLine
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.analysis.out_of_memory.room import Room
 
 _PARTS = 5
 
@@ -64,6 +66,8 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[
     size = "SIZE" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", "")
     if found.is_caught or found.has_whole_step:
         return [(f"memprof suggest {named} --budget {size}", "plans that make it fit")]
+    from memprof.analysis.plans.predict import words_for_record  # most reports need no predictions
+
     return [
         (
             f"memprof suggest {named} --budget {size}",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.analysis.out_of_memory.room import Room, find_room
 from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, by_source, hold_at
 from memprof.analysis.report.largest import LargeStorage, find_largest
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
@@ -17,6 +17,10 @@ from memprof.trace.cut import cuttable_steps
 from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
+
+if TYPE_CHECKING:
+    from memprof.analysis.out_of_memory.room import Room
 
 _LARGEST = 3
 
@@ -185,6 +189,8 @@ def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
     modules = trace.table(Modules)
     step = int(failures.step[row])
     optimizers = _optimizers(trace.table(Optimizers))
+    from memprof.analysis.out_of_memory.room import find_room  # replays allocators, and few jobs run out of memory
+
     post_mortem = PostMortem(
         rank=trace.rank,
         failures=len(failures),
@@ -226,19 +232,6 @@ def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, i
         return None
     step = trace.step(int(steps.step[inside][0]))
     return step, op_id - step.first_op_id
-
-
-def has_whole_step(trace: Trace) -> bool:
-    """Whether a recording contains a complete step with all the memory a step needs.
-
-    The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
-    """
-    steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
-    is_whole = cuttable_steps(steps) & steps.is_complete
-    makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
-    if bool((~failures.is_caught).any()) and makes_state:
-        is_whole &= steps.step > 0
-    return bool(is_whole.any())
 
 
 def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> Held | None:

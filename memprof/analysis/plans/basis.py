@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from memprof.analysis.out_of_memory.post_mortem import has_whole_step
 from memprof.analysis.plans.length_mix import LengthMix
 from memprof.analysis.report.light_run import refuse_light
-from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
@@ -24,6 +22,7 @@ from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,20 +178,6 @@ def _basis(trace: Trace, step: Step) -> Basis:
     return Basis(step, has_measured_times=is_real and has_untouched_step(trace))
 
 
-def require_whole_step(trace: Trace) -> None:
-    """Rejects a recording without a complete step.
-
-    Raises:
-        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
-    """
-    if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
-        raise InconclusiveError(
-            f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
-            "of its backward and optimizer is unknown. Record the job with a smaller batch that "
-            "fits, and plan from that recording."
-        )
-
-
 def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step, ...]:
     """Returns every complete step, with the times of a machine.
 
@@ -214,12 +199,6 @@ def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step,
         return found
     rates = rates_of_recording(recorded_on), rates_of(machine)
     return tuple(scale_times(step, *rates).step for step in found)
-
-
-def has_untouched_step(trace: Trace) -> bool:
-    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
-    steps = trace.table(Steps)
-    return bool(((steps.kind == "plain") & steps.is_complete).any())
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:

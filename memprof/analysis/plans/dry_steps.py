@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.plans.basis import Basis, require_whole_step
+from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.policies.base import Policy
 from memprof.policies.plan.inputs import ran_on
@@ -17,6 +17,7 @@ from memprof.replay.within import fullest_of
 from memprof.trace.schema import Floats, Memory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import require_whole_step
 
 
 def policies_to_dry_run(found: Suggestion, most: int) -> tuple[Policy, ...]:

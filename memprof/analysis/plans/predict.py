@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from memprof.analysis.allocator.reserved import reserved_under
-from memprof.analysis.plans.basis import Basis, basis_of_steps, has_untouched_step
+from memprof.analysis.plans.basis import Basis, basis_of_steps
 from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.report.sources import find_sources
 from memprof.json_values import LEFT_OUT
@@ -39,6 +39,7 @@ from memprof.trace.schema import (
 )
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step
 from memprof.version import __version__
 
 

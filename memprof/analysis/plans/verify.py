@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.plans.another_size import basis_at
-from memprof.analysis.plans.basis import has_untouched_step
 from memprof.analysis.plans.matching_step import find_alike
 from memprof.analysis.plans.predict import Side, forecast, side_of
 from memprof.errors import InconclusiveError, UsageError
@@ -21,6 +20,7 @@ from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import CATEGORIES
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step
 from memprof.units import format_bytes, format_percent, format_us, format_us_between
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
-from memprof.analysis.ranks.rank_report import RankComparison, RankPeak, compare_ranks, job_notes
 from memprof.analysis.report.breakdown import (
     Breakdown,
     Holding,
@@ -44,6 +43,9 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.schema import DeviceMemory, HostMemory, Ints, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+
+if TYPE_CHECKING:
+    from memprof.analysis.ranks.rank_report import RankComparison, RankPeak
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,14 @@ def build_report(
         BadInputError: The trace contains no operators, or is damaged.
         UsageError: The rank, step or operator does not exist.
     """
-    compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
+    compared: RankComparison | None = None
+    notes: tuple[Note, ...] = ()
+    if len(trace.ranks) > 1 or trace.manifest.world_size > 1:
+        from memprof.analysis.ranks.rank_report import compare_ranks, job_notes  # most recordings are of one process
+
+        compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
+        notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
     worst_rank = None if compared is None else compared.worst
-    notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
     chosen = rank if rank is not None else worst_rank
     if chosen is not None:
         trace = trace.rank_trace(chosen)

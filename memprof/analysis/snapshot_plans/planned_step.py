@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.out_of_memory.post_mortem import failing_step, has_whole_step
+from memprof.analysis.out_of_memory.post_mortem import failing_step
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, OutOfMemory, Storages
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
 from memprof.units import format_bytes
 
 

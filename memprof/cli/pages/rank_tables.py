@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from memprof.analysis.ranks.rank_report import RankComparison, RankPeak, Spread
-from memprof.analysis.ranks.stragglers import Stragglers
 from memprof.cli.page import TailCell, cell, make_table
 from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
+
+if TYPE_CHECKING:
+    from memprof.analysis.ranks.rank_report import RankComparison, RankPeak, Spread
+    from memprof.analysis.ranks.stragglers import Stragglers
 
 _OUTSIDE = "(outside any module)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memprof.analysis.plans.basis import has_untouched_step, require_whole_step
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 #: Outcomes of a run under a plan: within the budget, above it, the plan did not fit the job, the job failed under it,
 #: or skipped because its dry run was above the budget.

@@ -112,7 +112,7 @@ class Needs:
                 start = _now_ns()
                 result = function(*args, **kwargs)
                 took_ns = _now_ns() - start
-                highest = _highest_of(allocations(session.stop()))
+                highest = _highest_of([event for event, _ in allocations(session.stop())])
         if not need.is_measured:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)

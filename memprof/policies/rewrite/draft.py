@@ -263,5 +263,5 @@ class Draft:
 
 
 def _joined(table: T, more: T) -> T:
-    names = [field.name for field in dataclasses.fields(table)]
+    names = [column.name for column in table.columns()]
     return type(table)(**{name: np.concatenate([getattr(table, name), getattr(more, name)]) for name in names})

@@ -208,8 +208,8 @@ def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
         result = func(*args, **kwargs)
         measured = session.stop()
     total = highest = 0
-    for event in sorted(allocations(measured), key=lambda event: event.start_time_ns):
-        total += event.extra_fields.alloc_size
+    for _, fields in sorted(allocations(measured), key=lambda each: each[0].start_time_ns):
+        total += fields.alloc_size
         highest = max(highest, total)
     outputs = result if isinstance(result, _LISTS) else [result]
     shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
+#: Types of tensors that are neither lazy nor made of others: nearly all.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NESTED = (list, tuple)
 _DEPTH = 6
 
@@ -23,7 +25,8 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
     try:
         storage = tensor.untyped_storage()
         # A FakeTensor (during compilation) reports another device; its storage is "meta", and data_ptr would warn.
-        return (0, 0) if storage.device.type == "meta" else (storage.data_ptr(), storage.nbytes())
+        is_meta = tensor.is_meta if type(tensor) in PLAIN else storage.device.type == "meta"
+        return (0, 0) if is_meta else (storage.data_ptr(), storage.nbytes())
     except (NotImplementedError, RuntimeError):
         return 0, 0
 
@@ -141,9 +144,13 @@ class Inventory:
                     remember(tensor)
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
-        if is_lazy(tensor):  # of a lazy module that has not been called: it has no shape yet
+        if type(tensor) in PLAIN:
+            inners: Iterable[torch.Tensor] = (tensor,)
+        elif is_lazy(tensor):  # of a lazy module that has not been called: it has no shape yet
             return
-        for inner in plain_tensors(tensor):
+        else:
+            inners = plain_tensors(tensor)
+        for inner in inners:
             address, size = self.storage_span(inner)
             if address:
                 text = self._log.intern("names", name) if name else -1

@@ -26,7 +26,8 @@ from memprof.recorder.profiler.core_library import core_flag, log_level
 from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
 from memprof.trace.files.spool import HEARD
 
-_ALLOCATION = "Allocation"
+_Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)
+_CPU = torch.device("cpu")
 
 
 class AllocatorTable:
@@ -109,6 +110,7 @@ class NativeEvents:
                 (_autograd, "_profiler_enabled"),
                 (_profiler, "ProfilerConfig"),
                 (_profiler, "_ExperimentalConfig"),
+                (_profiler, "_ExtraFields_Allocation"),
             )
         ) and bool(torch.profiler.kineto_available())
 
@@ -150,9 +152,8 @@ class NativeEvents:
             return
         events, device_events = self._log.events, self._log.device_events
         allocated = allocations(result)
-        for event in allocated:
-            fields = event.extra_fields
-            if fields.device.type == "cpu":
+        for event, fields in allocated:
+            if fields.device == _CPU or fields.device.type == "cpu":  # the latter takes three times as long
                 events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
             else:
                 device = self._log.intern("devices", device_name(fields.device))
@@ -168,22 +169,28 @@ class NativeEvents:
                 )
         events.extend((clock_ns(), *HEARD))
         for listener in self.listeners:
-            listener(allocated)
+            listener([event for event, _ in allocated])
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""
         self._session.stop()
 
 
-def allocations(result: Any) -> list[Any]:
-    """Lists the memory events of a profiler result, of all devices, in order of time."""
-    found: list[Any] = []
-    pending = list(reversed(result.experimental_event_tree()))
+def allocations(result: Any) -> list[tuple[Any, Any]]:
+    """Lists the memory events of a profiler result, of all devices, in order of time, each with its fields.
+
+    Reading an attribute of an event takes from 0.1 to 1 us, and a step of tiny operators has thousands of events.
+    """
+    found: list[tuple[Any, Any]] = []
+    pending = result.experimental_event_tree()
+    pending.reverse()
     while pending:
         event = pending.pop()
-        if event.tag.name == _ALLOCATION:
-            found.append(event)
-        pending.extend(reversed(event.children))
+        fields = event.extra_fields
+        if type(fields) is _Allocation:
+            found.append((event, fields))  # nothing runs inside an allocation
+        else:
+            pending.extend(reversed(event.children))
     return found
 
 

@@ -7,7 +7,6 @@ the second part. A storage that spans the gap thus becomes two, each counted onl
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -187,7 +186,7 @@ def _with_stacks(table: T, rows: Ints) -> T:
 
 
 def _stack(tables: list[T]) -> T:
-    names = [field.name for field in dataclasses.fields(tables[0])]
+    names = [column.name for column in tables[0].columns()]
     return type(tables[0])(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 

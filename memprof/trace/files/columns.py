@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,16 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memprof.trace.files.encoding import ARROW_TYPES
+from memprof.trace.files.coding.codings import Codings
+from memprof.trace.files.coding.unpacking import as_numpy, as_type, constant_column, missing, restored
 from memprof.trace.files.parquet_pages import unpacked_bytes
 from memprof.trace.schema import Column, Table, Texts
 from memprof.units import format_bytes
 
 T = TypeVar("T", bound=Table)
 
-#: Memory limit of a table, as a multiple of its bytes in the file plus a constant: about four times what tables of
+#: Memory limit of a table, as a multiple of its bytes in the file plus a constant: about five times what tables of
 #: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can claim.
-GROWTH = 64
+GROWTH = 256
 SLACK_BYTES = 192 << 20
 #: Column limit of a table, far above any version's.
 _MOST_COLUMNS = 1_000
@@ -37,6 +38,18 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
 #: Checks the columns of a table before they are used.
 Check = Callable[[Mapping[str, Any]], None]
 
+#: Returns a column that is equal to one of another table, by its name.
+Elsewhere = Callable[[str], Any]
+
+
+def nowhere(name: str) -> Any:
+    """Rejects columns of another table, where there is none.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"its column {name!r} is in another table")
+
 
 def bytes_in_memory(kind: type[Table], rows: int) -> int:
     """Returns the memory that a table of this many rows takes, excluding its distinct texts."""
@@ -50,6 +63,7 @@ def decode_table(
     *,
     rows: int | None = None,
     check: Check = lambda columns: None,
+    elsewhere: Elsewhere = nowhere,
 ) -> T:
     """Reads a table from Parquet bytes.
 
@@ -57,16 +71,17 @@ def decode_table(
 
     Args:
         kind: The table to read.
-        data: Output of ``encode_table`` of this or another version.
+        data: Output of ``pack_table`` or ``encode_table`` of this or another version.
         limit_bytes: Memory limit of the table in bytes; derived from the size of ``data`` where left out.
         rows: Required row count; any where left out.
         check: Checks the columns, texts as ``Coded``; raises on invalid data.
+        elsewhere: Reads a column that the file stores in another table.
 
     Raises:
         CorruptTableError: The bytes are damaged, have the wrong types for the table, or claim more than the limit.
     """
     try:
-        columns = dict(_read_columns(kind.columns(), data, limit_bytes, rows))
+        columns = _read_columns(kind.columns(), data, limit_bytes, rows, elsewhere)
         check(columns)
         return kind.of(
             **{
@@ -116,16 +131,18 @@ def decode_columns(
     limit_bytes: int | None = None,
     rows: int | None = None,
     check: Check = lambda columns: None,
+    elsewhere: Elsewhere = nowhere,
 ) -> dict[str, Any]:
     """Reads some columns of a table, for tables too large to hold in memory.
 
     Args:
         kind: The table to read.
-        data: Output of ``encode_table`` of this or another version.
+        data: Output of ``pack_table`` or ``encode_table`` of this or another version.
         names: Columns to read.
         limit_bytes: Memory limit of the columns in bytes; derived from the size of ``data`` where left out.
         rows: Required row count; any where left out.
         check: As in ``decode_table``.
+        elsewhere: As in ``decode_table``.
 
     Returns:
         The columns by name: numbers as numpy arrays, texts as ``Coded``.
@@ -135,7 +152,7 @@ def decode_columns(
     """
     try:
         wanted = [column for column in kind.columns() if column.name in names]
-        columns = dict(_read_columns(wanted, data, limit_bytes, rows))
+        columns = _read_columns(wanted, data, limit_bytes, rows, elsewhere)
         check(columns)
         return columns
     except _DAMAGE as error:
@@ -145,9 +162,8 @@ def decode_columns(
 
 
 def _read_columns(
-    columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None
-) -> Iterator[tuple[str, Any]]:
-    """Reads columns one by one; a caller that exhausts the iterator has every column at the claimed length."""
+    columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None, elsewhere: Elsewhere
+) -> dict[str, Any]:
     owned = _owned_by_arrow(data)
     metadata = pq.read_metadata(pa.BufferReader(owned))
     rows = metadata.num_rows
@@ -156,25 +172,32 @@ def _read_columns(
     _check_claims(
         metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
     )
-    present = set(metadata.schema.to_arrow_schema().names)
+    codings = Codings.of(metadata.schema.to_arrow_schema().names, metadata.metadata)
     file = pq.ParquetFile(
         pa.BufferReader(owned),
         metadata=metadata,
-        read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in present],
+        read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in codings.stored],
         page_checksum_verification=True,
     )
-    read = file.read(columns=[column.name for column in columns if column.name in present])
+    stored = dict.fromkeys(name for column in columns for name in codings.stored_names(column.name))
+    read = file.read(columns=list(stored))
     if read.num_columns and read.num_rows != rows:
         raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
+    result = {}
     for column in columns:
-        if column.name not in present:
-            is_text = column.kind == "text"
-            yield column.name, _none(rows) if is_text else np.full(rows, _missing(column), dtype=column.dtype)
+        name = column.name
+        if "." in codings.source(name):
+            result[name] = elsewhere(name)
         elif column.kind == "text":
-            yield column.name, _coded(column, read.column(column.name))
+            if name in codings.stored:
+                result[name] = _coded(column, read.column(name))
+            else:
+                result[name] = _one_text(codings.constant.get(name, ""), rows)
+        elif codings.source(name) in codings.stored:
+            result[name] = restored(column, codings, read)
         else:
-            whole: Any = read.column(column.name).cast(ARROW_TYPES[column.kind]).combine_chunks()
-            yield column.name, _as_numpy(whole, column.dtype, _missing(column))
+            result[name] = constant_column(column, codings.constant.get(name, missing(column)), rows)
+    return result
 
 
 def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) -> None:
@@ -196,9 +219,15 @@ def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) ->
         raise ValueError(f"it unpacks from {format_bytes(len(data))} to {format_bytes(unpacked)}")
 
 
-def _none(rows: int) -> Coded:
-    """Returns a text column in which every value is missing."""
-    distinct: Texts = np.array([""], dtype=object)
+def _one_text(text: Any, rows: int) -> Coded:
+    """Returns a text column of which every row has the same text.
+
+    Raises:
+        ValueError: It is not a text.
+    """
+    if not isinstance(text, str):
+        raise ValueError("a constant of its texts is not a text")
+    distinct: Texts = np.array([text], dtype=object)
     return Coded(np.zeros(rows, dtype=np.int32), distinct)
 
 
@@ -220,35 +249,7 @@ def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:
     distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
     distinct[:-1] = joined.dictionary.to_pylist()
     distinct[-1] = ""
-    return Coded(_as_numpy(joined.indices.cast(pa.int32()), np.int32, len(distinct) - 1), distinct)
-
-
-def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:
-    """Returns an Arrow array of numbers or booleans as numpy, nulls replaced.
-
-    Reads its buffers directly: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
-    """
-    validity, data = values.buffers()
-    inside = slice(values.offset, values.offset + len(values))
-    if data is None:
-        result = np.empty(0, dtype=dtype)
-    elif np.dtype(dtype) == np.bool_:
-        result = _bits(data)[inside].astype(np.bool_)
-    else:
-        result = np.frombuffer(memoryview(data), dtype=dtype)[inside]
-    if validity is not None and values.null_count:
-        result = np.where(_bits(validity)[inside] == 0, np.asarray(missing, dtype=dtype), result)
-    return result
-
-
-def _bits(buffer: pa.Buffer) -> Any:
-    return np.unpackbits(np.frombuffer(memoryview(buffer), dtype=np.uint8), bitorder="little")
-
-
-def _missing(column: Column) -> Any:
-    if column.missing is not None:
-        return column.missing
-    return False if column.kind == "bool" else 0
+    return Coded(as_numpy(as_type(joined.indices, pa.int32()), np.int32, len(distinct) - 1), distinct)
 
 
 def _one_line(error: BaseException) -> str:

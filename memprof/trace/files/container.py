@@ -14,16 +14,18 @@ from typing import Any, TypeVar, cast
 from memprof.errors import BadInputError
 from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
+from memprof.trace.files.coding.codings import ELSEWHERE
 from memprof.trace.files.columns import (
     GROWTH,
     SLACK_BYTES,
     Coded,
     CorruptTableError,
+    Elsewhere,
     bytes_in_memory,
     decode_columns,
     decode_table,
+    nowhere,
 )
-from memprof.trace.files.encoding import encode_table
 from memprof.trace.files.reading import parse_json
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
@@ -87,7 +89,8 @@ class FileRank:
             BadInputError: The file is gone, or the table is damaged.
         """
         name = _entry_name(self.folder, kind)
-        return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes)
+        elsewhere = functools.partial(self._elsewhere, kind)
+        return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes, elsewhere)
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
         """Reads some columns of one table; texts as ``Coded``.
@@ -98,11 +101,26 @@ class FileRank:
         name = _entry_name(self.folder, kind)
         if name not in self.rows:
             return columns_of(kind.empty(), names)
-        check = functools.partial(self.checker.check, kind)
         with _sentences(self.archive, name):
             return decode_columns(
-                kind, self.archive.read(name), names, limit_bytes=self.limit_bytes, rows=self.rows[name], check=check
+                kind,
+                self.archive.read(name),
+                names,
+                limit_bytes=self.limit_bytes,
+                rows=self.rows[name],
+                check=functools.partial(self.checker.check, kind),
+                elsewhere=functools.partial(self._elsewhere, kind),
             )
+
+    def _elsewhere(self, kind: type[Table], name: str) -> Any:
+        """Reads a column that is stored in another table."""
+        if (kind, name) not in ELSEWHERE:
+            raise ValueError(f"its column {name!r} is in no other table")
+        table, column = ELSEWHERE[kind, name]
+        values = self.read_columns(table, (column,))[column]
+        if len(values) != self.rows_of(kind):
+            raise ValueError(f"table {table.table_name!r} has not as many rows")
+        return values
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,8 @@ class Container:
             BadInputError: The file is gone, or the table is damaged.
         """
         checker = Checker(lambda kind: 0, tuple)
-        return _read_table(self.archive, self.rows, kind, _entry_name("", kind), checker, _limit(self.archive, ""))
+        name, limit_bytes = _entry_name("", kind), _limit(self.archive, "")
+        return _read_table(self.archive, self.rows, kind, name, checker, limit_bytes, nowhere)
 
 
 def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:
@@ -201,6 +220,8 @@ def read_container(path: Path) -> Container:
 
 
 def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> Iterator[tuple[str, bytes]]:
+    from memprof.trace.files.coding.packing import pack_table  # most commands only read
+
     numbers: list[int] = []
     summaries: list[Mapping[type[Table], Table]] = []
     rows: dict[str, int] = {}
@@ -214,12 +235,12 @@ def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> I
         for kind in TABLES:
             if kind in tables and len(tables[kind]):
                 rows[_entry_name(folder, kind)] = len(tables[kind])
-                yield _entry_name(folder, kind), encode_table(tables[kind])
+                yield _entry_name(folder, kind), pack_table(tables[kind], tables)
         summaries.append(summarise_rank(manifest, MemoryRank(manifest, tables)))
     if is_of_many or len(numbers) > 1:
         for kind, table in join_summaries(summaries).items():
             rows[_entry_name("", kind)] = len(table)
-            yield _entry_name("", kind), encode_table(table)
+            yield _entry_name("", kind), pack_table(table, {})
     top = {
         "schema_version": SCHEMA_VERSION,
         "memprof_version": __version__,
@@ -231,13 +252,19 @@ def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> I
 
 
 def _read_table(
-    archive: Archive, rows: Mapping[str, int], kind: type[T], name: str, checker: Checker, limit_bytes: int
+    archive: Archive,
+    rows: Mapping[str, int],
+    kind: type[T],
+    name: str,
+    checker: Checker,
+    limit_bytes: int,
+    elsewhere: Elsewhere,
 ) -> T:
     if name not in rows:
         return kind.empty()
     check = functools.partial(checker.check, kind)
     with _sentences(archive, name):
-        return decode_table(kind, archive.read(name), limit_bytes, rows=rows[name], check=check)
+        return decode_table(kind, archive.read(name), limit_bytes, rows=rows[name], check=check, elsewhere=elsewhere)
 
 
 @contextmanager
@@ -315,4 +342,4 @@ def _entry_name(folder: str, kind: type[Table]) -> str:
 
 
 def _json_bytes(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1, ensure_ascii=True) + "\n").encode()
+    return (json.dumps(record, separators=(",", ":"), ensure_ascii=True) + "\n").encode()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memprof.trace.schema import Column, Table
+from memprof.trace.files.coding.codings import TICKS_PER_US
+from memprof.trace.schema import Column, Floats, Table
 
-#: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero (a decimal place would
-#: leave them full). Times are Unix time, which float64 resolves to a quarter of a microsecond.
-_STEPS_PER_US = 1024.0
+_LEVEL = 9
 
 #: Arrow types by kind of column.
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -25,46 +25,73 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 
 
 def encode_table(table: Table) -> bytes:
-    """Writes a table as Parquet with zstd and page checksums; missing values become null.
+    """Writes a table as plain Parquet, for any reader; missing values become null.
 
     The same table gives the same bytes.
     """
     columns = table.columns()
-    arrays = {column.name: _to_arrow(column, getattr(table, column.name)) for column in columns}
+    arrays = {column.name: to_arrow(column, getattr(table, column.name)) for column in columns}
+    encodings = {
+        column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
+    }
+    return write_parquet(arrays, encodings, _LEVEL, {})
+
+
+def write_parquet(
+    arrays: Mapping[str, pa.Array[Any]], encodings: Mapping[str, str], level: int, metadata: Mapping[str, str]
+) -> bytes:
+    """Writes columns as Parquet with zstd and page checksums.
+
+    Args:
+        arrays: The columns by name.
+        encodings: Encoding of each column that is not a text; texts are dictionary-encoded.
+        level: zstd's level.
+        metadata: The file's metadata.
+    """
+    fields = [pa.field(name, values.type, nullable=values.null_count > 0) for name, values in arrays.items()]
+    table = pa.table(list(arrays.values()), schema=pa.schema(fields))
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.table(arrays),
+    with pq.ParquetWriter(
         sink,
+        table.schema,
         compression="zstd",
-        compression_level=9,
+        compression_level=level,
         # pyarrow's stubs accept only True and False; its documentation allows the list of names.
-        use_dictionary=[column.name for column in columns if column.kind == "text"],  # type: ignore[arg-type]
-        column_encoding={
-            column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
-        },
+        use_dictionary=[name for name in arrays if name not in encodings],  # type: ignore[arg-type]
+        column_encoding=dict(encodings),
         write_page_checksum=True,
         write_statistics=False,
         store_schema=False,
-    )
+    ) as writer:
+        writer.write_table(table)
+        if metadata:
+            writer.add_key_value_metadata(dict(metadata))
     return sink.getvalue().to_pybytes()
 
 
-def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
+def to_arrow(column: Column, values: Any) -> pa.Array[Any]:
+    """Returns a column as it is stored in plain Parquet: times rounded, missing values null."""
     kind = ARROW_TYPES[column.kind]
     if column.kind == "text":
         try:
             return pa.array(values, type=kind, mask=values == "")
         except UnicodeEncodeError:  # a file name that is not valid UTF-8 appears in a stack as lone surrogates
-            return _to_arrow(column, np.array([_encodable(text) for text in values], dtype=object))
+            return to_arrow(column, np.array([encodable(text) for text in values], dtype=object))
     if column.kind == "float":
-        with np.errstate(over="ignore"):
-            rounded = np.round(values * _STEPS_PER_US) / _STEPS_PER_US
-        return pa.array(np.where(np.isfinite(rounded), rounded, values), type=kind, mask=np.isnan(values))
+        return pa.array(rounded(values), type=kind, mask=np.isnan(values))
     mask = None if column.missing is None else values == column.missing
     return pa.array(values, type=kind, mask=mask)
 
 
-def _encodable(text: str) -> str:
+def rounded(times_us: Floats) -> Floats:
+    """Rounds times to 2**-10 us; those too large for it have no finer digits."""
+    with np.errstate(over="ignore"):
+        near = np.round(times_us * TICKS_PER_US) / TICKS_PER_US
+    return np.where(np.isfinite(near), near, times_us)
+
+
+def encodable(text: str) -> str:
+    """Returns a text as UTF-8 can hold it: lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

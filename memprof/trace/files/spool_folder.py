@@ -240,5 +240,5 @@ def _read_host_memory(path: Path) -> HostMemory:
             continue
     if not samples:
         return HostMemory.empty()
-    names = [column.name for column in dataclasses.fields(HostMemory)]
+    names = [column.name for column in HostMemory.columns()]
     return HostMemory.of(**dict(zip(names, zip(*samples, strict=True), strict=True)))

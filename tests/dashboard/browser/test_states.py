@@ -191,6 +191,6 @@ def test_what_cannot_be_opened_is_told_at_once(tmp_path: Path, small_tables: Tab
         path.write_bytes(b"hello")
     elif what == "newer":
         write(path, small_tables)
-        path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
+        path.write_bytes(path.read_bytes().replace(b'"schema_version":2', b'"schema_version":9'))
     with pytest.raises(BadInputError, match=r"run\.memprof"):
         open_sources([path])

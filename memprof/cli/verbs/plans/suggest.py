@@ -193,7 +193,6 @@ def suggest(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
         )
-    from memprof.analysis.out_of_memory.post_mortem import has_whole_step
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
@@ -206,6 +205,7 @@ def suggest(
     from memprof.policies.compile.policy import Compile
     from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
+    from memprof.trace.whole_steps import has_whole_step
 
     named_planner(planner)
     opened = Trace.open(trace, rank)

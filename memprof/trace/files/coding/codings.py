@@ -1,0 +1,88 @@
+"""How the columns of a table are stored: suffixes in the names of coded ones, and for the rest the file's metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.trace.files.reading import parse_json
+from memprof.trace.schema import Memory, Ops, Table
+
+#: Key of the codings in the metadata of a Parquet file.
+KEY = "memprof"
+
+#: Times are stored as integers of 2**-10 us: finer than any clock, and exact for Unix time, which float64 resolves to a
+#: quarter of a microsecond.
+TICKS_PER_US = 1024.0
+
+#: What follows a colon in the name of a stored column, in this order: times as ticks; then what is coded by
+#: ``series.differences``, or by ``series.distances``, whose new values are in a column of their own. Both apply to the
+#: values that are not null.
+TICKS, DIFFERENCES, DISTANCES, NEW = "t", "d", "r", "n"
+
+#: Columns that usually equal one of another table, row by row: operators are sampled when they start.
+ELSEWHERE: Mapping[tuple[type[Table], str], tuple[type[Table], str]] = {
+    (Memory, "op_id"): (Ops, "op_id"),
+    (Memory, "time_us"): (Ops, "start_us"),
+}
+
+
+@dataclass(frozen=True)
+class Codings:
+    """How the columns of a table are restored.
+
+    Attributes:
+        stored: Suffix of each stored column by its name without it; empty for plain values.
+        same: Columns that are not stored, as they equal another one: of this table, or that of ``ELSEWHERE``.
+        constant: Columns that are not stored, as every row has this value.
+    """
+
+    stored: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
+    constant: Mapping[str, Any] = field(default_factory=dict)
+
+    def source(self, name: str) -> str:
+        """Returns the stored column with a column's values, without its suffix."""
+        return self.same.get(name, name)
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """Returns the names in the file of what a column is restored from."""
+        source = self.source(name)
+        if source not in self.stored:
+            return ()
+        suffix = self.stored[source]
+        return (stored_name(source, suffix), *((stored_name(source, NEW),) if DISTANCES in suffix else ()))
+
+    @staticmethod
+    def of(names: Iterable[str], metadata: Mapping[bytes, bytes] | None) -> Codings:
+        """Reads the codings of a Parquet file: none in those of schema 1, and in exported tables.
+
+        Raises:
+            ValueError: They are damaged.
+        """
+        stored = {name.partition(":")[0]: name.partition(":")[2] for name in names if not name.endswith(f":{NEW}")}
+        text = (metadata or {}).get(KEY.encode())
+        if text is None:
+            return Codings(stored)
+        read = parse_json(text)
+        if not isinstance(read, dict):
+            raise ValueError("its codings are not an object")
+        same, constant = read.get("same", {}), read.get("constant", {})
+        if not isinstance(same, dict) or not isinstance(constant, dict):
+            raise ValueError("its codings are invalid")
+        if not all(isinstance(source, str) for source in same.values()):
+            raise ValueError("a column of its codings has no name")
+        return Codings(stored, same, constant)
+
+
+def metadata_of(same: Mapping[str, str], constant: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the metadata of a Parquet file with these codings; see ``Codings``."""
+    used = {name: value for name, value in (("same", same), ("constant", constant)) if value}
+    return {KEY: json.dumps(used, separators=(",", ":"))} if used else {}
+
+
+def stored_name(name: str, suffix: str) -> str:
+    """Returns the name of a stored column."""
+    return f"{name}:{suffix}" if suffix else name

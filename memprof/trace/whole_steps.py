@@ -1,0 +1,41 @@
+"""Whether a recording contains complete steps, and ones that ran without the recorder."""
+
+from __future__ import annotations
+
+from memprof.errors import InconclusiveError
+from memprof.trace.cut import cuttable_steps
+from memprof.trace.schema import Optimizers, OutOfMemory, Steps
+from memprof.trace.store import Trace
+
+
+def has_whole_step(trace: Trace) -> bool:
+    """Whether a recording contains a complete step with all the memory a step needs.
+
+    The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
+    """
+    steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
+    is_whole = cuttable_steps(steps) & steps.is_complete
+    makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
+    if bool((~failures.is_caught).any()) and makes_state:
+        is_whole &= steps.step > 0
+    return bool(is_whole.any())
+
+
+def require_whole_step(trace: Trace) -> None:
+    """Rejects a recording without a complete step.
+
+    Raises:
+        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
+    """
+    if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
+        raise InconclusiveError(
+            f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
+            "of its backward and optimizer is unknown. Record the job with a smaller batch that "
+            "fits, and plan from that recording."
+        )
+
+
+def has_untouched_step(trace: Trace) -> bool:
+    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
+    steps = trace.table(Steps)
+    return bool(((steps.kind == "plain") & steps.is_complete).any())
