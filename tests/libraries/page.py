@@ -37,7 +37,7 @@ LIBRARIES = (
 _REFERENCE, _NOTHING = re.compile(r"\[(\d+)\]"), re.compile(r"(\[\d+\])?")
 _IN_BRACKETS, _BORDER = re.compile(r"\((.*)\)"), re.compile(r"(?<!\\)\|")
 #: Below the table: when the oldest of its rows were measured.
-_MEASURED = re.compile(r"(?:^Measured |^Rows without new results: measured )(.*)\n+" + re.escape(END), re.MULTILINE)
+_MEASURED = re.compile(r"^(?:Measured |Rows without new results: measured )(\d{4}-.*)$", re.MULTILINE)
 _SENTENCE, _SLASHED = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE), re.compile(r"\\(.)")
 
 
@@ -123,8 +123,9 @@ def write_page(found: dict[str, dict[str, Any] | None]) -> None:
     tail = rest.partition(END)[2]
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     measured = f"{counts(rows)}\n\nMeasured {day} with {versions()} on: {describe_machine()}\n"
-    if earlier := _MEASURED.search(text) if any(not found.get(name) for name in before) else None:
-        measured += f"\nRows without new results: measured {earlier[1]}\n"
+    if any(not found.get(name) for name in before):
+        for earlier in dict.fromkeys(_MEASURED.findall(text)):
+            measured += f"\nRows without new results: measured {earlier}\n"
     PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{measured}{END}{tail}", encoding="utf-8")
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from memprof.policies.base import Policy
+from memprof.policies.compress.policy import Compress
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.swap.policy import Swap
@@ -52,6 +54,33 @@ def test_a_region_keeps_what_its_input_became(modules: tuple[str, ...], tmp_path
     """Hooks around a region see its input; those of a module that is run again see nothing, since it has its own."""
     plan = Plan((Swap(modules=modules, to="disk"),))
     step = record_script(tmp_path, _JOB).step
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    assert abs(predicted - under.peak) <= 16
+
+
+_FORWARD = "x = checkpoint(self.blocks, self.stem(x), use_reentrant=False)"
+_EACH = """x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant={})"""
+
+
+@pytest.mark.parametrize(
+    ("is_reentrant", "policy"),
+    [
+        (True, Swap(modules=("*",), to="disk")),
+        (False, Compress(modules=(".",))),
+        pytest.param(True, Compress(modules=(".",)), marks=pytest.mark.slow),
+        pytest.param(True, Swap(modules=("blocks.1", "stem"), to="disk"), marks=pytest.mark.slow),
+    ],
+)
+def test_inputs_of_regions_are_unpacked_and_what_reentrant_ones_save_is_packed(
+    is_reentrant: bool, policy: Policy, tmp_path: Path
+) -> None:
+    """A region's second run reads what was unpacked; hooks of its modules pack what a reentrant one saves then."""
+    step = record_script(tmp_path, _JOB.replace(_FORWARD, _EACH.format(is_reentrant))).step
+    plan = Plan((policy,))
     predicted = int(live_bytes(plan.transform(step)).during.max())
     write_plan(tmp_path / "plan.toml", plan)
     under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")

@@ -14,7 +14,7 @@ from memprof.policies.rewrite.new_ops import COMPRESS, new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import Bools, Ints, Ops
+from memprof.trace.schema import NONE, Bools, Ints, Ops
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def transform(step: Step, policy: Compress) -> Step:
     unpack_ids = draft.insert_ops(unpacks, packed.unpacked)
     draft.duration_us += float(packs.duration_us.sum() + unpacks.duration_us.sum()) + HOOK_US * records.hooked
 
-    until = records.released.copy()
+    until = np.where(records.released == len(step.ops), NONE, records.released)
     until[is_packed] = unpack_ids
     codes = _insert(draft, step, at, pack_ids, until, count, "int8")
     scales = _insert(draft, step, at, pack_ids, until, -(-count // BLOCK) * 4, "float32")

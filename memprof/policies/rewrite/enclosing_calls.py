@@ -11,6 +11,10 @@ from memprof.trace.step import Step
 class Calls:
     """Calls of modules around each operator of a step, some of which are chosen.
 
+    These are the calls of forward, and those that ``checkpoint(use_reentrant=True)`` repeats: in its first run autograd
+    saves nothing, in its second what it saves in any forward. The second run of the other variant fills the places of
+    tensors that the first has saved, and is not among them.
+
     Attributes:
         inner: The innermost call. Shape (ops,).
         region_of: The outermost call of a chosen module, NONE outside.
@@ -34,7 +38,8 @@ class Calls:
         self.wrapped_end = np.arange(total)
         is_region = is_chosen[calls.module_id]
         is_wrapped = is_region | (step.modules.parent_id[calls.module_id] == NONE)
-        is_complete = (self.first != NONE) & (self.last != NONE) & ~calls.is_recompute
+        is_complete = (self.first != NONE) & (self.last != NONE)
+        is_complete &= ~calls.is_recompute | _has_nodes(step, self.first, self.last)
         depth = np.zeros(len(calls), dtype=np.int64)
         parents = self.parent
         while (parents != NONE).any():
@@ -73,3 +78,14 @@ class Calls:
             is_inside |= is_again & (module == self.module[call])
         is_around[rows[is_inside]] = False
         return is_around
+
+
+def _has_nodes(step: Step, first: Ints, last: Ints) -> Bools:
+    """Marks the ranges of operators, each of shape ``(ranges,)``, that hold a recomputed one with a backward node."""
+    ops = step.ops
+    made = ops.forward_op_id[(ops.forward_op_id != NONE) & ~ops.is_recompute]
+    has_node = np.zeros(len(ops) + 1, dtype=np.int64)
+    has_node[made[ops.is_recompute[made]] + 1] = 1
+    count = np.cumsum(has_node)
+    found: Bools = count[last + 1] > count[first]
+    return found

@@ -99,13 +99,14 @@ def find_records(
     first, last = node_bounds(ops.forward_op_id, is_node)
     forward, storage = saved.forward_op_id, saved.storage_id
     created = storages.created_op_id[storage]
-    is_packed = (calls.region_of[forward] != NONE) & ~ops.is_recompute[forward] & (first[forward] != NONE)
+    is_packed = (calls.region_of[forward] != NONE) & (first[forward] != NONE)
     in_transform = is_in_transform(step)
+    reruns = find_reruns(step)
+    is_repeated = reruns.cover(len(ops))
     if is_packed.any() and in_transform[forward[is_packed]].all():
         raise PolicyError(IN_TRANSFORM.format(what="The chosen modules run", policy="replacing saved tensors"))
-    reruns = find_reruns(step)
     # Hooks of a region that is run again take all that is saved inside.
-    is_packed &= ~(in_transform | reruns.cover(len(ops)))[forward]
+    is_packed &= ~(in_transform | is_repeated)[forward]
     hooked = int(is_packed.sum())
     # Storages that existed before the outermost call belong to the caller, and stay.
     is_packed &= created >= calls.top_start[forward]
@@ -119,23 +120,28 @@ def find_records(
         nothing = np.empty(0, dtype=np.int64)
         return Records(nothing, nothing, nothing, nothing, nothing, nothing, nothing, hooked)
 
-    by_rerun = reruns.is_use & np.isin(step.uses.storage_id, reruns.storage[goes_in])
-    held = _held_otherwise(step, calls, is_packed, by_rerun, last)
+    # What reads an input again, or saves it, has what was unpacked in its place.
+    inputs = reruns.storage[goes_in]
+    by_rerun = reruns.is_use & np.isin(step.uses.storage_id, inputs)
+    is_saved_again = (ops.is_recompute | is_repeated)[forward] & np.isin(storage, inputs)
+    held = _held_otherwise(step, calls, is_packed, is_saved_again, by_rerun, last)
     if with_variables:
-        moved = np.unique(np.append(storage[is_packed], reruns.storage[goes_in]))
+        moved = np.unique(np.append(storage[is_packed], inputs))
         held = np.maximum(held, _held_by_variables(step, calls, moved))
         held = np.maximum(held, result_ends(step, calls.inner))
     lives = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
-    into = reruns.storage[goes_in]
-    first = np.append(first[forward[is_packed]], reruns.again[goes_in])
-    last = np.append(last[forward[is_packed]], lives[into])
-    storage, forward = np.append(storage[is_packed], into), np.append(forward[is_packed], reruns.first[goes_in])
+    # A checkpoint detaches what it unpacks before the region runs again.
+    used_again = np.full(len(storages), len(ops), dtype=np.int64)
+    np.minimum.at(used_again, step.uses.storage_id[by_rerun], step.uses.op_id[by_rerun])
+    first = np.append(first[forward[is_packed]], np.minimum(reruns.again[goes_in], used_again[inputs]))
+    last = np.append(last[forward[is_packed]], lives[inputs])
+    storage, forward = np.append(storage[is_packed], inputs), np.append(forward[is_packed], reruns.first[goes_in])
     # Autograd saves an operator's inputs before it runs and its outputs after it.
     written = step.uses.role != "read"
     made = np.unique(_pair(step.uses.op_id[written], step.uses.storage_id[written], step))
     is_output = np.isin(_pair(forward, storage, step), made)
     is_output |= step.storages.created_op_id[storage] == forward
-    is_output[len(storage) - len(into) :] = False
+    is_output[len(storage) - len(inputs) :] = False
     packed = forward + is_output
     order = np.lexsort((storage, ~is_output, packed))
     kept, first_row = np.unique(storage[order], return_index=True)
@@ -187,7 +193,9 @@ def require_untouched(step: Step, is_chosen: Bools) -> None:
         raise PolicyError(OVERLAP)
 
 
-def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools, node_last: Ints) -> Ints:
+def _held_otherwise(
+    step: Step, calls: Calls, is_packed: Bools, is_saved_again: Bools, by_rerun: Bools, node_last: Ints
+) -> Ints:
     """Returns the last operator up to which anything but the nodes that packed it holds each storage."""
     ops, uses, saved, storages = step.ops, step.uses, step.saved, step.storages
     held = storages.created_op_id.copy()
@@ -196,7 +204,7 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
     node = ops.forward_op_id[uses.op_id]
     by_packer = by_rerun | ((node != NONE) & np.isin(_pair(node, uses.storage_id, step), packed_pairs))
     np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
-    others = ~is_packed & (node_last[saved.forward_op_id] != NONE)
+    others = ~(is_packed | is_saved_again) & (node_last[saved.forward_op_id] != NONE)
     np.maximum.at(held, saved.storage_id[others], node_last[saved.forward_op_id[others]])
     held = np.maximum(held, cached_until(step, np.isin(np.arange(len(storages)), saved.storage_id)))
     # Storages that outlive backward after their nodes released them are held throughout: an output, a cache.
@@ -207,7 +215,7 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
     # A call's frames hold its arguments until it returns: storages that existed before and are used inside.
     of_use = uses.storage_id
     created = storages.created_op_id[of_use]
-    call = calls.inner[uses.op_id]
+    call = np.where(by_rerun, NONE, calls.inner[uses.op_id])
     while (call != NONE).any():
         was_passed = (call != NONE) & (created < calls.first[call])
         np.maximum.at(held, of_use[was_passed], calls.last[call[was_passed]])

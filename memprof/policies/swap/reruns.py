@@ -7,6 +7,7 @@ what the recomputation reads. They live until the last node inside the region ha
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
@@ -64,12 +65,14 @@ def find_reruns(step: Step) -> Reruns:
         goes_in = touched[made_before[touched] & (created[touched] < begin) & lasts]
         columns += [(storage, first, max(first, run.last), run.again) for storage in goes_in.tolist()]
     storages, firsts, lasts, agains = np.array(columns, dtype=np.int64).reshape(-1, 4).T
-    # If a node reads a tensor that its forward operator did not save, the recomputation saved it.
+    reruns = Reruns(storages, firsts, lasts, agains, is_use)
+    # If a node reads a tensor that its forward operator did not save, the recomputation saved it. What an operator
+    # inside saves is the checkpoint's own: what it unpacks, as reentrant checkpointing does before it runs again.
     node, width = ops.forward_op_id[uses.op_id], len(created)
-    saved = step.saved.take(~ops.is_recompute[step.saved.forward_op_id])
+    saved = step.saved.take(~(ops.is_recompute | reruns.cover(len(ops)))[step.saved.forward_op_id])
     is_saved = np.isin(node * width + uses.storage_id, saved.forward_op_id * width + saved.storage_id)
     is_use |= (node != NONE) & ~is_saved
-    return Reruns(storages, firsts, lasts, agains, is_use & np.isin(uses.storage_id, storages))
+    return dataclasses.replace(reruns, is_use=is_use & np.isin(uses.storage_id, storages))
 
 
 @dataclass
