@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from memprof.policies.remat.cells import Cell, view_of
@@ -14,12 +16,14 @@ from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 
 _tracing_state = torch._C._get_tracing_state
+#: Whether torch tells how many references a tensor has; otherwise backward is given one of its own.
+can_count_uses = hasattr(torch.Tensor, "_use_count")
 
 
 class Handle:
-    """Stands in autograd for a saved tensor that may be dropped."""
+    """Stands in autograd for a saved tensor that may be dropped; until then it holds a view, as autograd would."""
 
-    __slots__ = ("_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version")
+    __slots__ = ("__weakref__", "_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version", "_view")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
         """Stores the cell and the tensor's layout in it."""
@@ -27,8 +31,13 @@ class Handle:
         self._cell = cell
         self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
         self._size, self._stride = tensor.shape, tensor.stride()
-        with torch._C._DisableTorchDispatch():
-            self._version = Version(tensor, keeps_memory=False)
+        if not tensor.is_leaf:  # its node may save this tensor: a reference cycle
+            with torch._C._DisableTorchDispatch():
+                tensor = tensor.detach()
+        self._view: torch.Tensor | None = tensor
+        self._version = Version(tensor, keeps_memory=True)
+        cell.views += 1
+        cell.handles.append(weakref.ref(self))
 
     def unpack(self) -> torch.Tensor:
         """Returns the tensor.
@@ -37,13 +46,34 @@ class Handle:
             RuntimeError: It was changed in place since; same message as PyTorch's without hooks.
         """
         self._version.check()
-        storage = self._hooks.restore(self._cell.latest())
+        cell = self._cell.latest()
+        if self._view is not None:
+            self._hooks.used(cell)
+            if can_count_uses:
+                return self._view
+            with torch._C._DisableTorchDispatch():
+                return self._view.detach()
+        storage = self._hooks.restore(cell)
         return view_of(storage, self._dtype, self._offset, self._size, self._stride)
+
+    def is_lent(self) -> bool:
+        """Returns whether backward is using the view that it was given."""
+        return can_count_uses and self._view is not None and self._view._use_count() > 1  # type: ignore[attr-defined]
+
+    def let_go(self) -> None:
+        """Releases the storage, and keeps the tensor's version; call it where no mode sees what torch runs for it."""
+        if self._view is not None:
+            self._view.data = torch.empty(0, device=self._view.device)
+            self._view = None
 
     def __del__(self) -> None:
         hooks = getattr(self, "_hooks", None)
         if hooks is not None:
-            hooks.release(self._cell.latest())
+            cell = self._cell.latest()
+            if self._view is not None:
+                self._view = self._version = None  # type: ignore[assignment]  # before the release is noticed
+                cell.views -= 1
+            hooks.release(cell)
 
 
 class SavedHooks:
@@ -88,6 +118,10 @@ class SavedHooks:
     def restore(self, cell: Cell) -> torch.UntypedStorage:
         """Returns a storage with a cell's content."""
         return self._recomputation.restore(cell)
+
+    def used(self, cell: Cell) -> None:
+        """Records that backward reads a cell that is in memory."""
+        cell.used_us = self._memory.clock_us
 
     def release(self, cell: Cell) -> None:
         """Records that autograd releases a cell."""

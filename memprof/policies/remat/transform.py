@@ -9,8 +9,8 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.remat.names import keys_of
-from memprof.policies.remat.simulation import Course, Simulation
-from memprof.policies.remat.units import Units, units_of
+from memprof.policies.evict.simulation import Course, Simulation
+from memprof.policies.evict.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
 from memprof.trace.schema import Ints

@@ -42,7 +42,8 @@ def may_go(cell: Cell) -> bool:
         and cell.recipe is not None
         and cell.recipe.can_repeat
         and cell.size_bytes > 0
-        and _use_count(hold._cdata) == 1
+        and _use_count(hold._cdata) == 1 + cell.views
+        and not cell.is_lent()
     )
 
 
@@ -59,7 +60,7 @@ def _own_us(cell: Cell) -> float:
     recipe = cell.recipe
     total_us = 0.0
     while recipe is not None:
-        total_us += recipe.cost_us
+        total_us += recipe.need.least_us
         before = recipe.changes
         recipe = before.recipe if before is not None and not before.is_there() else None
     return total_us

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.evict.victims import Facts, Victims
-from memprof.policies.remat.units import Units
+from memprof.policies.evict.units import Units
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step, sum_at
