@@ -17,6 +17,7 @@ class Cell:
     Attributes:
         recipe: How it was computed; None if unknown or not repeatable.
         number: Index among the recipe's outputs.
+        number_in_step: Index among the contents of the observed step; -1 if none was observed when it was made.
         size_bytes: Size of the storage.
         device: Device of the storage.
         original: Weak reference to the storage.
@@ -42,6 +43,7 @@ class Cell:
         "is_kept",
         "locks",
         "number",
+        "number_in_step",
         "original",
         "place",
         "readers",
@@ -62,7 +64,7 @@ class Cell:
         self.original: Original | None = None
         self.hold: torch.UntypedStorage | None = None
         self.saved = 0
-        self.turn = -1
+        self.turn = self.number_in_step = -1
         self.handles: list[weakref.ref[Any]] = []
         self.views = 0
         self.is_kept = False

@@ -38,7 +38,7 @@ class Memory:
         saved: Number of tensors that autograd keeps.
         dropped: Number of cells dropped so far.
         sequence: Which operator runs.
-        schedule: Victims that were chosen before for the same sequence.
+        schedule: Evictions planned for steps that repeat.
         due: Cells to drop once nothing else references them.
         warn_factor: Ratio of ``again_us`` to ``first_us`` at which to warn.
         on_thrash: Called at that ratio.
@@ -62,10 +62,11 @@ class Memory:
         self.dropped = 0
         self.due: list[Cell] = []
         self.sequence = Sequence()
-        self.schedule = Schedule(self.sequence)
         self.warn_factor = 2.0
         self.on_thrash: Callable[[], None] = _do_nothing
         self.limit_bytes = max(budget_bytes - MARGIN_BYTES, 1) if budget_bytes else 1 << 62
+        can_plan = swapping is None and budget_bytes > 0
+        self.schedule = Schedule(self.sequence, self.limit_bytes, heuristic, can_plan=can_plan)
         self.cells: dict[int, Cell] = {}
         self._on_gone = self._gone  # bound once
 
@@ -89,6 +90,8 @@ class Memory:
         self.cells[address] = cell
         original = cell.original = Original(storage, self._on_gone)
         original.address = address
+        if self.schedule.observation is not None:
+            self.schedule.observation.came(cell)
 
     def _gone(self, original: Original) -> None:
         address = original.address
@@ -96,6 +99,8 @@ class Memory:
         if cell is not None and cell.original is original:
             del self.cells[address]
             cell.original = None
+            if self.schedule.observation is not None:
+                self.schedule.observation.left(cell)
 
     def before_write(self, storage: torch.UntypedStorage) -> None:
         """Prepares an in-place write to content that cannot be recomputed while others depend on it."""
@@ -130,6 +135,8 @@ class Memory:
         cell = Cell(recipe, 0, storage.nbytes(), storage.device)
         self.place(cell, storage)
         cell.used_us = self.clock_us
+        if before is not None and recipe is not None and self.schedule.observation is not None:
+            self.schedule.observation.made(cell, recipe, before)
         if before is not None:
             before.original = None
             if before.hold is not None:
@@ -172,6 +179,8 @@ class Memory:
                 cell.hold = None
             cell.handles = []
             self._forget_place(cell)
+            if self.schedule.observation is not None and not cell.is_there():
+                self.schedule.observation.left(cell)
         if not self.saved:
             self.forget()
 

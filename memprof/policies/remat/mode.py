@@ -134,6 +134,8 @@ class RematMode(SlidingMode):
         if operator.written_names and memory.cells:
             for storage in _written(operator, args, kwargs):
                 memory.before_write(storage)
+        if memory.schedule.observation is not None:
+            memory.schedule.observation.operator(need, operator.name, memory.counter.used_bytes())
         if not need.is_measured and self._needs.must_measure(need):
             guess = self._needs.estimate_bytes(func, args, kwargs)
             memory.make_room(guess, operator.name, is_exact=False)
@@ -244,6 +246,8 @@ class RematMode(SlidingMode):
             cell = Cell(recipe, number, storage.nbytes(), storage.device)
             cell.used_us = memory.clock_us
             memory.place(cell, storage)
+            if memory.schedule.observation is not None:
+                memory.schedule.observation.made(cell, recipe)
             recipe.outputs.append(weakref.ref(cell))
 
 

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from memprof.policies.remat.cells import Cell, view_of
-from memprof.policies.remat.function_calls import FunctionCalls
+from memprof.policies.runtime.function_calls import FunctionCalls
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.recomputation import Recomputation
@@ -47,8 +47,8 @@ class Handle:
         """
         self._version.check()
         cell = self._cell.latest()
+        self._hooks.used(cell)
         if self._view is not None:
-            self._hooks.used(cell)
             if can_count_uses:
                 return self._view
             with torch._C._DisableTorchDispatch():
@@ -120,8 +120,10 @@ class SavedHooks:
         return self._recomputation.restore(cell)
 
     def used(self, cell: Cell) -> None:
-        """Records that backward reads a cell that is in memory."""
+        """Records that backward is about to read a cell."""
         cell.used_us = self._memory.clock_us
+        if self._memory.schedule.observation is not None:
+            self._memory.schedule.observation.read(cell)
 
     def release(self, cell: Cell) -> None:
         """Records that autograd releases a cell."""

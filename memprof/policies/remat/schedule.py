@@ -1,38 +1,84 @@
-"""Repeats the evictions of earlier steps: once steps are equal, victims are looked up instead of chosen."""
+"""Plans evictions once the steps of a job are equal, and looks victims up in the plan instead of choosing them."""
 
 from __future__ import annotations
 
-import math
 import weakref
+from dataclasses import dataclass
 
+from memprof.errors import PolicyError
+from memprof.policies.evict.planned import planned_course
 from memprof.policies.remat.cells import Cell
+from memprof.policies.remat.observation import Observation
 from memprof.policies.remat.sequence import Position, Sequence
 from memprof.policies.remat.victims import may_go
 
-#: Steps equal to earlier ones whose choices are compared before one schedule is fixed.
-_COMPARED = 2
+#: Steps observed at first, whatever they are; later ones are where the step before had occurred earlier.
+_OBSERVED = 3
+#: Planned victims to look ahead where the next may not go at this moment.
+_AHEAD = 8
+
+
+@dataclass
+class _Plan:
+    """The evictions of one sequence of operators.
+
+    Attributes:
+        victims: Turns of the contents to evict, in order.
+        again_us: Time of the recomputed operators, as measured when victims were chosen without a plan.
+        chosen: The victims then.
+        is_tried: Whether the plan was compared with that.
+    """
+
+    victims: list[int]
+    again_us: float
+    chosen: list[int]
+    is_tried: bool = False
 
 
 class Schedule:
-    """The victims of the steps of a job, by operator and by the order in which autograd saved them.
+    """The planned evictions of a job's steps.
 
-    A step whose operators have run in the same order before evicts what the best of these steps has evicted. Where it
-    differs, or a scheduled victim may not go, victims are chosen anew: the schedule saves time and decides nothing.
+    While steps differ, victims are chosen by the rule. When the operators of a step have run in the same order before,
+    it has been observed: the next one follows a plan. Where a step leaves the planned path, or a planned victim may not
+    go, victims are chosen by the rule: a plan never decides whether there is room, nor what is computed.
+
+    Attributes:
+        observation: What is noted of the running step, None where nothing is.
     """
 
-    def __init__(self, sequence: Sequence) -> None:
-        """Stores the sequence of operators."""
+    def __init__(self, sequence: Sequence, limit_bytes: int, heuristic: str, *, can_plan: bool) -> None:
+        """Starts without plans.
+
+        Args:
+            sequence: The operators.
+            limit_bytes: Maximum bytes at once.
+            heuristic: A name in ``HEURISTICS``.
+            can_plan: Whether to plan at all; with swapping, evictions are no recomputations.
+        """
         self._sequence = sequence
+        self._limit_bytes, self._heuristic, self._can_plan = limit_bytes, heuristic, can_plan
         self._turns: list[weakref.ref[Cell]] = []
-        self._chosen: list[tuple[Position, int]] = []
-        self._last: _Step | None = None
-        self._steps: weakref.WeakKeyDictionary[Position, _Step] = weakref.WeakKeyDictionary()
-        self.is_fixed = False
+        self._chosen: list[int] = []
+        self._plans: dict[Position, _Plan] = {}
+        self._followed: dict[Position, Position] = {}  # the end of the step that came after each, last time
+        self._last: Position | None = None
+        self._due: tuple[Observation, Position, float, list[int]] | None = None
+        self._steps = 0
+        self._plan: _Plan | None = None
+        self._queue: list[int] = []
+        self.observation = Observation() if can_plan else None
 
     def begin(self) -> None:
         """Starts a step: autograd is about to save the first tensor."""
-        self._sequence.begin()
-        self.is_fixed = self._last is not None and self._last.count >= _COMPARED
+        if self._due is not None:
+            self._make_plan(*self._due)
+            self._due = None
+        if self._sequence.begin():
+            self._plans.clear()
+            self._followed.clear()
+        expected = None if self._last is None else self._followed.get(self._last)
+        self._plan = None if expected is None else self._plans.get(expected)
+        self._queue = [] if self._plan is None else self._plan.victims[::-1]
 
     def end(self, again_us: float) -> None:
         """Ends a step: autograd keeps nothing.
@@ -40,66 +86,65 @@ class Schedule:
         Args:
             again_us: Time of its recomputed operators.
         """
-        sequence = self._sequence
-        self._last = None
-        if sequence.is_known:
-            step = self._last = self._steps.setdefault(sequence.position, _Step())
-            if step.count < _COMPARED:
-                step.count += 1
-                step.keep(self._chosen, again_us)
-        elif sequence.position.victims is not None:
-            self._last = self._steps.setdefault(sequence.position, _Step())
+        sequence, end = self._sequence, self._sequence.position
+        is_known = sequence.is_known
+        self._steps += 1
+        if self._last is not None:
+            self._followed[self._last] = end
+        self._last = end
+        plan = self._plans.get(end)
+        if plan is None and is_known and self.observation is not None and self._chosen:
+            self._due = self.observation, end, again_us, self._chosen
+        elif plan is not None and plan is self._plan and not plan.is_tried:
+            plan.is_tried = True
+            if again_us > plan.again_us:
+                plan.victims = plan.chosen
+        is_observed = self._can_plan and plan is None and self._due is None and (is_known or self._steps < _OBSERVED)
+        self.observation = Observation() if is_observed else None
         self._turns.clear()
-        self._chosen.clear()
+        self._chosen, self._plan, self._queue = [], None, []
         sequence.end()
 
     def saved(self, cell: Cell) -> None:
-        """Numbers a content that autograd saves for the first time."""
+        """Numbers a content that autograd saves."""
         cell.turn = len(self._turns)
         self._turns.append(weakref.ref(cell))
+        if self.observation is not None:
+            self.observation.saved(cell)
 
     def replace(self, cell: Cell, later: Cell) -> None:
-        """Gives a content's number to the one that an in-place operator replaced it with."""
+        """Gives a content's turn to the one that an in-place operator replaced it with."""
         later.turn = cell.turn
         self._turns[cell.turn] = weakref.ref(later)
+        if self.observation is not None:
+            self.observation.replaced(later)
 
     def next_victim(self) -> Cell | None:
-        """Returns the scheduled victim, None if there is none that may go."""
-        if not self.is_fixed:
+        """Returns the next planned victim that may go, None without one."""
+        queue = self._queue
+        if not queue or not self._sequence.is_known:
             return None
-        sequence = self._sequence
-        victims = sequence.position.victims
-        if victims is None or sequence.taken >= len(victims):
-            return None
-        turn = victims[sequence.taken]
-        sequence.taken += 1
-        cell = self._turns[turn]() if turn < len(self._turns) else None
-        return cell if cell is not None and may_go(cell) else None
+        for place in range(len(queue) - 1, max(len(queue) - 1 - _AHEAD, -1), -1):
+            turn = queue[place]
+            cell = self._turns[turn]() if turn < len(self._turns) else None
+            if cell is not None and may_go(cell):
+                del queue[place]
+                return cell
+        return None
 
     def chosen(self, cell: Cell) -> None:
-        """Records a victim that was chosen without a schedule."""
-        if not self.is_fixed:
-            self._chosen.append((self._sequence.position, cell.turn))
+        """Records a victim that was chosen by the rule."""
+        self._chosen.append(cell.turn)
+        if self.observation is not None:
+            self.observation.dropped(cell)
 
-
-class _Step:
-    """The best choices for one sequence of operators."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._again_us = math.inf
-        self._positions: list[Position] = []
-
-    def keep(self, chosen: list[tuple[Position, int]], again_us: float) -> None:
-        """Takes the choices of a step if they led to less recomputation than those before."""
-        if again_us >= self._again_us:
-            return
-        self._again_us = again_us
-        for position in self._positions:
-            position.victims = []
-        self._positions = list(dict.fromkeys(position for position, _ in chosen if position.victims is not None))
-        for position in self._positions:
-            position.victims = []
-        for position, turn in chosen:
-            if position.victims is not None:
-                position.victims.append(turn)
+    def _make_plan(self, observation: Observation, end: Position, again_us: float, chosen: list[int]) -> None:
+        victims = chosen
+        outline = observation.outline()
+        try:
+            course = planned_course(outline, self._limit_bytes, self._heuristic, frozenset())
+        except PolicyError:
+            pass  # the step did fit: what was observed is not exact, and its own choices are repeated
+        else:
+            victims = [observation.turn_of(number) for number in course.dropped]
+        self._plans[end] = _Plan(victims, again_us, chosen)

@@ -90,18 +90,17 @@ class Position:
         kind: Its kind.
         after: The position that followed last.
         others: All that have followed, by kind.
-        victims: Numbers of the saved contents that were evicted before the next position, in order; None where
-            positions are shared and nothing is remembered.
+        is_shared: Whether all operators of the kind have this one, because nothing is saved when they run.
     """
 
-    __slots__ = ("__weakref__", "after", "kind", "others", "victims")
+    __slots__ = ("after", "is_shared", "kind", "others")
 
-    def __init__(self, kind: Kind | None, victims: list[int] | None) -> None:
+    def __init__(self, kind: Kind | None, *, is_shared: bool) -> None:
         """Starts without successors."""
         self.kind = kind
+        self.is_shared = is_shared
         self.after: Position | None = None
         self.others: dict[Kind, Position] = {}
-        self.victims = victims
 
 
 class Sequence:
@@ -112,7 +111,6 @@ class Sequence:
 
     Attributes:
         position: The operator that runs, or ran last.
-        taken: Victims chosen since.
         is_known: Whether the sequence has occurred before, up to here.
     """
 
@@ -120,21 +118,22 @@ class Sequence:
         """Starts with nothing known."""
         self._kinds: dict[Any, Kind] = {}
         self._loose: dict[Kind, Position] = {}
-        self._root = Position(None, [])
+        self._root = Position(None, is_shared=False)
         self._count = 0
         self.is_known = False
-        self.taken = 0
-        self.position = self._start = Position(None, None)
+        self.position = self._start = Position(None, is_shared=True)
 
-    def begin(self) -> None:
-        """Starts at the root: autograd saved the first tensor."""
-        if self._count > _MOST_POSITIONS:
-            self._root, self._count = Position(None, []), 0
-        self.position, self.taken, self.is_known = self._root, 0, True
+    def begin(self) -> bool:
+        """Starts at the root: autograd saved the first tensor. Returns whether all earlier sequences were dropped."""
+        is_full = self._count > _MOST_POSITIONS
+        if is_full:
+            self._root, self._count = Position(None, is_shared=False), 0
+        self.position, self.is_known = self._root, True
+        return is_full
 
     def end(self) -> None:
         """Leaves the tree: autograd keeps nothing."""
-        self.position, self.taken, self.is_known = self._start, 0, False
+        self.position, self.is_known = self._start, False
 
     def advance(self, operator: Operator, args: Any, kwargs: Any, is_recorded: bool) -> Position | None:
         """Returns the position of the next operator, None if an argument is not a plain tensor.
@@ -158,7 +157,6 @@ class Sequence:
                 return None
             position = before.after = self._find(before, operator, args, kwargs, is_recorded)
         self.position = position
-        self.taken = 0
         return position
 
     def kind(self, operator: Operator, args: Any, kwargs: Any, *, is_recorded: bool) -> Kind:
@@ -176,14 +174,14 @@ class Sequence:
 
     def _find(self, before: Position, operator: Operator, args: Any, kwargs: Any, is_recorded: bool) -> Position:
         kind = self.kind(operator, args, kwargs, is_recorded=is_recorded)
-        if before.victims is None:
+        if before.is_shared:
             position = self._loose.get(kind)
             if position is None:
-                position = self._loose[kind] = Position(kind, None)
+                position = self._loose[kind] = Position(kind, is_shared=True)
             return position
         position = before.others.get(kind)
         if position is None:
-            position = before.others[kind] = Position(kind, [])
+            position = before.others[kind] = Position(kind, is_shared=False)
             self._count += 1
             self.is_known = False
         return position
