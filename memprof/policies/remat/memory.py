@@ -10,6 +10,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Cell, Original, Recipe, copied
 from memprof.policies.remat.counters import Counter
+from memprof.policies.remat.first_steps import FirstSteps
 from memprof.policies.remat.schedule import Schedule
 from memprof.policies.remat.sequence import Sequence
 from memprof.policies.remat.swapping import Swapping
@@ -18,6 +19,7 @@ from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
 MARGIN_BYTES = 16 * 1024
+_NO_LIMIT = 1 << 62
 
 
 def _do_nothing() -> None:
@@ -37,6 +39,7 @@ class Memory:
         victims: Eviction candidates.
         saved: Number of tensors that autograd keeps.
         dropped: Number of cells dropped so far.
+        peak: Measures the first steps, whose peak the budget is a share of; None once it is set.
         sequence: Which operator runs.
         schedule: Evictions planned for steps that repeat.
         due: Cells to drop once nothing else references them.
@@ -61,14 +64,22 @@ class Memory:
         self.saved = 0
         self.dropped = 0
         self.due: list[Cell] = []
+        self.peak: FirstSteps | None = None
         self.sequence = Sequence()
         self.warn_factor = 2.0
         self.on_thrash: Callable[[], None] = _do_nothing
-        self.limit_bytes = max(budget_bytes - MARGIN_BYTES, 1) if budget_bytes else 1 << 62
-        can_plan = swapping is None and budget_bytes > 0
-        self.schedule = Schedule(self.sequence, self.limit_bytes, heuristic, can_plan=can_plan)
+        self.limit_bytes = _NO_LIMIT
+        self.schedule = Schedule(self.sequence, heuristic, can_plan=swapping is None)
+        if budget_bytes:
+            self.limit(budget_bytes)
         self.cells: dict[int, Cell] = {}
         self._on_gone = self._gone  # bound once
+
+    def limit(self, budget_bytes: int) -> None:
+        """Sets the budget: maximum bytes allocated at once."""
+        self.budget_bytes = budget_bytes
+        self.limit_bytes = max(budget_bytes - MARGIN_BYTES, 1)
+        self.schedule.limit(self.limit_bytes)
 
     # -- contents -------------------------------------------------------------------------------------------------
 
@@ -187,6 +198,8 @@ class Memory:
     def forget(self) -> None:
         """Resets when autograd keeps nothing: the recipes of existing contents are no longer needed."""
         self.schedule.end(self.again_us)
+        if self.peak is not None:
+            self.peak.step_ended()
         self.cells.clear()
         self.due.clear()
         self.victims.forget_classes()
@@ -201,7 +214,7 @@ class Memory:
 
     def stop(self) -> None:
         """Stops enforcing the budget; dropped contents can still be recomputed."""
-        self.limit_bytes = 1 << 62
+        self.limit_bytes = _NO_LIMIT
 
     # -- room -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memprof.policies.remat.cells import Blank, Cell, Recipe, Ref
+from memprof.policies.remat.cells import Cell, Recipe, Ref
 from memprof.policies.remat.generators import put_back, states_for
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
@@ -136,6 +136,8 @@ class RematMode(SlidingMode):
                 memory.before_write(storage)
         if memory.schedule.observation is not None:
             memory.schedule.observation.operator(need, operator.name, memory.counter.used_bytes())
+        if memory.peak is not None:
+            memory.peak.begins()
         if not need.is_measured and self._needs.must_measure(need):
             guess = self._needs.estimate_bytes(func, args, kwargs)
             memory.make_room(guess, operator.name, is_exact=False)
@@ -160,6 +162,8 @@ class RematMode(SlidingMode):
                 need.least_us = min(need.least_us, (_now_ns() - start) / 1000)
                 need.runs += 1
                 need.highest_bytes = max(need.highest_bytes, memory.counter.used_bytes() - before)
+        if memory.peak is not None:
+            memory.peak.ran(need)
         memory.clock_us += need.least_us
         memory.first_us += need.least_us
         if recipe is not None:
@@ -195,18 +199,22 @@ class RematMode(SlidingMode):
         cells: list[Cell] = []
         anchors: list[torch.UntypedStorage] = []
         if kind.is_flat:
-            noted = list(args)
-            for place, ref in kind.tensors:
-                noted[place] = _noted(memory, args[place], cells, anchors, ref)
+            noted, cells_of = list(args), memory.cells
+            for place, ref in kind.reads:
+                tensor = args[place]
+                storage = tensor.untyped_storage()
+                cell = cells_of.get(storage._cdata) or memory.meet(storage)
+                cells.append(cell)
+                if cell.recipe is None:
+                    anchors.append(storage)
+                noted[place] = ref if tensor.storage_offset() == ref.offset else Ref(tensor)
+            for place, blank in kind.blanks:
+                noted[place] = blank
             if kwargs:
                 recipe.kwargs = dict(kwargs)
         else:
-            blank = operator.statistics[:2] if operator.moves_statistics(args) and operator.statistics else ()
-            noted = [
-                Blank(value) if place in blank and isinstance(value, _Tensor) else _noted_in(memory, value, cells, anchors)
-                for place, value in enumerate(args)
-            ]
-            recipe.kwargs = {name: _noted_in(memory, value, cells, anchors) for name, value in kwargs.items()} or None
+            noted = [_noted(memory, value, cells, anchors) for value in args]
+            recipe.kwargs = {name: _noted(memory, value, cells, anchors) for name, value in kwargs.items()} or None
         recipe.args = tuple(noted)
         recipe.inputs = tuple(cells)
         recipe.anchors = tuple(anchors)
@@ -251,24 +259,17 @@ class RematMode(SlidingMode):
             recipe.outputs.append(weakref.ref(cell))
 
 
-def _noted(
-    memory: Memory, tensor: torch.Tensor, cells: list[Cell], anchors: list[torch.UntypedStorage], ref: Ref
-) -> Ref:
-    """Returns a tensor of a known layout as a recipe stores it; appends its cell, and what a second run depends on."""
-    storage = tensor.untyped_storage()
-    cell = memory.meet(storage)
-    cells.append(cell)
-    if cell.recipe is None:
-        anchors.append(storage)
-    return ref if tensor.storage_offset() == ref.offset else Ref(tensor)
-
-
-def _noted_in(memory: Memory, value: Any, cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
-    """Returns an argument as a recipe stores it; appends as ``_noted`` does for each of its tensors."""
+def _noted(memory: Memory, value: Any, cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
+    """Returns an argument as a recipe stores it; appends the cells of its tensors, and storages they depend on."""
     if isinstance(value, _Tensor):
-        return _noted(memory, value, cells, anchors, Ref(value))
+        storage = value.untyped_storage()
+        cell = memory.meet(storage)
+        cells.append(cell)
+        if cell.recipe is None:
+            anchors.append(storage)
+        return Ref(value)
     if type(value) in _LISTS:
-        return [_noted_in(memory, item, cells, anchors) for item in value]
+        return [_noted(memory, item, cells, anchors) for item in value]
     return value
 
 

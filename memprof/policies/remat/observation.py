@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
+
 from memprof.policies.evict.outline import Outline
+from memprof.policies.evict.units import cannot_be_remade
 from memprof.policies.remat.cells import Cell, Need, Recipe
 from memprof.policies.remat.victims import may_go
 
@@ -127,32 +130,35 @@ class Observation:
         """Returns the outline of the step."""
         total, count = len(self._needs), len(self._size_bytes)
         sizes = self._size_bytes
+        freed = [self._freed.get(number, total) for number in range(count)]
+        can_recompute = ~cannot_be_remade(self._sources, np.array(freed, dtype=np.int64))
+        free_from = {number: op for number, op in self._free_from.items() if can_recompute[number]}
         born_bytes, made_bytes = [0] * total, [0] * total
         for number, op in enumerate(self._created):
             made_bytes[op] += sizes[number]
-            born_bytes[op] += sizes[number] if number in self._free_from else 0
+            born_bytes[op] += sizes[number] if number in free_from else 0
         fixed = []  # bytes before each operator of all that may not go
         present_bytes = done = 0
         for used_bytes, mark in zip(self._used_bytes, self._marks, strict=True):
             for number, sign in self._changes[done:mark]:
-                present_bytes += sign * sizes[number] if number in self._free_from else 0
+                present_bytes += sign * sizes[number] if number in free_from else 0
             done = mark
             fixed.append(used_bytes - present_bytes)
         highest = [max(need.highest_bytes, 0) for need in self._needs]
         return Outline(
             size_bytes=sizes,
-            may_go=[number in self._free_from for number in range(count)],
-            can_recompute=[True] * count,
+            may_go=[number in free_from for number in range(count)],
+            can_recompute=can_recompute.tolist(),
             created=self._created,
-            freed=[self._freed.get(number, total) for number in range(count)],
-            free_from=self._free_from,
+            freed=freed,
+            free_from=free_from,
             makers=self._makers,
             sources=self._sources,
             cost_us=[need.least_us for need in self._needs],
             workspace_bytes=[max(high - made, 0) for high, made in zip(highest, made_bytes, strict=True)],
             floor_bytes=[now + high - born for now, high, born in zip(fixed, highest, born_bytes, strict=True)],
             floor_after_bytes=[*fixed[1:], *fixed[-1:]],
-            reads=[[number for number in numbers if number in self._free_from] for numbers in self._reads],
+            reads=[[number for number in numbers if number in free_from] for numbers in self._reads],
             what=self._names,
         )
 

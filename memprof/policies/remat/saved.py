@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from memprof.policies.remat.cells import Cell, view_of
+from memprof.policies.remat.cells import Cell, Ref
 from memprof.policies.runtime.function_calls import FunctionCalls
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
@@ -23,14 +23,13 @@ can_count_uses = hasattr(torch.Tensor, "_use_count")
 class Handle:
     """Stands in autograd for a saved tensor that may be dropped; until then it holds a view, as autograd would."""
 
-    __slots__ = ("__weakref__", "_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version", "_view")
+    __slots__ = ("__weakref__", "_cell", "_hooks", "_layout", "_version", "_view")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
-        """Stores the cell and the tensor's layout in it."""
+        """Stores the cell and the tensor."""
         self._hooks = hooks
         self._cell = cell
-        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
-        self._size, self._stride = tensor.shape, tensor.stride()
+        self._layout: Ref | None = None  # once the view is released
         if not tensor.is_leaf:  # its node may save this tensor: a reference cycle
             with torch._C._DisableTorchDispatch():
                 tensor = tensor.detach()
@@ -53,8 +52,8 @@ class Handle:
                 return self._view
             with torch._C._DisableTorchDispatch():
                 return self._view.detach()
-        storage = self._hooks.restore(cell)
-        return view_of(storage, self._dtype, self._offset, self._size, self._stride)
+        assert self._layout is not None
+        return self._layout.view(self._hooks.restore(cell))
 
     def is_lent(self) -> bool:
         """Returns whether backward is using the view that it was given."""
@@ -63,6 +62,7 @@ class Handle:
     def let_go(self) -> None:
         """Releases the storage, and keeps the tensor's version; call it where no mode sees what torch runs for it."""
         if self._view is not None:
+            self._layout = Ref(self._view)
             self._view.data = torch.empty(0, device=self._view.device)
             self._view = None
 

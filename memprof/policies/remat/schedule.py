@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 
 from memprof.errors import PolicyError
@@ -14,6 +15,8 @@ from memprof.policies.remat.victims import may_go
 
 #: Steps observed at first, whatever they are; later ones are where the step before had occurred earlier.
 _OBSERVED = 3
+#: Steps in which a plan does not suffice before it is made anew, and plans for one sequence at most.
+_MISSES, _MOST_PLANS = 2, 3
 #: Planned victims to look ahead where the next may not go at this moment.
 _AHEAD = 8
 
@@ -27,12 +30,14 @@ class _Plan:
         again_us: Time of the recomputed operators, as measured when victims were chosen without a plan.
         chosen: The victims then.
         is_tried: Whether the plan was compared with that.
+        misses: Steps in which further victims were needed.
     """
 
     victims: list[int]
     again_us: float
     chosen: list[int]
     is_tried: bool = False
+    misses: int = 0
 
 
 class Schedule:
@@ -46,20 +51,20 @@ class Schedule:
         observation: What is noted of the running step, None where nothing is.
     """
 
-    def __init__(self, sequence: Sequence, limit_bytes: int, heuristic: str, *, can_plan: bool) -> None:
+    def __init__(self, sequence: Sequence, heuristic: str, *, can_plan: bool) -> None:
         """Starts without plans.
 
         Args:
             sequence: The operators.
-            limit_bytes: Maximum bytes at once.
             heuristic: A name in ``HEURISTICS``.
             can_plan: Whether to plan at all; with swapping, evictions are no recomputations.
         """
         self._sequence = sequence
-        self._limit_bytes, self._heuristic, self._can_plan = limit_bytes, heuristic, can_plan
+        self._limit_bytes, self._heuristic, self._can_plan = 0, heuristic, can_plan
         self._turns: list[weakref.ref[Cell]] = []
         self._chosen: list[int] = []
         self._plans: dict[Position, _Plan] = {}
+        self._counts: Counter[Position] = Counter()
         self._followed: dict[Position, Position] = {}  # the end of the step that came after each, last time
         self._last: Position | None = None
         self._due: tuple[Observation, Position, float, list[int]] | None = None
@@ -75,6 +80,7 @@ class Schedule:
             self._due = None
         if self._sequence.begin():
             self._plans.clear()
+            self._counts.clear()
             self._followed.clear()
         expected = None if self._last is None else self._followed.get(self._last)
         self._plan = None if expected is None else self._plans.get(expected)
@@ -93,17 +99,25 @@ class Schedule:
             self._followed[self._last] = end
         self._last = end
         plan = self._plans.get(end)
-        if plan is None and is_known and self.observation is not None and self._chosen:
-            self._due = self.observation, end, again_us, self._chosen
-        elif plan is not None and plan is self._plan and not plan.is_tried:
-            plan.is_tried = True
-            if again_us > plan.again_us:
-                plan.victims = plan.chosen
-        is_observed = self._can_plan and plan is None and self._due is None and (is_known or self._steps < _OBSERVED)
+        if plan is None and is_known and self.observation is not None:
+            if self._chosen:
+                self._due = self.observation, end, again_us, self._chosen
+            else:
+                self._plans[end] = _Plan([], again_us, [], is_tried=True)
+        elif plan is not None and plan is self._plan:
+            self._compare(plan, end, again_us)
+        is_observed = self._can_plan and end not in self._plans and self._due is None
+        is_observed &= is_known or self._steps < _OBSERVED
         self.observation = Observation() if is_observed else None
         self._turns.clear()
         self._chosen, self._plan, self._queue = [], None, []
         sequence.end()
+
+    def limit(self, limit_bytes: int) -> None:
+        """Sets the maximum of bytes at once: plans for another one are dropped."""
+        self._limit_bytes = limit_bytes
+        self._plans.clear()
+        self._due = None
 
     def saved(self, cell: Cell) -> None:
         """Numbers a content that autograd saves."""
@@ -138,6 +152,17 @@ class Schedule:
         if self.observation is not None:
             self.observation.dropped(cell)
 
+    def _compare(self, plan: _Plan, end: Position, again_us: float) -> None:
+        """Keeps the plan or the earlier choices, whichever recomputes less; plans again if it does not suffice."""
+        if not plan.is_tried:
+            plan.is_tried = True
+            if again_us > plan.again_us:
+                plan.victims = plan.chosen
+        elif self._chosen:
+            plan.misses += 1
+            if plan.misses >= _MISSES and self._counts[end] < _MOST_PLANS:
+                del self._plans[end]
+
     def _make_plan(self, observation: Observation, end: Position, again_us: float, chosen: list[int]) -> None:
         victims = chosen
         outline = observation.outline()
@@ -147,4 +172,5 @@ class Schedule:
             pass  # the step did fit: what was observed is not exact, and its own choices are repeated
         else:
             victims = [observation.turn_of(number) for number in course.dropped]
+        self._counts[end] += 1
         self._plans[end] = _Plan(victims, again_us, chosen)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memprof.policies.remat.cells import Need, Ref
+from memprof.policies.remat.cells import Blank, Need, Ref
 from memprof.policies.remat.operator_traits import Operator
 
 _Tensor = torch.Tensor
@@ -27,11 +27,26 @@ class Kind:
         operator: The operator.
         need: Bytes and time of its runs.
         has_recipe: Whether its outputs can be recomputed.
-        is_flat: Whether its only tensors are direct positional arguments that it may read again.
+        is_recorded: Whether autograd records the runs.
+        is_flat: Whether all its tensors are direct positional arguments.
         tensors: Position and layout of each tensor among the positional arguments.
+        reads: The same of those that a second run reads.
+        blanks: The others, running statistics, as a recipe stores them.
     """
 
-    __slots__ = ("_count", "_kwargs", "_others", "has_recipe", "is_flat", "is_recorded", "need", "operator", "tensors")
+    __slots__ = (
+        "_count",
+        "_kwargs",
+        "_others",
+        "blanks",
+        "has_recipe",
+        "is_flat",
+        "is_recorded",
+        "need",
+        "operator",
+        "reads",
+        "tensors",
+    )
 
     def __init__(self, operator: Operator, args: Any, kwargs: Any, need: Need, *, is_recorded: bool) -> None:
         """Reads the layouts from a run.
@@ -54,7 +69,10 @@ class Kind:
         self._kwargs = {name: (type(value), _pattern(value)) for name, value in kwargs.items()}
         found = list(tensors_of((args, tuple(kwargs.values()))))
         self.has_recipe = is_recorded and all(tensor.dtype not in _COMPLEX for tensor in found)
-        self.is_flat = len(found) == len(self.tensors) and not operator.moves_statistics(args)
+        self.is_flat = len(found) == len(self.tensors)
+        statistics = operator.statistics[:2] if operator.statistics and operator.moves_statistics(args) else ()
+        self.reads = tuple((place, ref) for place, ref in self.tensors if place not in statistics)
+        self.blanks = tuple((place, Blank(args[place])) for place, _ in self.tensors if place in statistics)
 
     def fits(self, args: Any, kwargs: Any) -> bool:
         """Returns whether arguments are of this kind."""

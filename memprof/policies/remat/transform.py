@@ -15,6 +15,7 @@ from memprof.policies.evict.simulation import Course
 from memprof.policies.evict.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
+from memprof.replay.live import live_bytes
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
@@ -50,7 +51,8 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
     allowed = 1 - ROOM if at_most else 1.0
-    budget = max(int(policy.budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
+    budget_bytes = policy.bytes_of(int(live_bytes(step).during.max())) if policy.budget else 0
+    budget = max(int(budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
     course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
     draft = Draft(step)
     _rewrite(draft, course)
