@@ -423,8 +423,8 @@ def test_victims_are_carried_to_disk_where_that_is_quicker():
 
 def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     """One profiler runs at a time: while a recorder's does, estimates are used until its events are read."""
-    from memprof.policies.remat.counters import ProcessorCounter
     from memprof.policies.remat.cells import Need
+    from memprof.policies.remat.counters import ProcessorCounter
     from memprof.policies.remat.needs import Needs
     from memprof.recorder.log import RawLog
     from memprof.recorder.profiler.native import NativeEvents

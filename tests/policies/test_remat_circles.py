@@ -9,8 +9,8 @@ from torch import nn
 
 import memprof
 from memprof.errors import PolicyError
-from memprof.policies.remat.policy import Remat
 from memprof.policies.evict.units import cannot_be_remade, units_of
+from memprof.policies.remat.policy import Remat
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 

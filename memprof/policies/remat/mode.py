@@ -237,9 +237,9 @@ class RematMode(SlidingMode):
                 memory.changed(storage, None)
                 return
             recipe.changes = before
-            cell = memory.changed(storage, recipe)
-            assert cell is not None
-            recipe.outputs.append(weakref.ref(cell))
+            changed = memory.changed(storage, recipe)
+            assert changed is not None
+            recipe.outputs.append(weakref.ref(changed))
             return
         if operator.statistics is not None and operator.moves_statistics(args):
             for position in operator.statistics[:2]:

@@ -19,8 +19,8 @@ class Remat(Policy):
     """Drops saved tensors when memory is short and recomputes them, operator by operator.
 
     Attributes:
-        budget: Maximum bytes allocated at once, as text: ``8GiB``; or a share of the peak without it: ``60%``; "" if the
-            plan names what is dropped.
+        budget: Maximum bytes allocated at once, as text: ``8GiB``, or a share of the peak without it: ``60%``; "" if
+            the plan names what is dropped.
         recompute: Keys of saved tensors that are always dropped and recomputed, whatever the budget:
             ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and the index of its run.
         heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
@@ -35,8 +35,8 @@ class Remat(Policy):
         "policy out of the dry run, and predict it from its recording with memprof predict."
     )
     flag_help: ClassVar[str] = (
-        "a hard memory cap, in bytes or as a share of the peak without it (60%): saved tensors are dropped when memory is "
-        "short and recomputed for backward; :host or :disk moves them there instead if that is faster"
+        "a hard memory cap, in bytes or as a share of the peak (60%): saved tensors are dropped when memory is short "
+        "and recomputed for backward; :host or :disk moves them there instead if that is faster"
     )
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"

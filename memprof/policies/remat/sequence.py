@@ -1,4 +1,4 @@
-"""Follows the operators of a job from step to step: what the next one is, needs and evicts is looked up, not derived."""
+"""Follows the operators of a job from step to step: the kind of the next one is looked up, not derived."""
 
 from __future__ import annotations
 
