@@ -34,6 +34,10 @@ class FirstSteps:
         self._has_updated = self._had_updated = False
         self._hook = register_optimizer_step_post_hook(self._updated)
 
+    def step_begins(self) -> None:
+        """Notes that autograd is about to save the first tensor."""
+        self._had_updated = self._has_updated
+
     def begins(self) -> None:
         """Notes that an operator is about to run."""
         self._before_bytes = self._memory.counter.used_bytes()
@@ -48,7 +52,6 @@ class FirstSteps:
         if self._had_updated or self._passes >= _MOST_PASSES:
             self.stop()
             self._memory.limit(int(self._highest_bytes * self._share))
-        self._had_updated = self._has_updated
 
     def stop(self) -> None:
         """Stops measuring."""

@@ -172,6 +172,8 @@ class Memory:
         """Records that autograd saves a cell."""
         if not self.saved:
             self.schedule.begin()
+            if self.peak is not None:
+                self.peak.step_begins()
         self.saved += 1
         cell.saved += 1
         if cell.saved == 1:

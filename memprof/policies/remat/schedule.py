@@ -15,8 +15,6 @@ from memprof.policies.remat.victims import may_go
 
 #: Steps observed at first, whatever they are; later ones are where the step before had occurred earlier.
 _OBSERVED = 3
-#: Steps in which a plan does not suffice before it is made anew, and plans for one sequence at most.
-_MISSES, _MOST_PLANS = 2, 3
 #: Planned victims to look ahead where the next may not go at this moment.
 _AHEAD = 8
 
@@ -30,14 +28,12 @@ class _Plan:
         again_us: Time of the recomputed operators, as measured when victims were chosen without a plan.
         chosen: The victims then.
         is_tried: Whether the plan was compared with that.
-        misses: Steps in which further victims were needed.
     """
 
     victims: list[int]
     again_us: float
     chosen: list[int]
     is_tried: bool = False
-    misses: int = 0
 
 
 class Schedule:
@@ -62,10 +58,10 @@ class Schedule:
         self._sequence = sequence
         self._limit_bytes, self._heuristic, self._can_plan = 0, heuristic, can_plan
         self._turns: list[weakref.ref[Cell]] = []
-        self._chosen: list[int] = []
+        self._evicted: list[int] = []
+        self._has_chosen = False
         self._plans: dict[Position, _Plan] = {}
-        self._counts: Counter[Position] = Counter()
-        self._followed: dict[Position, Position] = {}  # the end of the step that came after each, last time
+        self._followed: dict[Position | None, Counter[Position]] = {}  # ends of steps, by that of the step before
         self._last: Position | None = None
         self._due: tuple[Observation, Position, float, list[int]] | None = None
         self._steps = 0
@@ -80,10 +76,9 @@ class Schedule:
             self._due = None
         if self._sequence.begin():
             self._plans.clear()
-            self._counts.clear()
             self._followed.clear()
-        expected = None if self._last is None else self._followed.get(self._last)
-        self._plan = None if expected is None else self._plans.get(expected)
+        ends = self._followed.get(self._last) or self._followed.get(None)
+        self._plan = self._plans.get(ends.most_common(1)[0][0]) if ends else None
         self._queue = [] if self._plan is None else self._plan.victims[::-1]
 
     def end(self, again_us: float) -> None:
@@ -95,22 +90,22 @@ class Schedule:
         sequence, end = self._sequence, self._sequence.position
         is_known = sequence.is_known
         self._steps += 1
-        if self._last is not None:
-            self._followed[self._last] = end
+        for before in (self._last, None):
+            self._followed.setdefault(before, Counter())[end] += 1
         self._last = end
         plan = self._plans.get(end)
         if plan is None and is_known and self.observation is not None:
-            if self._chosen:
-                self._due = self.observation, end, again_us, self._chosen
+            if self._evicted:
+                self._due = self.observation, end, again_us, self._evicted
             else:
                 self._plans[end] = _Plan([], again_us, [], is_tried=True)
         elif plan is not None and plan is self._plan:
-            self._compare(plan, end, again_us)
+            self._compare(plan, again_us)
         is_observed = self._can_plan and end not in self._plans and self._due is None
         is_observed &= is_known or self._steps < _OBSERVED
         self.observation = Observation() if is_observed else None
         self._turns.clear()
-        self._chosen, self._plan, self._queue = [], None, []
+        self._evicted, self._has_chosen, self._plan, self._queue = [], False, None, []
         sequence.end()
 
     def limit(self, limit_bytes: int) -> None:
@@ -143,25 +138,25 @@ class Schedule:
             cell = self._turns[turn]() if turn < len(self._turns) else None
             if cell is not None and may_go(cell):
                 del queue[place]
+                self._evicted.append(turn)
                 return cell
         return None
 
     def chosen(self, cell: Cell) -> None:
         """Records a victim that was chosen by the rule."""
-        self._chosen.append(cell.turn)
+        self._has_chosen = True
+        self._evicted.append(cell.turn)
         if self.observation is not None:
             self.observation.dropped(cell)
 
-    def _compare(self, plan: _Plan, end: Position, again_us: float) -> None:
-        """Keeps the plan or the earlier choices, whichever recomputes less; plans again if it does not suffice."""
+    def _compare(self, plan: _Plan, again_us: float) -> None:
+        """Keeps the plan or the earlier choices, whichever recomputes less, and what a step had to choose besides."""
+        if self._has_chosen:
+            plan.victims = self._evicted
         if not plan.is_tried:
             plan.is_tried = True
             if again_us > plan.again_us:
                 plan.victims = plan.chosen
-        elif self._chosen:
-            plan.misses += 1
-            if plan.misses >= _MISSES and self._counts[end] < _MOST_PLANS:
-                del self._plans[end]
 
     def _make_plan(self, observation: Observation, end: Position, again_us: float, chosen: list[int]) -> None:
         victims = chosen
@@ -172,5 +167,4 @@ class Schedule:
             pass  # the step did fit: what was observed is not exact, and its own choices are repeated
         else:
             victims = [observation.turn_of(number) for number in course.dropped]
-        self._counts[end] += 1
         self._plans[end] = _Plan(victims, again_us, chosen)
