@@ -206,8 +206,8 @@ class Simulation:
             if victim is None:
                 raise PolicyError(
                     f"remat cannot stay within {format_bytes(self._budget)}: {self._outline.what[op_id]} needs "
-                    f"{format_bytes(self._live + floor)} with everything possible dropped. Set a larger budget, or add a "
-                    "policy that reduces the rest."
+                    f"{format_bytes(self._live + floor)} with everything possible dropped. Set a larger budget, or "
+                    "add a policy that reduces the rest."
                 )
             self._drop(victim)
 

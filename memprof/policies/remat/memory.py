@@ -14,7 +14,7 @@ from memprof.policies.remat.first_steps import FirstSteps
 from memprof.policies.remat.schedule import Schedule
 from memprof.policies.remat.sequence import Sequence
 from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.victims import cell_victims, may_go
+from memprof.policies.remat.victims import cell_victims, may_go, settle
 from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
@@ -121,7 +121,7 @@ class Memory:
         readers = [recipe for recipe in cell.live_readers() if recipe.can_repeat]
         if not readers:
             return
-        if not self._settle(cell):
+        if not settle(self.victims, cell):
             # A dropped content was computed from it: keep the old content for that.
             self.make_room(cell.size_bytes, "the copy for an in-place write")
             copy = copied(storage)
@@ -240,6 +240,8 @@ class Memory:
             if victim is not None:
                 self.drop(victim)
             elif not self._let_go_of_anchor():
+                # An estimate may be too high, but what is allocated is certain.
+                is_exact = is_exact or self.counter.used_bytes() > self.limit_bytes
                 if is_collected or not is_exact:
                     break
                 gc.collect()  # reference cycles of the job may hold dropped contents
@@ -321,38 +323,6 @@ class Memory:
             storage = cell.storage()
             if cell.recipe is not None or storage is None or cell.saved or not cell.size_bytes or not cell.readers:
                 continue
-            if torch._C._storage_Use_Count(storage._cdata) == 1 and self._settle(cell):
+            if torch._C._storage_Use_Count(storage._cdata) == 1 and settle(self.victims, cell):
                 return True
         return False
-
-    def _settle(self, cell: Cell) -> bool:
-        """Removes all dependence on an input; returns False if a content computed from it is dropped."""
-        dependants: list[Recipe] = []
-        there: list[tuple[Cell, torch.UntypedStorage]] = []
-        pending, seen = [cell], set()
-        while pending:
-            for recipe in pending.pop().live_readers():
-                if id(recipe) in seen:
-                    continue
-                seen.add(id(recipe))
-                dependants.append(recipe)
-                for output in recipe.outputs:
-                    made = output()
-                    if made is None:
-                        continue
-                    storage = made.storage()
-                    if storage is not None:
-                        there.append((made, storage))
-                    elif made.saved:
-                        return False
-                    else:
-                        pending.append(made)
-        for recipe in dependants:
-            recipe.can_repeat = False
-            recipe.anchors = ()
-        for made, storage in there:  # from now on these cannot be recomputed
-            made.recipe = None
-            self.victims.remove(made)
-            for recipe in made.live_readers():
-                recipe.anchors += (storage,)
-        return True
