@@ -136,3 +136,23 @@ def test_nothing_is_evicted_where_all_fits_and_too_little_is_refused():
     assert planned_course(chain(16), 1600, "eq-class", frozenset()).dropped == []
     with pytest.raises(PolicyError, match="cannot stay within"):
         planned_course(chain(16), 150, "eq-class", frozenset())
+
+
+def test_a_saved_tensor_that_the_job_reads_from_the_graph_is_left_to_it():
+    """What ``grad_fn._saved_self`` returns keeps its values, although all that may be evicted is."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(WIDTH, WIDTH)
+    job = Job(layer)
+    Remat(budget="8GiB").apply(job)
+    memory = runtime._runtime.memory
+    out = torch.nn.functional.gelu(layer(tensors(0, BATCH, WIDTH)))
+    read = out.grad_fn._saved_self
+    values = read.clone()
+    other = out.square().sum()
+    while (victim := memory.next_victim()) is not None:
+        memory.drop(victim)
+    assert read.shape == values.shape
+    assert torch.equal(read, values)
+    other.backward()
+    assert memory.dropped > 0
+    job.undo()

@@ -135,7 +135,7 @@ class RematMode(SlidingMode):
             for storage in _written(operator, args, kwargs):
                 memory.before_write(storage)
         if memory.schedule.observation is not None:
-            memory.schedule.observation.operator(need, operator.name, memory.counter.used_bytes())
+            memory.schedule.observe(need, operator.name, memory.counter.used_bytes())
         if memory.peak is not None:
             memory.peak.begins()
         if not need.is_measured and self._needs.must_measure(need):

@@ -37,6 +37,10 @@ class Observation:
         self._changes: list[tuple[int, int]] = []  # contents that came into memory (1) and left it (-1)
         self._marks: list[int] = []  # changes before each operator
 
+    def __len__(self) -> int:
+        """Returns the number of operators."""
+        return len(self._needs)
+
     def operator(self, need: Need, name: str, used_bytes: int) -> None:
         """Notes an operator that is about to run.
 

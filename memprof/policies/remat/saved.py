@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from sys import getrefcount
 
 import torch
 
@@ -18,6 +19,8 @@ from memprof.recorder.calls.untraced import untraced
 _tracing_state = torch._C._get_tracing_state
 #: Whether torch tells how many references a tensor has; otherwise backward is given one of its own.
 can_count_uses = hasattr(torch.Tensor, "_use_count")
+#: Python's references to a view that nothing else has: the handle's, its version's, and two of the call that counts.
+_OWN_REFERENCES = 4
 
 
 class Handle:
@@ -56,8 +59,11 @@ class Handle:
         return self._layout.view(self._hooks.restore(cell))
 
     def is_lent(self) -> bool:
-        """Returns whether backward is using the view that it was given."""
-        return can_count_uses and self._view is not None and self._view._use_count() > 1  # type: ignore[attr-defined]
+        """Returns whether backward is using the view that it was given, or the job that read it from the graph."""
+        view = self._view
+        if view is None or not can_count_uses:
+            return False
+        return view._use_count() > 1 or getrefcount(view) > _OWN_REFERENCES  # type: ignore[attr-defined]
 
     def let_go(self) -> None:
         """Releases the storage, and keeps the tensor's version; call it where no mode sees what torch runs for it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from memprof.errors import PolicyError
 from memprof.policies.evict.planned import planned_course
-from memprof.policies.remat.cells import Cell
+from memprof.policies.remat.cells import Cell, Need
 from memprof.policies.remat.observation import Observation
-from memprof.policies.remat.sequence import Position, Sequence
+from memprof.policies.remat.sequence import MOST_POSITIONS, Position, Sequence
 from memprof.policies.remat.victims import may_go
 
 #: Steps observed at first, whatever they are; later ones are where the step before had occurred earlier.
@@ -113,6 +113,19 @@ class Schedule:
         self._limit_bytes = limit_bytes
         self._plans.clear()
         self._due = None
+
+    def observe(self, need: Need, name: str, used_bytes: int) -> None:
+        """Notes an operator of the observed step; gives up on one that goes on and on.
+
+        Args:
+            need: Bytes and time of its kind.
+            name: Its name.
+            used_bytes: Allocated bytes before it runs.
+        """
+        assert self.observation is not None
+        self.observation.operator(need, name, used_bytes)
+        if len(self.observation) > MOST_POSITIONS:
+            self.observation = None
 
     def saved(self, cell: Cell) -> None:
         """Numbers a content that autograd saves."""

@@ -17,7 +17,7 @@ _strided = torch.strided
 _COUNTED = (int, bool, torch.dtype)
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 #: Positions that are remembered; a job whose steps always differ starts over when it has made that many.
-_MOST_POSITIONS = 100_000
+MOST_POSITIONS = 100_000
 
 
 class Kind:
@@ -143,7 +143,7 @@ class Sequence:
 
     def begin(self) -> bool:
         """Starts at the root: autograd saved the first tensor. Returns whether all earlier sequences were dropped."""
-        is_full = self._count > _MOST_POSITIONS
+        is_full = self._count > MOST_POSITIONS
         if is_full:
             self._root, self._count = Position(None, is_shared=False), 0
         self.position, self.is_known = self._root, True
@@ -192,7 +192,8 @@ class Sequence:
 
     def _find(self, before: Position, operator: Operator, args: Any, kwargs: Any, is_recorded: bool) -> Position:
         kind = self.kind(operator, args, kwargs, is_recorded=is_recorded)
-        if before.is_shared:
+        if before.is_shared or self._count > MOST_POSITIONS:
+            self.is_known = False
             position = self._loose.get(kind)
             if position is None:
                 position = self._loose[kind] = Position(kind, is_shared=True)
