@@ -46,7 +46,7 @@ class Runtime:
         swapping = None if self._carrier is None else Swapping(self._carrier, DEFAULT_GBPS[policy.swap] * 1000)
         self.memory = Memory(self.counter, policy.budget_bytes, policy.heuristic, swapping)
         if policy.budget_share:
-            self.memory.peak = FirstSteps(self.memory, policy.budget_share)
+            self.memory.peak = FirstSteps(self.counter, policy.budget_share)
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
         self.needs = Needs(self.counter, job.device)

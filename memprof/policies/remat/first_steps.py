@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memprof.policies.remat.cells import Need
-
-if TYPE_CHECKING:
-    from memprof.policies.remat.memory import Memory
+from memprof.policies.remat.counters import Counter
 
 #: Backward passes after which the budget is set although no optimizer of torch has made a step.
 _MOST_PASSES = 16
@@ -21,14 +19,14 @@ class FirstSteps:
     Optimizers allocate their state in their first step: the peak that repeats is that of the steps after it.
     """
 
-    def __init__(self, memory: Memory, share: float) -> None:
+    def __init__(self, counter: Counter, share: float) -> None:
         """Starts measuring.
 
         Args:
-            memory: Is given the budget.
+            counter: Counts the allocated bytes.
             share: The budget as a share of the peak.
         """
-        self._memory = memory
+        self._counter = counter
         self._share = share
         self._highest_bytes = self._before_bytes = self._passes = 0
         self._has_updated = self._had_updated = False
@@ -40,23 +38,22 @@ class FirstSteps:
 
     def begins(self) -> None:
         """Notes that an operator is about to run."""
-        self._before_bytes = self._memory.counter.used_bytes()
+        self._before_bytes = self._counter.used_bytes()
 
     def ran(self, need: Need) -> None:
         """Notes that it ran."""
         self._highest_bytes = max(self._highest_bytes, self._before_bytes + max(need.highest_bytes, 0))
 
-    def step_ended(self) -> None:
-        """Notes that autograd keeps nothing any more: sets the budget once the peak is known."""
+    def step_ended(self) -> int:
+        """Notes that autograd keeps nothing any more; returns the budget in bytes, 0 until the peak is known."""
         self._passes += 1
-        if self._had_updated or self._passes >= _MOST_PASSES:
-            self.stop()
-            self._memory.limit(int(self._highest_bytes * self._share))
+        if not self._had_updated and self._passes < _MOST_PASSES:
+            return 0
+        return int(self._highest_bytes * self._share)
 
     def stop(self) -> None:
         """Stops measuring."""
         self._hook.remove()
-        self._memory.peak = None
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._has_updated = True

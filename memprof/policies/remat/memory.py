@@ -200,8 +200,10 @@ class Memory:
     def forget(self) -> None:
         """Resets when autograd keeps nothing: the recipes of existing contents are no longer needed."""
         self.schedule.end(self.again_us)
-        if self.peak is not None:
-            self.peak.step_ended()
+        if self.peak is not None and (budget_bytes := self.peak.step_ended()):
+            self.peak.stop()
+            self.peak = None
+            self.limit(budget_bytes)
         self.cells.clear()
         self.due.clear()
         self.victims.forget_classes()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, arguments_of, copied
-from memprof.policies.remat.generators import restored
 from memprof.policies.remat.memory import Memory
+from memprof.policies.runtime.generators import restored
 from memprof.recorder.calls import repeats
 
 _LISTS = (list, tuple)

@@ -8,11 +8,11 @@ from sys import getrefcount
 import torch
 
 from memprof.policies.remat.cells import Cell, Ref
+from memprof.policies.remat.function_calls import FunctionCalls
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.runtime.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
-from memprof.policies.runtime.function_calls import FunctionCalls
 from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 

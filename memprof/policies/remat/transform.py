@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.evict.names import keys_of
 from memprof.policies.evict.outline import outline_of
 from memprof.policies.evict.planned import planned_course
 from memprof.policies.evict.simulation import Course
 from memprof.policies.evict.units import Units, units_of
-from memprof.policies.remat.names import keys_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
 from memprof.replay.live import live_bytes

@@ -23,13 +23,13 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
 from memprof.policies.evict import units
+from memprof.policies.evict.names import keys_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import format_plan, parse_plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import sequence
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import ProcessorCounter
-from memprof.policies.remat.names import keys_of
 from memprof.policies.remat.operator_traits import Operator
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
