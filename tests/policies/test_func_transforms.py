@@ -14,9 +14,9 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
+from memprof.policies.evict.units import units_of
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.remat.policy import Remat
-from memprof.policies.remat.units import units_of
 from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE

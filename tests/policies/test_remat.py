@@ -423,6 +423,7 @@ def test_victims_are_carried_to_disk_where_that_is_quicker():
 
 def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     """One profiler runs at a time: while a recorder's does, estimates are used until its events are read."""
+    from memprof.policies.remat.cells import Need
     from memprof.policies.remat.counters import ProcessorCounter
     from memprof.policies.remat.needs import Needs
     from memprof.recorder.log import RawLog
@@ -433,7 +434,7 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     args = (torch.randn(4, 16, 32, 32), torch.randn(16, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     convolution(*args)  # what a first run sets up for good is not the kernel's
     needs, later = Needs(counter, torch.device("cpu")), Needs(counter, torch.device("cpu"))
-    alone, beside, again, copying = needs.of("alone"), *(later.of(name) for name in ("beside", "again", "copying"))
+    alone, beside, again, copying = (Need() for _ in range(4))
     needs.learn(alone, 1, convolution, args, {})
     assert alone.is_measured
     later.begin()
@@ -461,19 +462,12 @@ def test_kernels_are_measured_for_each_layout_and_number():
     job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     Remat(budget="64GiB").apply(job)
     assert runtime._runtime is not None
-    needs, found = runtime._runtime.needs, []
-    look_up = needs.of
-
-    def of(key):
-        found.append(look_up(key))
-        return found[-1]
-
-    needs.of = of
+    sequence = runtime._runtime.memory.sequence
 
     def need(function, *args):
         with torch.no_grad():
             function(*args)
-        return found[-1]
+        return sequence.position.kind.need
 
     small, large = torch.zeros(4, 4), torch.zeros(8, 8)
     try:
@@ -486,7 +480,6 @@ def test_kernels_are_measured_for_each_layout_and_number():
         assert need(torch.roll, small, [1], [0]) is not need(torch.roll, small, [1], [1])
         assert need(torch.roll, small, [1], [0]) is need(torch.roll, small, [1], [0])
     finally:
-        del needs.of
         job.undo()
 
 
@@ -574,7 +567,7 @@ def test_an_error_in_a_second_run_is_the_jobs_own():
     with pytest.raises(ValueError, match="only once"):
         loss.backward()
     memory = runtime._runtime.memory
-    assert all(cell.locks == 0 for cell in memory._cells.values())
+    assert all(cell.locks == 0 for cell in memory.cells.values())
     model.zero_grad()
     del loss
     model(tensors(0, BATCH, WIDTH)).sum().backward()

@@ -9,8 +9,8 @@ from torch import nn
 
 import memprof
 from memprof.errors import PolicyError
+from memprof.policies.evict.units import cannot_be_remade, units_of
 from memprof.policies.remat.policy import Remat
-from memprof.policies.remat.units import _cannot_be_remade, units_of
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 
@@ -34,8 +34,8 @@ def test_circles_are_found():
     sources = {1: [0], 2: [1, 4], 3: [2], 4: [3], 5: [4], 6: [4], 7: [6]}
     lives = np.array([9, 9, 4, 4, 4, 9, 3, 9])
     expected = [False, False, True, True, True, True, False, False]
-    np.testing.assert_array_equal(_cannot_be_remade(sources, lives), expected)
-    assert not _cannot_be_remade({}, lives).any()
+    np.testing.assert_array_equal(cannot_be_remade(sources, lives), expected)
+    assert not cannot_be_remade({}, lives).any()
 
 
 @pytest.mark.timeout(120)

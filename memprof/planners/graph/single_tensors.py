@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.planners.graph.graph import Graph
-from memprof.policies.remat.names import keys_of
+from memprof.policies.evict.names import keys_of
 from memprof.policies.remat.policy import Remat
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step

@@ -23,7 +23,7 @@ class Facts(Relations[Value]):
     """
 
     may_go: Callable[[Value], bool]
-    size_bytes: Callable[[Value], int]
+    size_bytes: Callable[[Value], float]
     used_us: Callable[[Value], float]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
 from memprof.policies.remat.counters import Counter, ProcessorCounter, counter_of
+from memprof.policies.remat.first_steps import FirstSteps
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.mode import RematMode
@@ -44,6 +45,8 @@ class Runtime:
         self._carrier = _carrier(policy, job)
         swapping = None if self._carrier is None else Swapping(self._carrier, DEFAULT_GBPS[policy.swap] * 1000)
         self.memory = Memory(self.counter, policy.budget_bytes, policy.heuristic, swapping)
+        if policy.budget_share:
+            self.memory.peak = FirstSteps(self.counter, policy.budget_share)
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
         self.needs = Needs(self.counter, job.device)
@@ -64,6 +67,8 @@ class Runtime:
         self.mode.slide_out()
         self.hooks.slide_out()
         self.needs.end()
+        if self.memory.peak is not None:
+            self.memory.peak.stop()
         self.memory.stop()
         self.counter.close()
 

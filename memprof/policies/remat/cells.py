@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,14 +17,18 @@ class Cell:
     Attributes:
         recipe: How it was computed; None if unknown or not repeatable.
         number: Index among the recipe's outputs.
+        number_in_step: Index among the contents of the observed step; -1 if none was observed when it was made.
         size_bytes: Size of the storage.
         device: Device of the storage.
         original: Weak reference to the storage.
         hold: Strong reference to it, while autograd saves it or another recomputation needs it.
         saved: How many times autograd saved it.
+        turn: Number of contents that autograd had saved before, since it kept nothing; -1 if it never saved this one.
+        handles: Autograd's handles that read the storage without asking for it; dropping the content tells them.
         is_kept: Whether it is never dropped, whatever the budget.
         locks: Number of operators about to run that need it.
         used_us: Time of the last use, on the clock of summed operator time.
+        views: How many of the handles exist; each holds the storage.
         readers: Recipes that read it.
         after: The storage's next cell, if autograd had saved this one: autograd then reads the later content.
         place: Location of its bytes in host memory or on disk.
@@ -34,17 +38,21 @@ class Cell:
         "__weakref__",
         "after",
         "device",
+        "handles",
         "hold",
         "is_kept",
         "locks",
         "number",
+        "number_in_step",
         "original",
         "place",
         "readers",
         "recipe",
         "saved",
         "size_bytes",
+        "turn",
         "used_us",
+        "views",
     )
 
     def __init__(self, recipe: Recipe | None, number: int, size_bytes: int, device: torch.device) -> None:
@@ -56,6 +64,9 @@ class Cell:
         self.original: Original | None = None
         self.hold: torch.UntypedStorage | None = None
         self.saved = 0
+        self.turn = self.number_in_step = -1
+        self.handles: list[weakref.ref[Any]] = []
+        self.views = 0
         self.is_kept = False
         self.locks = 0
         self.used_us = 0.0
@@ -72,6 +83,10 @@ class Cell:
     def is_there(self) -> bool:
         """Whether the content is in memory."""
         return self.hold is not None or (self.original is not None and self.original() is not None)
+
+    def is_lent(self) -> bool:
+        """Whether backward is using it right now, through one of the handles."""
+        return any(handle.is_lent() for each in self.handles if (handle := each()) is not None)
 
     def live_readers(self) -> list[Recipe]:
         """Returns the recipes that read it and whose outputs are still needed."""
@@ -128,17 +143,26 @@ class Need:
 
 
 class Ref:
-    """A tensor among the arguments of a recipe: a view of a cell."""
+    """Layout of a tensor among the arguments of a recipe: a view of the content that the recipe names at its turn."""
 
-    __slots__ = ("cell", "dtype", "offset", "size", "stride")
+    __slots__ = ("dtype", "offset", "size", "stride")
 
-    def __init__(self, cell: Cell, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         """Records the tensor's layout in its storage."""
-        self.cell = cell
         self.dtype = tensor.dtype
         self.size = tensor.shape
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
+
+    def is_layout_of(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is plain memory of this layout, at any place of its storage."""
+        return (
+            tensor.layout is torch.strided
+            and not tensor.is_nested
+            and tensor.dtype is self.dtype
+            and tensor.shape == self.size
+            and tensor.stride() == self.stride
+        )
 
     def view(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Returns the tensor as a view of a storage."""
@@ -166,13 +190,12 @@ class Recipe:
         function: The operator.
         args: Its arguments, with tensors replaced by Ref and Blank.
         kwargs: Its keyword arguments, likewise.
-        inputs: The cells it reads, each once.
+        inputs: The cells it reads, one for each Ref, from left to right.
         anchors: Storages of inputs that cannot be recomputed, held for the second run.
         outputs: The cells it created, as long as they are needed.
         changes: The input whose storage the output takes over; None if the operator allocates its own.
         random: State of each random generator before the run, if it drew numbers.
         need: Memory it needs while it runs.
-        cost_us: Its duration, as known when it ran.
         sequence: Autograd's counter during the run, which recordings use to place it.
         can_repeat: Whether its inputs are still available.
         key: Plan key of its output; "" if no plan names it.
@@ -184,7 +207,6 @@ class Recipe:
         "args",
         "can_repeat",
         "changes",
-        "cost_us",
         "function",
         "inputs",
         "key",
@@ -207,7 +229,6 @@ class Recipe:
         self.outputs: list[weakref.ref[Cell]] = []
         self.changes: Cell | None = None
         self.random: Any = None
-        self.cost_us = 0.0
         self.can_repeat = True
         self.key = ""
 
@@ -233,17 +254,18 @@ def arguments_of(recipe: Recipe, storages: Mapping[Cell, torch.UntypedStorage]) 
         recipe: The recipe.
         storages: Storage of each input's content.
     """
-    args = [_real(value, storages) for value in recipe.args]
-    return args, {name: _real(value, storages) for name, value in (recipe.kwargs or {}).items()}
+    cells = iter(recipe.inputs)
+    args = [_real(value, cells, storages) for value in recipe.args]
+    return args, {name: _real(value, cells, storages) for name, value in (recipe.kwargs or {}).items()}
 
 
-def _real(value: Any, storages: Mapping[Cell, torch.UntypedStorage]) -> Any:
+def _real(value: Any, cells: Iterator[Cell], storages: Mapping[Cell, torch.UntypedStorage]) -> Any:
     # A module-level function, because a recursive closure is a reference cycle and would hold the storages.
     if type(value) is Ref:
-        return value.view(storages[value.cell])
+        return value.view(storages[next(cells)])
     if type(value) is Blank:
         with torch._C._DisableTorchDispatch():
             return value.fresh()
     if type(value) in _LISTS:
-        return [_real(item, storages) for item in value]
+        return [_real(item, cells, storages) for item in value]
     return value

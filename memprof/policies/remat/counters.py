@@ -50,9 +50,10 @@ class ProcessorCounter:
         was_on = AllocatorTable.is_kept()
         self._table, self._count = AllocatorTable(), AllocatorCount()
         self._table.switch_on(is_late=not was_on)
-        if not self._count.find():
+        if not self._count.find() or (word := self._count.word) is None:
             self._table.switch_off()
             raise PolicyError(_NO_COUNT)
+        self._word = word
         self._older_bytes = 0
         self._older: dict[int, weakref.ref[Any]] = {}
         if not ProcessorCounter._is_whole:
@@ -70,11 +71,11 @@ class ProcessorCounter:
 
     def used_bytes(self) -> int:
         """Returns the live bytes."""
-        return self._count.read() + self._older_bytes
+        return self._word.value + self._older_bytes
 
     def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
         """Returns how many bytes are missing for a further allocation; 0 or less if it fits."""
-        return self._count.read() + self._older_bytes + need_bytes - budget_bytes
+        return self._word.value + self._older_bytes + need_bytes - budget_bytes
 
     def close(self) -> None:
         """Stops counting."""

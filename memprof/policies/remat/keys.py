@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.evict.names import key_of
 from memprof.policies.remat.cells import Cell
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.names import key_of
 from memprof.policies.runtime.job import Job
 
 

@@ -10,12 +10,16 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Cell, Original, Recipe, copied
 from memprof.policies.remat.counters import Counter
+from memprof.policies.remat.first_steps import FirstSteps
+from memprof.policies.remat.schedule import Schedule
+from memprof.policies.remat.sequence import Sequence
 from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.victims import cell_victims, may_go
+from memprof.policies.remat.victims import cell_victims, may_go, settle
 from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
 MARGIN_BYTES = 16 * 1024
+_NO_LIMIT = 1 << 62
 
 
 def _do_nothing() -> None:
@@ -27,12 +31,17 @@ class Memory:
 
     Attributes:
         budget_bytes: Maximum bytes allocated at once; 0 if only a plan decides.
+        limit_bytes: The same without the margin for the runtime itself.
+        cells: The contents by their storages' keys.
         clock_us: Summed time of the operators run.
         first_us: The same for first runs, since nothing was saved last.
         again_us: The same for recomputation.
         victims: Eviction candidates.
         saved: Number of tensors that autograd keeps.
         dropped: Number of cells dropped so far.
+        peak: Measures the first steps, whose peak the budget is a share of; None once it is set.
+        sequence: Which operator runs.
+        schedule: Evictions planned for steps that repeat.
         due: Cells to drop once nothing else references them.
         warn_factor: Ratio of ``again_us`` to ``first_us`` at which to warn.
         on_thrash: Called at that ratio.
@@ -55,21 +64,32 @@ class Memory:
         self.saved = 0
         self.dropped = 0
         self.due: list[Cell] = []
+        self.peak: FirstSteps | None = None
+        self.sequence = Sequence()
         self.warn_factor = 2.0
         self.on_thrash: Callable[[], None] = _do_nothing
-        self._limit = max(budget_bytes - MARGIN_BYTES, 1) if budget_bytes else 1 << 62
-        self._cells: dict[int, Cell] = {}
+        self.limit_bytes = _NO_LIMIT
+        self.schedule = Schedule(self.sequence, heuristic, can_plan=swapping is None)
+        if budget_bytes:
+            self.limit(budget_bytes)
+        self.cells: dict[int, Cell] = {}
         self._on_gone = self._gone  # bound once
+
+    def limit(self, budget_bytes: int) -> None:
+        """Sets the budget: maximum bytes allocated at once."""
+        self.budget_bytes = budget_bytes
+        self.limit_bytes = max(budget_bytes - MARGIN_BYTES, 1)
+        self.schedule.limit(self.limit_bytes)
 
     # -- contents -------------------------------------------------------------------------------------------------
 
     def find(self, storage: torch.UntypedStorage) -> Cell | None:
         """Returns the cell of a storage's current content, None if unknown."""
-        return self._cells.get(storage._cdata)
+        return self.cells.get(storage._cdata)
 
     def meet(self, storage: torch.UntypedStorage) -> Cell:
         """Returns the cell of a storage; a storage of unknown origin gets a cell that cannot be recomputed."""
-        cell = self._cells.get(storage._cdata)
+        cell = self.cells.get(storage._cdata)
         if cell is None:
             cell = Cell(None, 0, storage.nbytes(), storage.device)
             self.place(cell, storage)
@@ -78,45 +98,56 @@ class Memory:
     def place(self, cell: Cell, storage: torch.UntypedStorage) -> None:
         """Records that a storage now has the content of a cell."""
         address = storage._cdata
-        self._cells[address] = cell
+        self.cells[address] = cell
         original = cell.original = Original(storage, self._on_gone)
         original.address = address
+        if self.schedule.observation is not None:
+            self.schedule.observation.came(cell)
 
     def _gone(self, original: Original) -> None:
         address = original.address
-        cell = self._cells.get(address)
+        cell = self.cells.get(address)
         if cell is not None and cell.original is original:
-            del self._cells[address]
+            del self.cells[address]
             cell.original = None
+            if self.schedule.observation is not None:
+                self.schedule.observation.left(cell)
 
     def before_write(self, storage: torch.UntypedStorage) -> None:
         """Prepares an in-place write to content that cannot be recomputed while others depend on it."""
-        cell = self._cells.get(storage._cdata)
+        cell = self.cells.get(storage._cdata)
         if cell is None or cell.recipe is not None:
             return
         readers = [recipe for recipe in cell.live_readers() if recipe.can_repeat]
         if not readers:
             return
-        if not self._settle(cell):
+        if not settle(self.victims, cell):
             # A dropped content was computed from it: keep the old content for that.
             self.make_room(cell.size_bytes, "the copy for an in-place write")
             copy = copied(storage)
             for recipe in readers:
                 recipe.anchors = tuple(copy if each is storage else each for each in recipe.anchors)
-            del self._cells[storage._cdata]
+            del self.cells[storage._cdata]
             self.place(cell, copy)
 
-    def changed(self, storage: torch.UntypedStorage, recipe: Recipe | None) -> Cell:
+    def changed(self, storage: torch.UntypedStorage, recipe: Recipe | None) -> Cell | None:
         """Records an in-place write: the storage has a new content.
 
         Args:
             storage: The storage.
             recipe: How the new content was computed; None if not repeatable.
+
+        Returns:
+            The cell of the new content; None if neither the old nor the new one is tracked.
         """
-        before = self._cells.pop(storage._cdata, None)
+        before = self.cells.pop(storage._cdata, None)
+        if before is None and recipe is None:
+            return None  # nothing depends on it, and its cell, if it ever gets one, has no recipe either
         cell = Cell(recipe, 0, storage.nbytes(), storage.device)
         self.place(cell, storage)
         cell.used_us = self.clock_us
+        if before is not None and recipe is not None and self.schedule.observation is not None:
+            self.schedule.observation.made(cell, recipe, before)
         if before is not None:
             before.original = None
             if before.hold is not None:
@@ -126,7 +157,9 @@ class Memory:
                 # Readers that check the version get PyTorch's own error; for others the later bytes are equivalent.
                 before.after = cell
                 cell.saved, before.saved = before.saved, 0
+                cell.handles, cell.views, before.handles, before.views = before.handles, before.views, [], 0
                 cell.hold = storage
+                self.schedule.replace(before, cell)
                 if recipe is not None:
                     self.victims.add(cell)
                 else:
@@ -137,8 +170,14 @@ class Memory:
 
     def save(self, cell: Cell, storage: torch.UntypedStorage) -> None:
         """Records that autograd saves a cell."""
+        if not self.saved:
+            self.schedule.begin()
+            if self.peak is not None:
+                self.peak.step_begins()
         self.saved += 1
         cell.saved += 1
+        if cell.saved == 1:
+            self.schedule.saved(cell)
         cell.hold = storage
         cell.used_us = self.clock_us
         self.victims.add(cell)
@@ -151,13 +190,21 @@ class Memory:
             self.victims.remove(cell)
             if not cell.locks:
                 cell.hold = None
+            cell.handles = []
             self._forget_place(cell)
+            if self.schedule.observation is not None and not cell.is_there():
+                self.schedule.observation.left(cell)
         if not self.saved:
             self.forget()
 
     def forget(self) -> None:
         """Resets when autograd keeps nothing: the recipes of existing contents are no longer needed."""
-        self._cells.clear()
+        self.schedule.end(self.again_us)
+        if self.peak is not None and (budget_bytes := self.peak.step_ended()):
+            self.peak.stop()
+            self.peak = None
+            self.limit(budget_bytes)
+        self.cells.clear()
         self.due.clear()
         self.victims.forget_classes()
         self.first_us = self.again_us = 0.0
@@ -171,7 +218,7 @@ class Memory:
 
     def stop(self) -> None:
         """Stops enforcing the budget; dropped contents can still be recomputed."""
-        self._limit = 1 << 62
+        self.limit_bytes = _NO_LIMIT
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -186,20 +233,22 @@ class Memory:
         Raises:
             PolicyError: Nothing is left to drop.
         """
-        lack = self.counter.lacks_bytes(need_bytes, self._limit)
+        lack = self.counter.lacks_bytes(need_bytes, self.limit_bytes)
         if lack <= 0:
             return
         is_collected = False
         while lack > 0:
-            victim = self.victims.choose(self.clock_us)
+            victim = self.next_victim()
             if victim is not None:
                 self.drop(victim)
             elif not self._let_go_of_anchor():
+                # An estimate may be too high, but what is allocated is certain.
+                is_exact = is_exact or self.counter.used_bytes() > self.limit_bytes
                 if is_collected or not is_exact:
                     break
                 gc.collect()  # reference cycles of the job may hold dropped contents
                 is_collected = True
-            lack = self.counter.lacks_bytes(need_bytes, self._limit)
+            lack = self.counter.lacks_bytes(need_bytes, self.limit_bytes)
         if lack > 0 and is_exact:
             used = self.counter.used_bytes()
             raise PolicyError(
@@ -209,6 +258,15 @@ class Memory:
                 f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
                 "reduces the rest."
             )
+
+    def next_victim(self) -> Cell | None:
+        """Returns the content to drop next: the scheduled one, or else that of least h; None if none may go."""
+        victim = self.schedule.next_victim()
+        if victim is None:
+            victim = self.victims.choose(self.clock_us)
+            if victim is not None:
+                self.schedule.chosen(victim)
+        return victim
 
     def drop(self, cell: Cell) -> None:
         """Drops a cell's content, or moves it out of the device if that is faster than recomputing it."""
@@ -220,6 +278,12 @@ class Memory:
             self.victims.evicted(cell)
         self.victims.remove(cell)
         self.dropped += 1
+        if cell.views:
+            with torch._C._DisableTorchDispatch():
+                for handle in cell.handles:
+                    if (held := handle()) is not None:
+                        held.let_go()
+        cell.handles, cell.views = [], 0
         cell.hold = None
 
     def drop_due(self) -> None:
@@ -257,42 +321,10 @@ class Memory:
 
     def _let_go_of_anchor(self) -> bool:
         """Releases an input held only by recipes whose outputs are all present; those outputs then stay."""
-        for cell in list(self._cells.values()):
+        for cell in list(self.cells.values()):
             storage = cell.storage()
             if cell.recipe is not None or storage is None or cell.saved or not cell.size_bytes or not cell.readers:
                 continue
-            if torch._C._storage_Use_Count(storage._cdata) == 1 and self._settle(cell):
+            if torch._C._storage_Use_Count(storage._cdata) == 1 and settle(self.victims, cell):
                 return True
         return False
-
-    def _settle(self, cell: Cell) -> bool:
-        """Removes all dependence on an input; returns False if a content computed from it is dropped."""
-        dependants: list[Recipe] = []
-        there: list[tuple[Cell, torch.UntypedStorage]] = []
-        pending, seen = [cell], set()
-        while pending:
-            for recipe in pending.pop().live_readers():
-                if id(recipe) in seen:
-                    continue
-                seen.add(id(recipe))
-                dependants.append(recipe)
-                for output in recipe.outputs:
-                    made = output()
-                    if made is None:
-                        continue
-                    storage = made.storage()
-                    if storage is not None:
-                        there.append((made, storage))
-                    elif made.saved:
-                        return False
-                    else:
-                        pending.append(made)
-        for recipe in dependants:
-            recipe.can_repeat = False
-            recipe.anchors = ()
-        for made, storage in there:  # from now on these cannot be recomputed
-            made.recipe = None
-            self.victims.remove(made)
-            for recipe in made.live_readers():
-                recipe.anchors += (storage,)
-        return True

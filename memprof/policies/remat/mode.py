@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from memprof.policies.remat.cells import Blank, Cell, Recipe, Ref
-from memprof.policies.remat.generators import put_back, states_for
+from memprof.policies.remat.cells import Cell, Recipe, Ref
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.operator_traits import Operator
 from memprof.policies.remat.recomputation import Recomputation
+from memprof.policies.remat.sequence import Kind, Position, is_plain
+from memprof.policies.runtime.generators import put_back, states_for
 from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.tracebacks import clean_uncaught, hide_frames_of
@@ -29,8 +30,7 @@ from memprof.recorder.memory.out_of_memory import is_out_of_memory
 _Tensor = torch.Tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _LISTS = (list, tuple)
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-_strided = torch.strided
+_NOTHING: dict[str, Any] = {}
 #: An operator's memory may grow with its inputs; after this many runs of a kind its measured need is reused.
 _WATCHED_RUNS = 16
 _now_ns = time.perf_counter_ns
@@ -42,10 +42,6 @@ _tracing_state = torch._C._get_tracing_state
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 hide_frames_of(Path(__file__).parent)
-
-
-class _NotPlainError(Exception):
-    """An argument is not a plain strided tensor."""
 
 
 class RematMode(SlidingMode):
@@ -85,10 +81,17 @@ class RematMode(SlidingMode):
             return self._run_higher_order(func, args, kwargs or {})
         if operator.is_view:
             return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or _NOTHING
         with self._lock:
-            is_watched = _tracing_state() is None and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
-            run = self._run if is_watched else self._run_unwatched
-            return run(operator, func, args, kwargs or {})
+            memory = self._memory
+            if memory.due:
+                memory.drop_due()
+            if _tracing_state() is None:
+                is_recorded = operator.can_repeat and _is_grad_enabled()
+                position = memory.sequence.advance(operator, args, kwargs, is_recorded)
+                if position is not None:
+                    return self._run(position, operator, func, args, kwargs)
+            return self._run_unwatched(operator, func, args, kwargs)
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operators inside a higher-order one; if they are not visible, it may write all its arguments."""
@@ -97,7 +100,7 @@ class RematMode(SlidingMode):
         result = follow(self, func, args, kwargs)
         if result is not NotImplemented:
             return result
-        given = [tensor for tensor in tensors_in((args, kwargs)) if _is_plain(tensor)]
+        given = [tensor for tensor in tensors_in((args, kwargs)) if is_plain(tensor)]
         with self._lock:
             for tensor in given:
                 self._memory.before_write(tensor.untyped_storage())
@@ -119,26 +122,22 @@ class RematMode(SlidingMode):
                 self._memory.changed(storage, None)
         return result
 
-    def _run(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        memory = self._memory
-        if memory.due:
-            memory.drop_due()
-        recipe = None
-        if operator.can_repeat and _is_grad_enabled():
-            recipe = self._recipe(operator, func, args, kwargs)
+    def _run(self, position: Position, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        memory, kind = self._memory, position.kind
+        assert kind is not None
+        need = kind.need
+        recipe = self._recipe(kind, func, args, kwargs) if kind.has_recipe else None
         if self._keys is not None and _current_node() is None:
             name = self._keys.name(operator.name)
             if recipe is not None:
                 recipe.key = name
-        if recipe is not None:
-            need = recipe.need
-        else:
-            parts: list[Any] = [operator]
-            _add_key(parts, args)
-            need = self._needs.of(tuple(parts))
-        if operator.written_names:
+        if operator.written_names and memory.cells:
             for storage in _written(operator, args, kwargs):
                 memory.before_write(storage)
+        if memory.schedule.observation is not None:
+            memory.schedule.observe(need, operator.name, memory.counter.used_bytes())
+        if memory.peak is not None:
+            memory.peak.begins()
         if not need.is_measured and self._needs.must_measure(need):
             guess = self._needs.estimate_bytes(func, args, kwargs)
             memory.make_room(guess, operator.name, is_exact=False)
@@ -147,27 +146,29 @@ class RematMode(SlidingMode):
                 result, cost_us = learn()
             except (RuntimeError, MemoryError) as error:
                 result, cost_us = self._call_again(error, recipe, learn, 0)
+            need.least_us = min(need.least_us, cost_us)
         else:
-            memory.make_room(need.highest_bytes, operator.name, is_exact=need.is_measured)
+            if memory.counter.lacks_bytes(need.highest_bytes, memory.limit_bytes) > 0:
+                memory.make_room(need.highest_bytes, operator.name, is_exact=need.is_measured)
             is_watched = need.runs < _WATCHED_RUNS
-            before = memory.counter.used_bytes() if is_watched else 0
-            start = _now_ns()
+            if is_watched:
+                before = memory.counter.used_bytes()
+                start = _now_ns()
             try:
-                result = func(*args, **kwargs)
+                result = func(*args, **kwargs) if kwargs else func(*args)
             except (RuntimeError, MemoryError) as error:
                 result = self._call_again(error, recipe, partial(func, *args, **kwargs), need.highest_bytes)
-            cost_us = (_now_ns() - start) / 1000
             if is_watched:
+                need.least_us = min(need.least_us, (_now_ns() - start) / 1000)
                 need.runs += 1
                 need.highest_bytes = max(need.highest_bytes, memory.counter.used_bytes() - before)
-        if cost_us < need.least_us:
-            need.least_us = cost_us
+        if memory.peak is not None:
+            memory.peak.ran(need)
         memory.clock_us += need.least_us
-        memory.first_us += cost_us
+        memory.first_us += need.least_us
         if recipe is not None:
-            recipe.cost_us = need.least_us
             self._note(operator, recipe, args, result)
-        elif operator.written_names:
+        elif operator.written_names and memory.cells:
             for storage in _written(operator, args, kwargs):
                 memory.changed(storage, None)
         return result
@@ -175,12 +176,12 @@ class RematMode(SlidingMode):
     def _call_again(self, error: BaseException, recipe: Recipe | None, call: Callable[[], Any], need_bytes: int) -> Any:
         """Retries an operator after an out-of-memory error, each time with more contents dropped."""
         memory = self._memory
-        while is_out_of_memory(error) and (victim := memory.victims.choose(memory.clock_us)) is not None:
+        while is_out_of_memory(error) and (victim := memory.next_victim()) is not None:
             freed = 0
             while victim is not None and freed <= need_bytes:
                 freed += victim.size_bytes
                 memory.drop(victim)
-                victim = memory.victims.choose(memory.clock_us)
+                victim = memory.next_victim()
             try:
                 if recipe is not None:
                     put_back(recipe.random)
@@ -191,57 +192,36 @@ class RematMode(SlidingMode):
 
     # -- recipes --------------------------------------------------------------------------------------------------
 
-    def _recipe(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Recipe | None:
-        """Records how an operator is about to be run; returns None if it cannot be used later."""
-        parts: list[Any] = [operator]
+    def _recipe(self, kind: Kind, func: Any, args: Any, kwargs: Any) -> Recipe:
+        """Records how an operator is about to be run."""
+        memory, operator = self._memory, kind.operator
+        recipe = Recipe(func, kind.need, _sequence_number())
         cells: list[Cell] = []
         anchors: list[torch.UntypedStorage] = []
-        try:
-            noted = [self._noted(value, parts, cells, anchors) for value in args]
-            names = (
-                {name: self._noted(value, parts, cells, anchors) for name, value in kwargs.items()} if kwargs else None
-            )
-        except (_NotPlainError, NotImplementedError):
-            return None
-        recipe = Recipe(func, self._needs.of(tuple(parts)), _sequence_number())
-        if operator.statistics is not None and operator.moves_statistics(args):
-            self._blank_statistics(operator, args, noted, cells)
-        recipe.args, recipe.kwargs = tuple(noted), names
-        recipe.inputs = tuple(dict.fromkeys(cells)) if len(cells) > 1 else tuple(cells)
+        if kind.is_flat:
+            noted, cells_of = list(args), memory.cells
+            for place, ref in kind.reads:
+                tensor = args[place]
+                storage = tensor.untyped_storage()
+                cell = cells_of.get(storage._cdata) or memory.meet(storage)
+                cells.append(cell)
+                if cell.recipe is None:
+                    anchors.append(storage)
+                noted[place] = ref if tensor.storage_offset() == ref.offset else Ref(tensor)
+            for place, blank in kind.blanks:
+                noted[place] = blank
+            if kwargs:
+                recipe.kwargs = dict(kwargs)
+        else:
+            noted = [_noted(memory, value, cells, anchors) for value in args]
+            recipe.kwargs = {name: _noted(memory, value, cells, anchors) for name, value in kwargs.items()} or None
+        recipe.args = tuple(noted)
+        recipe.inputs = tuple(cells)
         recipe.anchors = tuple(anchors)
         if operator.is_random:
             device = cells[0].device if cells else torch.device((kwargs or {}).get("device") or "cpu")
             recipe.random = states_for(kwargs, device)
         return recipe
-
-    def _noted(self, value: Any, parts: list[Any], cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
-        """Returns an argument as a recipe stores it; appends its part of the run's kind, and its cell."""
-        kind = type(value)
-        if kind is _Tensor or kind in _PLAIN or isinstance(value, _Tensor):
-            if value.layout is not _strided or value.dtype in _COMPLEX:
-                raise _NotPlainError
-            storage = value.untyped_storage()
-            cell = self._memory.meet(storage)
-            if cell.recipe is None:
-                anchors.append(storage)
-            cells.append(cell)
-            ref = Ref(cell, value)
-            parts.append(ref.size)
-            parts.append(ref.dtype)
-            parts.append(ref.stride)  # kernels copy operands whose layout they cannot read
-            return ref
-        if kind in _LISTS:
-            return [self._noted(item, parts, cells, anchors) for item in value]
-        if kind is int or kind is bool:
-            parts.append(value)
-        return value
-
-    def _blank_statistics(self, operator: Operator, args: Any, noted: list[Any], cells: list[Cell]) -> None:
-        assert operator.statistics is not None
-        for position in operator.statistics[:2]:
-            if position is not None and position < len(args) and isinstance(args[position], _Tensor):
-                cells.remove(noted[position].cell)
-                noted[position] = Blank(args[position])
 
     def _note(self, operator: Operator, recipe: Recipe, args: Any, result: Any) -> None:
         """Records the outputs of an operator."""
@@ -257,14 +237,16 @@ class RematMode(SlidingMode):
                 memory.changed(storage, None)
                 return
             recipe.changes = before
-            recipe.outputs.append(weakref.ref(memory.changed(storage, recipe)))
+            changed = memory.changed(storage, recipe)
+            assert changed is not None
+            recipe.outputs.append(weakref.ref(changed))
             return
         if operator.statistics is not None and operator.moves_statistics(args):
             for position in operator.statistics[:2]:
                 if position is not None and position < len(args) and isinstance(args[position], _Tensor):
                     memory.changed(args[position].untyped_storage(), None)
         for number, value in enumerate(result) if type(result) in _LISTS else ((0, result),):
-            if not isinstance(value, _Tensor) or not _is_plain(value):
+            if not isinstance(value, _Tensor) or not is_plain(value):
                 continue
             storage = value.untyped_storage()
             if memory.find(storage) is not None:
@@ -272,32 +254,23 @@ class RematMode(SlidingMode):
             cell = Cell(recipe, number, storage.nbytes(), storage.device)
             cell.used_us = memory.clock_us
             memory.place(cell, storage)
+            if memory.schedule.observation is not None:
+                memory.schedule.observation.made(cell, recipe)
             recipe.outputs.append(weakref.ref(cell))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is a plain view of bytes; sparse, nested and quantised ones are not."""
-    return tensor.layout is _strided and not tensor.is_nested and not tensor.is_quantized
-
-
-def _are_plain(values: Any) -> bool:
-    return all(
-        _is_plain(value) if isinstance(value, _Tensor) else type(value) not in _LISTS or _are_plain(value)
-        for value in values
-    )
-
-
-def _add_key(parts: list[Any], values: Any) -> None:
-    for value in values:
-        kind = type(value)
-        if isinstance(value, _Tensor):
-            parts.append(value.shape)
-            parts.append(value.dtype)
-            parts.append(value.stride() if value.layout is _strided else value.layout)
-        elif kind is int or kind is bool:
-            parts.append(value)
-        elif kind in _LISTS:
-            _add_key(parts, value)
+def _noted(memory: Memory, value: Any, cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
+    """Returns an argument as a recipe stores it; appends the cells of its tensors, and storages they depend on."""
+    if isinstance(value, _Tensor):
+        storage = value.untyped_storage()
+        cell = memory.meet(storage)
+        cells.append(cell)
+        if cell.recipe is None:
+            anchors.append(storage)
+        return Ref(value)
+    if type(value) in _LISTS:
+        return [_noted(memory, item, cells, anchors) for item in value]
+    return value
 
 
 def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
@@ -305,4 +278,4 @@ def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedSt
     values = [args[position] for position in operator.written if position < len(args)]
     values += [kwargs[name] for name in operator.written_names if name in kwargs]
     items = [item for value in values for item in (value if type(value) in _LISTS else (value,))]
-    return [item.untyped_storage() for item in items if isinstance(item, _Tensor) and _is_plain(item)]
+    return [item.untyped_storage() for item in items if isinstance(item, _Tensor) and is_plain(item)]

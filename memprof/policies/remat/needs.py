@@ -50,22 +50,10 @@ class Needs:
         """
         self._counter = counter
         self._device = device
-        self._kinds: dict[Any, Need] = {}
         self._has_native_events = NativeEvents.is_available() and device.type == "cpu"
         self._awaited: list[tuple[Need, int, int, int]] = []  # need, begin, end, and bytes kept of each run
         self._listener = self._read_events
         self._guard = ProfilerGuard()
-
-    def of(self, key: Any) -> Need:
-        """Returns the need of a kind of run.
-
-        Args:
-            key: The operator, and shape, type and strides of its inputs, hashable.
-        """
-        need = self._kinds.get(key)
-        if need is None:
-            need = self._kinds[key] = Need()
-        return need
 
     def estimate_bytes(self, function: Any, args: Any, kwargs: Any) -> int:
         """Estimates a run's bytes: its outputs from shape inference, and workspace for kernels known to use it."""

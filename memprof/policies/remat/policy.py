@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -18,7 +19,8 @@ class Remat(Policy):
     """Drops saved tensors when memory is short and recomputes them, operator by operator.
 
     Attributes:
-        budget: Maximum bytes allocated at once, as text: ``8GiB``; "" if the plan names what is dropped.
+        budget: Maximum bytes allocated at once, as text: ``8GiB``, or a share of the peak without it: ``60%``; "" if
+            the plan names what is dropped.
         recompute: Keys of saved tensors that are always dropped and recomputed, whatever the budget:
             ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and the index of its run.
         heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
@@ -33,8 +35,8 @@ class Remat(Policy):
         "policy out of the dry run, and predict it from its recording with memprof predict."
     )
     flag_help: ClassVar[str] = (
-        "a hard memory cap: saved tensors are dropped when memory is short and recomputed for backward; :host or :disk "
-        "moves them there instead if that is faster"
+        "a hard memory cap, in bytes or as a share of the peak (60%): saved tensors are dropped when memory is short "
+        "and recomputed for backward; :host or :disk moves them there instead if that is faster"
     )
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"
@@ -51,7 +53,10 @@ class Remat(Policy):
         """Validates the settings."""
         if not self.budget and not self.recompute:
             raise PolicyError("remat needs a budget or a list of tensors to recompute: write budget = '8GiB'.")
-        if self.budget and self.budget_bytes <= 0:
+        if self.budget.endswith("%"):
+            if not 0 < self.budget_share <= 1:
+                raise PolicyError(f"remat: invalid share {self.budget!r} of the peak; write budget = '60%'.")
+        elif self.budget and self.budget_bytes <= 0:
             raise PolicyError("remat needs a positive budget; write budget = '8GiB'.")
         for key in self.recompute:
             if len(key.rsplit(":", 2)) != 3 or not key.rsplit(":", 1)[1].isdecimal():
@@ -67,17 +72,35 @@ class Remat(Policy):
 
     @property
     def budget_bytes(self) -> int:
-        """The budget, 0 if there is none.
+        """The budget, 0 if there is none, or if it is a share.
 
         Raises:
             PolicyError: The text is not a size.
         """
-        if not self.budget:
+        if not self.budget or self.budget.endswith("%"):
             return 0
         try:
             return parse_bytes(self.budget)
         except UsageError as error:
             raise PolicyError(f"remat: invalid budget: {error}.") from None
+
+    @property
+    def budget_share(self) -> float:
+        """The budget as a share of the peak without it, 0 if it is none."""
+        if not self.budget.endswith("%"):
+            return 0.0
+        try:
+            return float(self.budget[:-1]) / 100
+        except ValueError:
+            return math.nan
+
+    def bytes_of(self, peak_bytes: int) -> int:
+        """Returns the budget in bytes, 0 if there is none.
+
+        Args:
+            peak_bytes: Peak without the policy.
+        """
+        return int(peak_bytes * self.budget_share) or self.budget_bytes
 
     @property
     def held_bytes(self) -> int | None:
@@ -101,7 +124,7 @@ class Remat(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``8GiB``, optionally followed by ``:host`` or ``:disk``.
+        """Reads ``8GiB`` or ``60%``, optionally followed by ``:host`` or ``:disk``.
 
         Raises:
             PolicyError: The text is invalid.
@@ -125,7 +148,10 @@ class Remat(Policy):
 
     def describe(self) -> str:
         """Describes the budget, or what is recomputed."""
-        parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
+        if self.budget_share:
+            parts = [f"within {self.budget} of the peak"]
+        else:
+            parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
         if self.recompute:
             parts.append(f"{len(self.recompute)} saved tensors recomputed")
         if self.swap:

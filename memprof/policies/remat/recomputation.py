@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, arguments_of, copied
-from memprof.policies.remat.generators import restored
 from memprof.policies.remat.memory import Memory
+from memprof.policies.runtime.generators import restored
 from memprof.recorder.calls import repeats
 
 _LISTS = (list, tuple)
-_now_ns = time.perf_counter_ns
 _use_count = torch._C._storage_Use_Count
 _keys = torch._C.DispatchKey
 _AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
@@ -94,15 +92,15 @@ class Recomputation:
             storages[cell] = storage
         name = f"recomputing {recipe.function}"
         taken = recipe.changes
-        if taken is not None and (taken.locks > 1 or taken.saved or not _is_only_ours(taken)):
+        if taken is not None and (taken.locks > recipe.inputs.count(taken) or taken.saved or not _is_only_ours(taken)):
             memory.make_room(taken.size_bytes, name)
             storages[taken] = copied(storages[taken])
         elif taken is not None:
             taken.hold = taken.original = None  # the operator changes it in place: the old content is gone
         memory.make_room(max(recipe.need.highest_bytes, 0), name, is_exact=recipe.need.is_measured)
         args, kwargs = arguments_of(recipe, storages)
-        result, took_us = self._run(recipe, args, kwargs)
-        memory.ran_again(took_us)
+        result = self._run(recipe, args, kwargs)
+        memory.ran_again(recipe.need.least_us)
         results = result if type(result) in _LISTS else [result]
         for output in recipe.outputs:
             made = output()
@@ -117,7 +115,7 @@ class Recomputation:
                 )
             memory.adopt(made, storage)
 
-    def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> tuple[Any, float]:
+    def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> Any:
         """Runs an operator as in its first run, for its values only."""
         had_gradients = torch.is_grad_enabled()
         before = repeats.begin(recipe.sequence)
@@ -129,9 +127,7 @@ class Recomputation:
                 restored(recipe.random),
             ):
                 torch._C._set_grad_enabled(True)  # some kernels check the flag
-                start = _now_ns()
-                result = recipe.function(*args, **kwargs)
-                return result, (_now_ns() - start) / 1000
+                return recipe.function(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(had_gradients)
             self.is_running = was_running

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+from sys import getrefcount
+
 import torch
 
-from memprof.policies.remat.cells import Cell, view_of
+from memprof.policies.remat.cells import Cell, Ref
 from memprof.policies.remat.function_calls import FunctionCalls
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
@@ -14,21 +17,29 @@ from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 
 _tracing_state = torch._C._get_tracing_state
+#: Whether torch tells how many references a tensor has; otherwise backward is given one of its own.
+can_count_uses = hasattr(torch.Tensor, "_use_count")
+#: Python's references to a view that nothing else has: the handle's, its version's, and two of the call that counts.
+_OWN_REFERENCES = 4
 
 
 class Handle:
-    """Stands in autograd for a saved tensor that may be dropped."""
+    """Stands in autograd for a saved tensor that may be dropped; until then it holds a view, as autograd would."""
 
-    __slots__ = ("_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version")
+    __slots__ = ("__weakref__", "_cell", "_hooks", "_layout", "_version", "_view")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
-        """Stores the cell and the tensor's layout in it."""
+        """Stores the cell and the tensor."""
         self._hooks = hooks
         self._cell = cell
-        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
-        self._size, self._stride = tensor.shape, tensor.stride()
-        with torch._C._DisableTorchDispatch():
-            self._version = Version(tensor, keeps_memory=False)
+        self._layout: Ref | None = None  # once the view is released
+        if not tensor.is_leaf:  # its node may save this tensor: a reference cycle
+            with torch._C._DisableTorchDispatch():
+                tensor = tensor.detach()
+        self._view: torch.Tensor | None = tensor
+        self._version = Version(tensor, keeps_memory=True)
+        cell.views += 1
+        cell.handles.append(weakref.ref(self))
 
     def unpack(self) -> torch.Tensor:
         """Returns the tensor.
@@ -37,13 +48,38 @@ class Handle:
             RuntimeError: It was changed in place since; same message as PyTorch's without hooks.
         """
         self._version.check()
-        storage = self._hooks.restore(self._cell.latest())
-        return view_of(storage, self._dtype, self._offset, self._size, self._stride)
+        cell = self._cell.latest()
+        self._hooks.used(cell)
+        if self._view is not None:
+            if can_count_uses:
+                return self._view
+            with torch._C._DisableTorchDispatch():
+                return self._view.detach()
+        assert self._layout is not None
+        return self._layout.view(self._hooks.restore(cell))
+
+    def is_lent(self) -> bool:
+        """Returns whether backward is using the view that it was given, or the job that read it from the graph."""
+        view = self._view
+        if view is None or not can_count_uses:
+            return False
+        return view._use_count() > 1 or getrefcount(view) > _OWN_REFERENCES  # type: ignore[attr-defined]
+
+    def let_go(self) -> None:
+        """Releases the storage, and keeps the tensor's version; call it where no mode sees what torch runs for it."""
+        if self._view is not None:
+            self._layout = Ref(self._view)
+            self._view.data = torch.empty(0, device=self._view.device)
+            self._view = None
 
     def __del__(self) -> None:
         hooks = getattr(self, "_hooks", None)
         if hooks is not None:
-            hooks.release(self._cell.latest())
+            cell = self._cell.latest()
+            if self._view is not None:
+                self._view = self._version = None  # type: ignore[assignment]  # before the release is noticed
+                cell.views -= 1
+            hooks.release(cell)
 
 
 class SavedHooks:
@@ -88,6 +124,12 @@ class SavedHooks:
     def restore(self, cell: Cell) -> torch.UntypedStorage:
         """Returns a storage with a cell's content."""
         return self._recomputation.restore(cell)
+
+    def used(self, cell: Cell) -> None:
+        """Records that backward is about to read a cell."""
+        cell.used_us = self._memory.clock_us
+        if self._memory.schedule.observation is not None:
+            self._memory.schedule.observation.read(cell)
 
     def release(self, cell: Cell) -> None:
         """Records that autograd releases a cell."""

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.remat.names import keys_of
-from memprof.policies.remat.simulation import Course, Simulation
-from memprof.policies.remat.units import Units, units_of
+from memprof.policies.evict.names import keys_of
+from memprof.policies.evict.outline import outline_of
+from memprof.policies.evict.planned import planned_course
+from memprof.policies.evict.simulation import Course
+from memprof.policies.evict.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
+from memprof.replay.live import live_bytes
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
@@ -48,12 +51,12 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
     allowed = 1 - ROOM if at_most else 1.0
-    budget = max(int(policy.budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
-    course = Simulation(step, units, budget, policy.heuristic, at_once).run()
+    budget_bytes = policy.bytes_of(int(live_bytes(step).during.max())) if policy.budget else 0
+    budget = max(int(budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
+    course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
     draft = Draft(step)
     _rewrite(draft, course)
-    again = float(units.cost_us[np.array(course.source, dtype=np.int64)].sum()) if course.source else 0.0
-    draft.duration_us += again + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)
+    draft.duration_us += course.again_us + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)
     return draft.build()
 
 
@@ -63,13 +66,13 @@ def _replaces_saved(step: Step) -> bool:
     return bool((is_others & (step.storages.category[step.uses.storage_id] != "optimizer_state")).any())
 
 
-def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> set[int]:
+def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> frozenset[int]:
     """Returns the storages that the keys name."""
     if not recompute:
-        return set()
+        return frozenset()
     wanted, keys = set(recompute), keys_of(step)
     # The last content that forward leaves is the one kept.
-    return {storage for storage, made_by in units.makers.items() if keys[made_by[-1]] in wanted}
+    return frozenset(storage for storage, made_by in units.makers.items() if keys[made_by[-1]] in wanted)
 
 
 def _rewrite(draft: Draft, course: Course) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from memprof.policies.evict.victims import Facts, Victims
-from memprof.policies.remat.cells import Cell
+from memprof.policies.remat.cells import Cell, Recipe
 
 _use_count = torch._C._storage_Use_Count
 
@@ -42,8 +42,42 @@ def may_go(cell: Cell) -> bool:
         and cell.recipe is not None
         and cell.recipe.can_repeat
         and cell.size_bytes > 0
-        and _use_count(hold._cdata) == 1
+        and _use_count(hold._cdata) == 1 + cell.views
+        and not cell.is_lent()
     )
+
+
+def settle(victims: Victims[Cell], cell: Cell) -> bool:
+    """Removes all dependence on an input; returns False if a content computed from it is dropped."""
+    dependants: list[Recipe] = []
+    there: list[tuple[Cell, torch.UntypedStorage]] = []
+    pending, seen = [cell], set()
+    while pending:
+        for recipe in pending.pop().live_readers():
+            if id(recipe) in seen:
+                continue
+            seen.add(id(recipe))
+            dependants.append(recipe)
+            for output in recipe.outputs:
+                made = output()
+                if made is None:
+                    continue
+                storage = made.storage()
+                if storage is not None:
+                    there.append((made, storage))
+                elif made.saved:
+                    return False
+                else:
+                    pending.append(made)
+    for recipe in dependants:
+        recipe.can_repeat = False
+        recipe.anchors = ()
+    for made, storage in there:  # from now on these cannot be recomputed
+        made.recipe = None
+        victims.remove(made)
+        for recipe in made.live_readers():
+            recipe.anchors += (storage,)
+    return True
 
 
 def _is_gone(cell: Cell) -> bool:
@@ -59,7 +93,7 @@ def _own_us(cell: Cell) -> float:
     recipe = cell.recipe
     total_us = 0.0
     while recipe is not None:
-        total_us += recipe.cost_us
+        total_us += recipe.need.least_us
         before = recipe.changes
         recipe = before.recipe if before is not None and not before.is_there() else None
     return total_us

@@ -24,11 +24,15 @@ _Storage: Any = torch.UntypedStorage  # not annotated in torch
 
 
 class AllocatorCount:
-    """The count, once found."""
+    """The count, once found.
+
+    Attributes:
+        word: The counter itself, None before it is found.
+    """
 
     def __init__(self) -> None:
         """Starts without a counter."""
-        self._word: ctypes.c_size_t | None = None
+        self.word: ctypes.c_size_t | None = None
 
     def find(self) -> bool:
         """Searches for the counter; the allocator's table must be enabled.
@@ -42,18 +46,18 @@ class AllocatorCount:
             for size in _TRIALS:
                 found &= _moved_by(words, size)
             if len(found) == 1:
-                self._word = words[found.pop()]
+                self.word = words[found.pop()]
                 return True
         return False
 
     @property
     def is_found(self) -> bool:
         """Whether the counter can be read."""
-        return self._word is not None
+        return self.word is not None
 
     def read(self) -> int:
         """Returns the bytes allocated now; 0 where the counter was not found."""
-        return 0 if self._word is None else self._word.value
+        return 0 if self.word is None else self.word.value
 
 
 def _words() -> list[ctypes.c_size_t]:

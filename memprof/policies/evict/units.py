@@ -73,7 +73,7 @@ def units_of(step: Step) -> Units:
         for storage, made_by in makers.items()
     }
 
-    is_own &= ~_cannot_be_remade(sources, np.where(freed == NONE, total, freed))
+    is_own &= ~cannot_be_remade(sources, np.where(freed == NONE, total, freed))
 
     last = _last_of_nodes(step)
     saved = step.saved
@@ -89,7 +89,7 @@ def units_of(step: Step) -> Units:
     return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
 
 
-def _cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
+def cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
     """Returns which storages depend on contents that no longer exist, ``(storages,)``.
 
     An example is a table filled from itself, row by row, and the storages in between: its earlier contents are gone.

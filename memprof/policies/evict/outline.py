@@ -1,0 +1,152 @@
+"""A step as eviction sees it: operators, the storages they make and read, and the bytes that cannot go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from memprof.policies.evict.units import Units
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step, sum_at
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What victims are planned from, read from a recorded step or observed by the runtime. Storages are numbered.
+
+    Attributes:
+        size_bytes: Size of each storage.
+        may_go: Whether each may be evicted: autograd keeps it, and repeatable operators computed it.
+        can_recompute: Whether repeatable operators computed it, kept or not.
+        created: Operator that allocates each.
+        freed: Operator after which each is freed; the number of operators where none is.
+        free_from: Operator from which on only autograd holds it; of those that may go.
+        makers: Operators that write each storage.
+        sources: Storages that those read besides it.
+        cost_us: Time of each operator when recomputed.
+        workspace_bytes: Bytes each takes besides its results.
+        floor_bytes: Bytes during each operator of all that may not go, workspace included.
+        floor_after_bytes: The same after it.
+        reads: Storages that may go and each operator needs: recomputed before it runs.
+        what: What each operator is called in errors.
+    """
+
+    size_bytes: list[int]
+    may_go: list[bool]
+    can_recompute: list[bool]
+    created: list[int]
+    freed: list[int]
+    free_from: dict[int, int]
+    makers: dict[int, list[int]]
+    sources: dict[int, list[int]]
+    cost_us: list[float]
+    workspace_bytes: list[int]
+    floor_bytes: list[int]
+    floor_after_bytes: list[int]
+    reads: list[list[int]]
+    what: list[str]
+
+    def recompute_us(self, storage: int) -> float:
+        """Returns the time to recompute a storage."""
+        return sum(self.cost_us[op] for op in self.makers[storage])
+
+    @cached_property
+    def start_us(self) -> list[float]:
+        """When each operator starts, on a clock of first runs."""
+        clock, starts = 0.0, []
+        for cost_us in self.cost_us:
+            starts.append(clock)
+            clock += cost_us
+        return starts
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Operators that need each storage after nothing but autograd holds it, in order."""
+        found: dict[int, list[int]] = {}
+        for op, storages in enumerate(self.reads):
+            for storage in storages:
+                if op >= self.free_from[storage]:
+                    found.setdefault(storage, []).append(op)
+        return found
+
+    @cached_property
+    def dependants(self) -> dict[int, list[int]]:
+        """Storages computed from each storage."""
+        found: dict[int, list[int]] = {}
+        for storage, sources in self.sources.items():
+            for source in sources:
+                found.setdefault(source, []).append(storage)
+        return found
+
+    @cached_property
+    def known_until(self) -> list[int]:
+        """Operator up to which each storage can be computed: it and all that was computed from it are freed after."""
+        until = list(self.freed)
+        for storage in sorted(self.makers, key=lambda made: self.makers[made][-1], reverse=True):
+            for source in self.sources[storage]:
+                until[source] = max(until[source], until[storage])
+        return until
+
+    @cached_property
+    def made_together(self) -> dict[int, list[int]]:
+        """Results of each operator that are never changed afterwards."""
+        found: dict[int, list[int]] = {}
+        for storage, made_by in self.makers.items():
+            if len(made_by) == 1 and self.can_recompute[storage]:
+                found.setdefault(made_by[0], []).append(storage)
+        return found
+
+    @cached_property
+    def events(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Storages that may go, by the operator that allocates, frees, and is the first to leave them to autograd."""
+        total = len(self.cost_us)
+        born: list[list[int]] = [[] for _ in range(total)]
+        dies: list[list[int]] = [[] for _ in range(total + 1)]
+        offered: list[list[int]] = [[] for _ in range(total + 1)]
+        for storage, may_go in enumerate(self.may_go):
+            if may_go:
+                born[self.created[storage]].append(storage)
+                dies[self.freed[storage]].append(storage)
+                offered[self.free_from[storage]].append(storage)
+        return born, dies, offered
+
+
+def outline_of(step: Step, units: Units) -> Outline:
+    """Returns the outline of a recorded step.
+
+    Args:
+        step: The step.
+        units: Its storages as the runtime treats them.
+    """
+    ops, storages, total = step.ops, step.storages, len(step.ops)
+    chosen = np.flatnonzero(units.may_go)
+    created, freed = storages.created_op_id[chosen], storages.freed_op_id[chosen]
+    gone = sum_at(freed, storages.allocated_bytes[chosen], total)
+    after = np.cumsum(sum_at(created, storages.allocated_bytes[chosen], total) - gone)
+    live = live_bytes(step)
+    uses = step.uses
+    # Forward reads what is there anyway; backward needs what it reads.
+    is_needed = units.may_go[uses.storage_id] & (storages.created_op_id[uses.storage_id] < uses.op_id)
+    is_needed &= (ops.phase == "backward")[uses.op_id] | (uses.op_id <= units.held[uses.storage_id])
+    reads: list[list[int]] = [[] for _ in range(total)]
+    for op_id, storage in zip(uses.op_id[is_needed].tolist(), uses.storage_id[is_needed].tolist(), strict=True):
+        reads[op_id].append(storage)
+    return Outline(
+        size_bytes=storages.allocated_bytes.tolist(),
+        may_go=units.may_go.tolist(),
+        can_recompute=units.can_recompute.tolist(),
+        created=storages.created_op_id.tolist(),
+        freed=np.where(storages.freed_op_id == NONE, total, storages.freed_op_id).tolist(),
+        free_from={storage: int(units.held[storage]) + 1 for storage in chosen.tolist()},
+        makers=units.makers,
+        sources=units.sources,
+        cost_us=units.cost_us.tolist(),
+        workspace_bytes=ops.workspace_bytes.tolist(),
+        floor_bytes=(live.during - (after + gone)).tolist(),
+        floor_after_bytes=(live.after - after).tolist(),
+        reads=reads,
+        what=[f"{name} in {phase}" for name, phase in zip(ops.name, ops.phase, strict=True)],
+    )

@@ -1,0 +1,74 @@
+"""Plans the evictions of a step whose operators are known: the best of several rules, improved by trying variations."""
+
+from __future__ import annotations
+
+import random
+
+from memprof.errors import PolicyError
+from memprof.policies.evict.outline import Outline
+from memprof.policies.evict.simulation import Course, Rule, Simulation
+
+#: Powers of the time until the next use.
+_FORESIGHTS = (1.0, 0.5)
+#: Variations tried, and the operators that all of them together may have: planning takes about a second at most.
+_VARIATIONS, _OPERATORS = 24, 40_000
+_FACTORS = (0.1, 0.3, 3.0, 10.0, 100.0)
+
+
+def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once: frozenset[int]) -> Course:
+    """Returns the course with the least recomputation that was found.
+
+    The runtime's rule without knowledge of the step comes first, so that the result is never worse. Then victims are
+    chosen by the time until their next use; last, single storages of the best course are made dearer or cheaper, at
+    random from a fixed seed, and what recomputes less is kept.
+
+    Args:
+        outline: The step.
+        budget_bytes: Maximum bytes at once; 0 for no limit.
+        heuristic: A name in ``HEURISTICS``.
+        at_once: Storages that are dropped once nothing else references them.
+
+    Raises:
+        PolicyError: An operator does not fit even with everything possible dropped, whatever the rule.
+    """
+    rules = [Rule(heuristic), *(Rule(heuristic, foresight) for foresight in _FORESIGHTS)]
+    if heuristic == "eq-class":
+        rules.append(Rule("msps"))
+    best: Course | None = None
+    best_rule = rules[0]
+    refusal: PolicyError | None = None
+    for rule in rules:
+        try:
+            course = Simulation(outline, budget_bytes, rule, at_once).run()
+        except PolicyError as error:
+            refusal = refusal or error
+            continue
+        if best is None or course.again_us < best.again_us:
+            best, best_rule = course, rule
+        if not course.dropped:
+            return course
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return _varied(outline, budget_bytes, best, best_rule, at_once)
+
+
+def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_once: frozenset[int]) -> Course:
+    candidates = [storage for storage, may_go in enumerate(outline.may_go) if may_go]
+    chance = random.Random(0)
+    for _ in range(min(_VARIATIONS, _OPERATORS // len(outline.cost_us))):
+        if not best.again_us:
+            break
+        again = sorted(set(best.dropped))
+        weights = dict(rule.weights)
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            storage = chance.choice(again if chance.random() < 0.7 else candidates)
+            weights[storage] = weights.get(storage, 1.0) * chance.choice(_FACTORS)
+        varied = Rule(rule.heuristic, rule.foresight, weights)
+        try:
+            course = Simulation(outline, budget_bytes, varied, at_once).run()
+        except PolicyError:
+            continue
+        if course.again_us <= best.again_us:
+            best, rule = course, varied
+    return best
