@@ -97,7 +97,8 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
         "click", "numpy", "pandas", "psutil", "pyarrow", "rapidfuzz", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "extras", "integrations", "libraries",
+        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "extras", "integrations",
+        "libraries",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]
     assert [_distribution(line) for line in needed if "extra == 'dashboard'" in line] == ["dash", "plotly"]
