@@ -49,7 +49,8 @@ TORCH_VENV := .venv-torch-$(TORCH)
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-# Notebooks, trackers and what checks a release: a hundred packages that nothing else needs.
+# Notebooks, trackers and what checks a release: a hundred packages that nothing else needs. MLflow and Trackio want other versions
+# of three than the rest.
 EXTRAS := .venv-extras
 
 .PHONY: help demo test test-all test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
@@ -164,7 +165,8 @@ $(LIBRARIES)/.ready: pyproject.toml constraints.txt
 $(EXTRAS)/.ready: pyproject.toml constraints.txt
 	@test -x $(EXTRAS)/bin/pip || $(PYTHON) -m venv $(EXTRAS) || { rm -rf $(EXTRAS); exit 1; }
 	$(EXTRAS)/bin/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
-	$(EXTRAS)/bin/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev,extras,integrations]'
+	grep -vE '^(certifi|importlib_metadata|pillow)==' constraints.txt > $(EXTRAS)/constraints.txt
+	$(EXTRAS)/bin/python -m pip install $(PIP_ARGS) -c $(EXTRAS)/constraints.txt -e '.[all,dev,extras,integrations]'
 	@touch $@
 
 # The build of torch that pip chooses, with CUDA where that is its default, and what those tests need.
