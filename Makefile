@@ -49,7 +49,12 @@ TORCH_VENV := .venv-torch-$(TORCH)
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-.PHONY: help demo test test-all test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist clean
+# Notebooks, trackers and what checks a release: a hundred packages that nothing else needs. MLflow and Trackio want other versions
+# of three than the rest.
+EXTRAS := .venv-extras
+
+.PHONY: help demo test test-all test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
+    release licences clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -74,6 +79,10 @@ test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
+
+test-extras: $(EXTRAS)/.ready ## Run the tests of notebooks, experiment trackers and release files.
+	$(EXTRAS)/bin/python -m pytest -n0 -m '' tests/integrations/test_trackers.py tests/integrations/test_notebook_file.py \
+	    tests/docs/test_notebooks.py tests/test_release.py
 
 test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the table of docs/libraries.md.
 	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python tests/libraries/run.py $(LIBRARIES_ARGS)
@@ -113,11 +122,26 @@ carry: $(READY) ## Gather in build/carried-VERSION what a machine with a GPU and
 man: $(READY) ## Write the manual pages into build/man; the wheel makes its own.
 	$(BIN)/python -m memprof.cli.manual build/man/man1
 
-dist: $(READY) ## Build the wheel and the sdist into dist/.
-	$(BIN)/python -m build --no-isolation
+dist: $(READY) ## Build the wheel and the sdist into dist/, the same bytes from the same commit.
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation
+
+release: $(EXTRAS)/.ready ## Build dist/ and check it; write the bill of materials into build/sbom. What the release workflow runs.
+	rm -rf dist build/sbom
+	$(MAKE) dist
+	$(EXTRAS)/bin/python -m twine check --strict dist/*
+	$(EXTRAS)/bin/check-wheel-contents dist/*.whl
+	mkdir -p build/sbom
+	rm -rf build/installed && $(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install $(PIP_ARGS) -q -c constraints.txt "$$(ls dist/*.whl)[dashboard]"
+	$(EXTRAS)/bin/cyclonedx-py environment build/installed --output-reproducible --of JSON -o build/sbom/torch-memprof.cdx.json
+	rm -rf build/installed
+
+licences: $(EXTRAS)/.ready ## List the licences of the dependencies that are installed here.
+	$(EXTRAS)/bin/pip-licenses --from=mixed --order=license --format=markdown
+
 
 clean: ## Remove .venv, caches and everything built.
-	rm -rf $(VENV) $(LIBRARIES) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml
+	rm -rf $(VENV) $(LIBRARIES) $(EXTRAS) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -136,6 +160,13 @@ $(LIBRARIES)/.ready: pyproject.toml constraints.txt
 	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
 	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[torch,integrations,libraries]'
 	$(LIBRARIES)/bin/python -m pip install $(PIP_ARGS) --no-deps --upgrade --target $(LIBRARIES)/vision $(VISION)
+	@touch $@
+
+$(EXTRAS)/.ready: pyproject.toml constraints.txt
+	@test -x $(EXTRAS)/bin/pip || $(PYTHON) -m venv $(EXTRAS) || { rm -rf $(EXTRAS); exit 1; }
+	$(EXTRAS)/bin/python -m pip install $(PIP_ARGS) $(PINNED_TORCH)
+	grep -vE '^(certifi|importlib_metadata|pillow)==' constraints.txt > $(EXTRAS)/constraints.txt
+	$(EXTRAS)/bin/python -m pip install $(PIP_ARGS) -c $(EXTRAS)/constraints.txt -e '.[all,dev,extras,integrations]'
 	@touch $@
 
 # The build of torch that pip chooses, with CUDA where that is its default, and what those tests need.

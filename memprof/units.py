@@ -143,6 +143,15 @@ def format_us(duration_us: float) -> str:
     return sign + text
 
 
+def format_us_change(change_us: float) -> str:
+    """Formats a change of a duration with its sign: ``+1.2 ms``, ``-850 us``, ``0.0 us``.
+
+    Args:
+        change_us: Microseconds gained, negative for a decrease; NaN gives ``unknown``.
+    """
+    return f"+{format_us(change_us)}" if change_us > 0 else format_us(change_us)
+
+
 def format_us_between(least_us: float, most_us: float) -> str:
     """Formats a range of durations, with the unit once where both share it: ``43.2 to 44.1 ms``."""
     return _between(format_us(least_us), format_us(most_us))

@@ -97,10 +97,20 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
         "click", "numpy", "pandas", "psutil", "pyarrow", "rapidfuzz", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "integrations", "libraries",
+        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "extras", "integrations",
+        "libraries",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]
     assert [_distribution(line) for line in needed if "extra == 'dashboard'" in line] == ["dash", "plotly"]
+
+
+def test_conda_recipe_has_the_same_dependencies() -> None:
+    """The recipe asks for what pyproject.toml asks for, and has the version of the package."""
+    recipe = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text()
+    block = recipe.partition("  run:\n")[2].partition("  run_constraints:")[0]
+    listed = {line.strip("- ").replace(" ", "") for line in block.strip().splitlines()}
+    assert listed == {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}
+    assert f'version: "{memprof.__version__}"' in recipe
 
 
 def test_every_dependency_is_pinned() -> None:

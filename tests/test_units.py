@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import UsageError
-from memprof.units import format_bytes, format_bytes_change, format_percent, format_us, parse_bytes
+from memprof.units import (
+    format_bytes,
+    format_bytes_change,
+    format_percent,
+    format_us,
+    format_us_change,
+    parse_bytes,
+)
 
 INT64 = st.integers(0, 2**63 - 1)
 HALF_OF_LAST_DIGIT = 0.005
@@ -41,6 +48,12 @@ def test_format_bytes(count: float, text: str) -> None:
 def test_format_bytes_change(count: int, text: str) -> None:
     """A difference carries its sign, no difference carries none."""
     assert format_bytes_change(count) == text
+
+
+@pytest.mark.parametrize(("change", "text"), [(1200.0, "+1.2 ms"), (-850.0, "-850 us"), (0.0, "0.0 us")])
+def test_format_us_change(change: float, text: str) -> None:
+    """A longer time carries a plus, no difference carries no sign."""
+    assert format_us_change(change) == text
 
 
 @pytest.mark.parametrize(

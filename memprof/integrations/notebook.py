@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from IPython.core.error import UsageError as MagicUsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import IFrame, display
 
-from memprof.errors import MemprofError
+from memprof.errors import MemprofError, UsageError
+from memprof.integrations.what_if import what_if
 from memprof.launch.inline import InlineRecording, record
+from memprof.launch.outcome.verdict import describe_recording
 
 #: Default path of a cell's recording; the next cell overwrites it.
 _DEFAULT_OUTPUT = "cell.memprof"
@@ -37,10 +40,12 @@ class CellMagic:
         add("--skip", type=int, default=2, help="steps to skip first (default: 2)")
         add(
             "--report",
-            choices=("text", "html", "none"),
-            default="text",
-            help="show the report as text, as a page with figures, or not at all (default: text)",
+            choices=("timeline", "text", "html", "none"),
+            default=_default_report(shell),
+            help="show the timeline, the report as text, the report as a page with figures, or neither (default: "
+            "timeline; text in a terminal)",
         )
+        add("--what-if", action="store_true", help="show a widget that searches for plans within a budget")
 
     def __call__(self, line: str, cell: str) -> None:
         """Runs the magic.
@@ -64,7 +69,7 @@ class CellMagic:
             result = self._shell.run_cell(cell)
             failed = result.error_before_exec or result.error_in_exec
         finally:
-            _end(recording, failed, arguments.report)
+            _end(recording, failed, arguments.report, shows_widget=arguments.what_if)
 
 
 def register(shell: Any) -> None:
@@ -72,8 +77,12 @@ def register(shell: Any) -> None:
     shell.register_magic_function(CellMagic(shell), "cell", "memprof")
 
 
-def _end(recording: InlineRecording, failed: BaseException | None, report: str) -> None:
-    """Ends the recording of a cell, and shows the requested report."""
+def _default_report(shell: Any) -> str:
+    return "timeline" if getattr(shell, "kernel", None) is not None else "text"  # a terminal draws no figures
+
+
+def _end(recording: InlineRecording, failed: BaseException | None, report: str, *, shows_widget: bool) -> None:
+    """Ends the recording of a cell, and shows the verdict, the next step and the requested report."""
     try:
         recording.__exit__(type(failed) if failed else None, failed, None)
     except MemprofError as error:
@@ -81,14 +90,31 @@ def _end(recording: InlineRecording, failed: BaseException | None, report: str) 
         return
     if recording.packed is None:
         return
-    print(f"memprof: {recording.packed.message}")
-    if report == "text":
+    print(describe_recording(recording.packed, "this cell"))
+    if report == "timeline":
+        _show_timeline(recording.path)
+    elif report == "text":
         print(_run("report", str(recording.path)))
     elif report == "html":
         page = recording.path.with_suffix(".html")
         print(_run("report", str(recording.path), "--html", str(page), "--force"))
         if page.is_file():
             display(IFrame(str(page), "100%", 800))
+    if shows_widget:
+        try:
+            display(what_if(recording.path))
+        except UsageError as error:
+            print(f"memprof: {error}", file=sys.stderr)
+
+
+def _show_timeline(path: Path) -> None:
+    """Displays the timeline, made in a separate process like the reports."""
+    command = [sys.executable, "-m", "memprof_dashboard.cell_output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stderr.rstrip(), file=sys.stderr)
+    else:
+        display(json.loads(done.stdout), raw=True)
 
 
 def _run(*words: str) -> str:

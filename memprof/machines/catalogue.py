@@ -31,7 +31,7 @@ CONTEXT_BYTES = 768 * 2**20
 LEAST_USABLE_SHARE = 0.91
 
 #: Words that do not distinguish machines.
-_MAKERS = re.compile(r"nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
+_MAKERS = re.compile(r"apple|nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ works. If it does not, it exits with status 125 and a message; otherwise it exec
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -77,6 +76,8 @@ def _lay_over(folder: str, scratch: str) -> None:
 
 def _raise_loopback() -> None:
     """Brings up the loopback interface, so that the ranks of one job reach one another."""
+    import fcntl  # Windows, where recordings are only read, lacks it
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -19,6 +18,7 @@ from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
 from memprof.launch.parent.job_process import run_job
+from memprof.launch.parent.relay import RELAYED
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.launch.torch_versions import describe_newer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: Signals that ask the whole command to end; other signals concern only the job.
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+ENDING = frozenset(number for number in RELAYED if not number.name.startswith("SIGUSR"))
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,8 @@ def leave_like(returncode: int) -> NoReturn:
     sys.stderr.flush()
     if returncode >= 0:
         os._exit(returncode)  # PYTHONINSPECT is meant for the job; sys.exit would start a session here, too
+    import resource  # Windows, where recordings are only read, lacks it
+
     # The job has dumped its core; one of memprof's would overwrite it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if -returncode != signal.SIGKILL:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+
 #: Signals that schedulers, shells and users send to a job. Stop and continue are left to the system: a terminal sends
-#: them to the whole process group.
-RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: them to the whole process group. Windows, where recordings are only read, lacks some.
+RELAYED = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
 
 #: How long a signal waits for evidence that the whole process group received it, in seconds.
 _PATIENCE_S = 0.2

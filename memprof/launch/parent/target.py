@@ -16,6 +16,8 @@ from memprof.errors import MemprofError, UsageError
 
 #: Used instead of a script: Python reads the program from stdin.
 STDIN = "-"
+#: Variable that lets jobs be recorded on systems on which that is not tested.
+ANY_SYSTEM = "MEMPROF_ANY_SYSTEM"
 
 
 class CannotStartError(MemprofError):
@@ -47,6 +49,19 @@ class Target:
 
     arguments: tuple[str, ...]
     name: str
+
+    def __post_init__(self) -> None:
+        """Checks that jobs can be recorded on this system.
+
+        Raises:
+            CannotStartError: They cannot.
+        """
+        if sys.platform != "linux" and os.environ.get(ANY_SYSTEM, "") in ("", "0"):
+            system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+            raise CannotStartError(
+                f"Recording needs Linux; on {system}, memprof reads, compares and plans recordings made there "
+                f"({ANY_SYSTEM}=1 tries nevertheless, which is not tested)."
+            )
 
     @property
     def stem(self) -> str:

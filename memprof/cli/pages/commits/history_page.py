@@ -16,7 +16,7 @@ from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import percent
 from memprof.cli.pages.drawings import draw_columns
 from memprof.json_values import Json, number, to_json
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change
 
 #: Smallest change from one commit to the next that is marked, as a share.
 LEAST_SHARE = 0.01
@@ -51,7 +51,7 @@ def format_value(value: float, gate: Gate) -> str:
 
 def format_change(step: Step, gate: Gate) -> str:
     """Formats a change, with its unit and its share of the value before, which is signed."""
-    size = format_us(step.change) if gate.unit == "us" else format_bytes_change(int(step.change))
+    size = format_us_change(step.change) if gate.unit == "us" else format_bytes_change(int(step.change))
     share = percent(step.change, step.base)
     return f"{size} ({share})" if share else size
 

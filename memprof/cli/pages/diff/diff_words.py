@@ -6,7 +6,7 @@ import math
 
 from memprof.analysis.diff.comparison import Change, Diff, Pair
 from memprof.analysis.diff.summary import NOTHING
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change
 
 #: Longest name that is not shortened.
 _LONGEST_NAME = 120
@@ -83,8 +83,7 @@ def time_rows(found: Diff) -> list[tuple[str, str, str, str, str]]:
     ):
         if math.isfinite(base) and math.isfinite(head) and (base or head):
             change = round(head - base, 1) + 0.0  # avoid -0.0
-            sign = "+" if change > 0 else ""
-            rows.append((name, format_us(base), format_us(head), f"{sign}{format_us(change)}", percent(change, base)))
+            rows.append((name, format_us(base), format_us(head), format_us_change(change), percent(change, base)))
     if found.base.reserved_bytes >= 0 and found.head.reserved_bytes >= 0:
         for name, less in (("reserved", 0), ("reserved, not allocated", 1)):
             before = found.base.reserved_bytes - less * found.base.peak.bytes

@@ -1,0 +1,82 @@
+"""What is uploaded: two builds are equal, the checkers of the index find nothing, the workflow's actions are pinned."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from memprof.version import __version__
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def _build(source: Path, output: Path) -> dict[str, bytes]:
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1767225600"}
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(output), str(source)]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("build")
+    output = tmp_path_factory.mktemp("dist")
+    _build(ROOT, output)
+    return output
+
+
+@pytest.mark.slow
+def test_two_builds_are_equal(dist: Path, tmp_path: Path) -> None:
+    """A copy elsewhere, with other times, builds the same wheel and the same sdist, byte for byte."""
+    copied = tmp_path / "elsewhere"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():  # not a link to a folder
+            (copied / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copied / name)
+            (copied / name).chmod((ROOT / name).stat().st_mode)
+    assert _build(copied, tmp_path / "dist") == {path.name: path.read_bytes() for path in dist.iterdir()}
+
+
+@pytest.mark.slow
+def test_checkers_accept_the_files(dist: Path) -> None:
+    """`twine check --strict` and `check-wheel-contents` find nothing."""
+    pytest.importorskip("twine", reason="twine is not installed")
+    pytest.importorskip("check_wheel_contents", reason="check-wheel-contents is not installed")
+    files = [str(path) for path in dist.iterdir()]
+    wheels = [name for name in files if name.endswith(".whl")]
+    for words in (["twine", "check", "--strict", *files], ["check_wheel_contents", *wheels]):
+        done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_bill_of_materials_names_the_dependencies(tmp_path: Path) -> None:
+    """CycloneDX's list of this environment has every package installed in it, with its version."""
+    pytest.importorskip("cyclonedx_py", reason="cyclonedx-bom is not installed")
+    output = tmp_path / "sbom.json"
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", sys.prefix, "--of", "JSON", "-o", str(output)]
+    subprocess.run(command, check=True, capture_output=True)
+    listed = {(part["name"], part["version"]) for part in json.loads(output.read_text())["components"]}
+    installed = {(one.name, one.version) for one in distributions(path=[sysconfig.get_path("purelib")])}
+    assert listed >= installed - {("torch-memprof", __version__)}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned(path: Path) -> None:
+    """Others' actions are named by a whole commit, with the version beside it: a tag can be moved."""
+    used = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
+    assert used
+    for name, version in used:
+        assert name == "./" or re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", name), name
+        assert name == "./" or re.fullmatch(r" # v\d+(\.\d+)+", version), name
