@@ -74,7 +74,7 @@ def test_figures_of_one_machine_in_memprofs_units() -> None:
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("AMD Instinct MI300X", "MI300X"),
         ("AMD Instinct MI355X", "MI355X"),
-        ("m1-max-64gb", "Apple M1 Max 64GB"),
+        ("m1-max-32gb", "Apple M1 Max 32GB"),
         ("l40", "L40"),
         ("gb200", "GB200"),
     ],
