@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,21 +58,30 @@ IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 30"
 _COLOURS, _MOST_HEIGHT = 256, 800
 
 
-def record_all() -> None:
-    """Records what is not in the repository, dry; what is there already is kept."""
+def record_all(wanted: Collection[str]) -> None:
+    """Makes some recordings, those of GPUs dry; what is there already is kept.
+
+    Args:
+        wanted: Their names, as in the catalogue.
+    """
+    dry = ["record", "-q", "-f", "--dry-run", "--device", "rtx4090"]
+    suggest = ["suggest", str(BUILD / BIG), "--budget", "20GiB", "--forbid", "precision", "-f"]
+    plan = str(BUILD / "plan.toml")
+    ranks = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "4", "tests/pictures/ranks_job.py"]
+    commands = {
+        BIG: [*dry, "-o", str(BUILD / BIG), _TRAIN, *_SIZE],
+        FITS: [*dry, "--plan", plan, "-o", str(BUILD / FITS), _TRAIN, *_SIZE],
+        RANKS: ["record", "-q", "-f", "-o", str(BUILD / RANKS), "--", *ranks],
+    }
+    for name, (script, steps) in JOBS.items():
+        commands[name] = ["record", "-q", "-f", "--steps", str(steps), "-o", str(BUILD / name), script]
     for name in (GPT, RESNET, LSTM):
         shutil.copy(ROOT / "sample_traces" / name.partition(".")[0] / "run.memprof", BUILD / name)
-    dry = ["record", "-q", "-f", "--dry-run", "--device", "rtx4090"]
-    _memprof(BIG, *dry, "-o", str(BUILD / BIG), _TRAIN, *_SIZE)
-    plan = str(BUILD / "plan.toml")
-    _memprof(
-        "plan.toml", "suggest", str(BUILD / BIG), "--budget", "20GiB", "--forbid", "precision", "-f", "--write", plan
-    )
-    _memprof(FITS, *dry, "--plan", plan, "-o", str(BUILD / FITS), _TRAIN, *_SIZE)
-    for name, (script, steps) in JOBS.items():
-        _memprof(name, "record", "-q", "-f", "--steps", str(steps), "-o", str(BUILD / name), script)
-    job = ["torchrun", "--nproc-per-node", "4", "tests/pictures/ranks_job.py"]
-    _memprof(RANKS, "record", "-q", "-f", "-o", str(BUILD / RANKS), "--", *job)
+    for name, words in commands.items():
+        if name == FITS and name in wanted:
+            _memprof("plan.toml", *suggest, "--write", plan)
+        if name in wanted or (name == BIG and FITS in wanted):
+            _memprof(name, *words)
 
 
 def _memprof(made: str, *words: str) -> None:
@@ -136,7 +145,7 @@ def main(names: list[str]) -> int:
     os.chdir(BUILD)  # pages show the path of a recording as it was given
     wanted = [picture for picture in PICTURES if not names or picture.name in names]
     if wanted:
-        record_all()
+        record_all({name for picture in wanted for name in picture.recordings})
     with playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for picture in wanted:

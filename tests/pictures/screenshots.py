@@ -1,4 +1,8 @@
-"""Takes screenshots of every view, in both themes and three widths, to be looked at: `make screenshots [NAME...]`."""
+"""Takes screenshots of every view, in both themes and three widths, to be looked at: `make screenshots`.
+
+`python -m tests.pictures.screenshots [--quick] [NAME...]` takes those of some views; with `--quick`, each view in one
+theme and width, which change from view to view.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +91,8 @@ def _shoot(page: Any, one: Screenshot, path: Path) -> None:
         raise RuntimeError(f"{path.name}: the page is {width - window} pixels wider than the window")
 
 
-def main(names: list[str]) -> int:
-    """Takes all screenshots, or those of some names."""
+def main(names: list[str], *, is_quick: bool) -> int:
+    """Takes all screenshots, or those of some names; each in one theme and width where it has to be quick."""
     chromium = find_browser()
     if chromium is None:
         print("make screenshots needs a Chromium: apt install chromium", file=sys.stderr)
@@ -96,14 +100,23 @@ def main(names: list[str]) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     os.chdir(BUILD)  # pages show the path of a recording as it was given
-    record_all()
     wanted = [one for one in SCREENSHOTS if not names or one.name in names]
+    record_all({name for one in wanted for name in one.recordings})
+    looks = list(product(THEMES, SIZES))
+    looks_of = {one: looks[number % len(looks) :][:1] if is_quick else looks for number, one in enumerate(wanted)}
     count = 0
     with playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for recordings in dict.fromkeys(one.recordings for one in wanted):
             with served([Path(name) for name in recordings]) as address:
-                for theme, (width, height) in product(THEMES, SIZES):
+                for theme, (width, height) in looks:
+                    views = [
+                        one
+                        for one in wanted
+                        if one.recordings == recordings and (theme, (width, height)) in looks_of[one]
+                    ]
+                    if not views:
+                        continue
                     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
                     context.set_default_timeout(120_000)
                     context.add_init_script(COUNTS)
@@ -111,10 +124,9 @@ def main(names: list[str]) -> int:
                     page.goto(address)
                     page.wait_for_selector("#timeline .main-svg", state="attached")
                     page.wait_for_function(_IS_QUIET)
-                    for one in wanted:
-                        if one.recordings == recordings:
-                            _shoot(page, one, FOLDER / f"{one.name}-{theme}-{width}.png")
-                            count += 1
+                    for one in views:
+                        _shoot(page, one, FOLDER / f"{one.name}-{theme}-{width}.png")
+                    count += len(views)
                     context.close()
         browser.close()
     print(f"{count} screenshots in {FOLDER.relative_to(ROOT)}")
@@ -122,4 +134,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    given = sys.argv[1:]
+    sys.exit(main([name for name in given if name != "--quick"], is_quick="--quick" in given))
