@@ -28,7 +28,7 @@ class Units:
         can_recompute: Whether repeatable operators computed it, kept or not.
         held: Last operator up to which something besides backward nodes holds it.
         makers: Operators that write each storage.
-        sources: Storages that those read besides it.
+        sources: Other storages that those operators read.
         cost_us: Time of each operator when recomputed, shape ``(ops,)``.
     """
 

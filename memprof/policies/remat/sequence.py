@@ -13,10 +13,10 @@ from memprof.policies.remat.operator_traits import Operator
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _strided = torch.strided
-#: Types of arguments that decide what memory an operator needs, besides its tensors.
+#: Types of arguments, tensors aside, whose values decide how much memory an operator needs.
 _COUNTED = (int, bool, torch.dtype)
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-#: Positions that are remembered; a job whose steps always differ starts over when it has made that many.
+#: Most positions kept; a job whose steps always differ drops them at this number and starts over.
 MOST_POSITIONS = 100_000
 
 
