@@ -39,10 +39,6 @@ class Units:
     sources: dict[int, list[int]]
     cost_us: Floats
 
-    def recompute_us(self, storage: int) -> float:
-        """Returns the time to recompute a storage."""
-        return float(sum(self.cost_us[op_id] for op_id in self.makers[storage]))
-
 
 def units_of(step: Step) -> Units:
     """Reads the units from a step."""
