@@ -49,8 +49,8 @@ TORCH_VENV := .venv-torch-$(TORCH)
 LIBRARIES := .venv-libraries
 VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 
-# Notebooks, trackers and what checks a release: a hundred packages that nothing else needs. MLflow and Trackio want other versions
-# of three than the rest.
+# Notebooks, trackers and what checks a release: a hundred packages that nothing else needs. MLflow and Trackio require
+# other versions of three packages than the rest.
 EXTRAS := .venv-extras
 
 .PHONY: help demo test test-all test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
@@ -138,7 +138,6 @@ release: $(EXTRAS)/.ready ## Build dist/ and check it; write the bill of materia
 
 licences: $(EXTRAS)/.ready ## List the licences of the dependencies that are installed here.
 	$(EXTRAS)/bin/pip-licenses --from=mixed --order=license --format=markdown
-
 
 clean: ## Remove .venv, caches and everything built.
 	rm -rf $(VENV) $(LIBRARIES) $(EXTRAS) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml

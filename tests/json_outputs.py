@@ -58,6 +58,8 @@ SLOW_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("suggest", "run.memprof", "--budget", "60%", "--check", "1", "--json"),
         ("suggest", "run.memprof", "--budget", "1%", "--time-limit", "5", "--json"),
         ("suggest", "run.memprof", "--budget", "100%", "--json"),
+        ("suggest", "snapshot.memprof", "--budget", "60%", "--json"),
+        ("suggest", "snapshot.memprof", "--budget", "1%", "--json"),
     ),
     "devices": (("devices", "run.memprof", "--budget", "60%", "--json"),),
     "planners": (("planners", "run.memprof", "--time-limit", "0.1", "--json"),),

@@ -49,7 +49,7 @@ def test_recordings_are_read_without_linux(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
 def test_recording_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch, platform: str, name: str) -> None:
-    """A job is not started, and the sentence says what does work; a variable tries nevertheless."""
+    """A job is not started, and the sentence says what does work; a variable allows it."""
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(CannotStartError, match=rf"^Recording needs Linux; on {name}, memprof reads") as caught:
         Target(("python", "train.py"), "train.py")

@@ -58,7 +58,7 @@ def log(trace: str | os.PathLike[str] | Trace, to: Any, *, step: int | None = No
         )
     opened = trace if isinstance(trace, Trace) else Trace.open(Path(trace))
     figures = summary(opened)
-    # The picture is the dashboard's, whose module for it needs neither dash nor plotly.
+    # The dashboard draws the picture, with a module that needs neither dash nor plotly.
     still: _Still = importlib.import_module("memprof_dashboard.figures.still").still_timeline(
         History(opened), f"{opened.path.name}: live bytes"
     )

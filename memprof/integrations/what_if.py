@@ -59,7 +59,9 @@ def find_plans(path: Path, percent: int) -> str:
     command = [sys.executable, "-m", "memprof", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, GateFailedError.exit_code):
-        return f"<pre>{html.escape(done.stderr.strip())}</pre>"
+        # A recording without a complete step is described on stdout, as JSON.
+        reason = done.stderr.strip() or f"No plan can be predicted: see {shlex.join(['memprof', *words])}"
+        return f"<pre>{html.escape(reason)}</pre>"
     found: dict[str, Any] = json.loads(done.stdout)
     fitting = [plan for plan in found["plans"] if plan["fits"]]
     if not fitting:

@@ -134,7 +134,7 @@ def _duration_us(steps: Steps, row: int) -> float:
     if not len(plain):
         return float(steps.duration_us[row])
     middle = np.sort(plain)[[(len(plain) - 1) // 2, len(plain) // 2]]
-    return float(middle.mean())  # numpy's median, which imports masked arrays
+    return float(middle.mean())  # not np.median, which imports masked arrays
 
 
 def _within(ids: Ints, first: int, last: int) -> Bools:

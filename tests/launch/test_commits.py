@@ -162,6 +162,27 @@ def test_a_worktree_shows_each_commit_and_leaves_nothing(repository: Path) -> No
             pass
 
 
+def test_submodules_are_left_out_or_linked(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also where Git is set to check submodules out with every commit, which a temporary checkout cannot."""
+    library = tmp_path_factory.mktemp("library")
+    _git(library, "init", "-q")
+    (library / "code.py").write_text("")
+    for words in (["add", "."], ["commit", "-q", "-m", "library"]):
+        _git(library, "-c", "user.name=somebody", "-c", "user.email=somebody@example.org", *words)
+    _git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "library")
+    _git(repository, "commit", "-q", "-m", "four")
+    _git(repository, "config", "submodule.recurse", "true")
+    opened = Repository.around(repository)
+    for links, contents in (([], []), ([repository / "library"], ["code.py"])):
+        with opened.worktree(links) as worktree:
+            for commit in opened.between("HEAD~2", "HEAD"):
+                worktree.check_out(commit)
+            found = sorted(path.name for path in (worktree.folder / "library").iterdir() if path.name != ".git")
+            assert found == contents
+    assert _git(repository, "worktree", "list").count("\n") == 1
+    assert (repository / "library" / "code.py").is_file()
+
+
 def test_a_history_is_read_as_it_was_written(tmp_path: Path, summary: Summary) -> None:
     """The last line of a commit counts, and gives its place; damaged lines and later versions are refused."""
     path, (first, second) = tmp_path / "history.jsonl", _commits(2)

@@ -14,6 +14,8 @@ from memprof.analysis.commits.history_file import Commit
 from memprof.errors import MemprofError, UsageError
 
 _FIELDS = "%H%x00%as%x00%an%x00%s"
+#: Settings under which Git runs: nothing of the user's may run or fail in a temporary checkout.
+_SETTINGS = ("core.quotePath=false", "core.hooksPath=/dev/null", "submodule.recurse=false")
 #: Limit on a Git command, in seconds; one that takes longer hangs, for example on a prompt.
 _LIMIT_S = 300
 
@@ -156,6 +158,8 @@ class Worktree:
         _git(self.root, "checkout", "--quiet", "--force", "--detach", commit.hash)
         _git(self.root, "clean", "-ffdxq")
         for place, target in self.links.items():
+            if place.is_dir() and not any(place.iterdir()):  # a submodule, which is not checked out
+                place.rmdir()
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(target.resolve())
@@ -180,7 +184,7 @@ def _git(folder: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-c", "core.quotePath=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words],
+            ["git", *(word for setting in _SETTINGS for word in ("-c", setting)), "-C", str(folder), *words],
             env={**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -51,7 +51,7 @@ def _check_python() -> list[Finding]:
     version = f"{platform.python_version()} at {sys.executable}"
     found = [Finding(OK, "Python", version)]
     if sys.platform != "linux":
-        found.append(Finding(NOTE, "system", f"{platform.system()}: recordings are read here, and made on Linux"))
+        found.append(Finding(NOTE, "system", f"{platform.system()}: recordings can be read; recording needs Linux"))
     if sys.flags.no_site:
         # The recorder enters the job through sitecustomize.py, which site imports.
         advice = "Start it without -S; jobs whose Python is started with -S, -I or -E are not recorded."

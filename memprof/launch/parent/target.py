@@ -60,7 +60,7 @@ class Target:
             system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
             raise CannotStartError(
                 f"Recording needs Linux; on {system}, memprof reads, compares and plans recordings made there "
-                f"({ANY_SYSTEM}=1 tries nevertheless, which is not tested)."
+                f"({ANY_SYSTEM}=1 records anyway, which is not tested)."
             )
 
     @property

@@ -23,15 +23,15 @@ class Outline:
         can_recompute: Whether repeatable operators computed it, kept or not.
         created: Operator that allocates each.
         freed: Operator after which each is freed; the number of operators where none is.
-        free_from: Operator from which on only autograd holds it; of those that may go.
+        free_from: First operator at which only autograd holds a storage, by storage that may go.
         makers: Operators that write each storage.
-        sources: Storages that those read besides it.
+        sources: Other storages that those operators read.
         cost_us: Time of each operator when recomputed.
-        workspace_bytes: Bytes each takes besides its results.
-        floor_bytes: Bytes during each operator of all that may not go, workspace included.
-        floor_after_bytes: The same after it.
-        reads: Storages that may go and each operator needs: recomputed before it runs.
-        what: What each operator is called in errors.
+        workspace_bytes: Bytes that each operator takes in addition to its results.
+        floor_bytes: Bytes of everything that may not go during each operator, workspace included.
+        floor_after_bytes: The same after each operator.
+        reads: Storages that may go and that each operator needs: recomputed before it runs.
+        what: Name of each operator in error messages.
     """
 
     size_bytes: list[int]
@@ -64,7 +64,7 @@ class Outline:
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """Operators that need each storage after nothing but autograd holds it, in order."""
+        """Operators that need each storage once only autograd holds it, in order."""
         found: dict[int, list[int]] = {}
         for op, storages in enumerate(self.reads):
             for storage in storages:
@@ -83,7 +83,7 @@ class Outline:
 
     @cached_property
     def known_until(self) -> list[int]:
-        """Operator up to which each storage can be computed: it and all that was computed from it are freed after."""
+        """Operator up to which each storage can be computed: by then it and all computed from it have been freed."""
         until = list(self.freed)
         for storage in sorted(self.makers, key=lambda made: self.makers[made][-1], reverse=True):
             for source in self.sources[storage]:
@@ -101,7 +101,7 @@ class Outline:
 
     @cached_property
     def events(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        """Storages that may go, by the operator that allocates, frees, and is the first to leave them to autograd."""
+        """Storages that may go, by the operator that allocates them, that frees them, and by ``free_from``."""
         total = len(self.cost_us)
         born: list[list[int]] = [[] for _ in range(total)]
         dies: list[list[int]] = [[] for _ in range(total + 1)]

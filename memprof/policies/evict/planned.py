@@ -10,7 +10,7 @@ from memprof.policies.evict.simulation import Course, Rule, Simulation
 
 #: Powers of the time until the next use.
 _FORESIGHTS = (1.0, 0.5)
-#: Variations tried, and the operators that all of them together may have: planning takes about a second at most.
+#: Most variations tried, and most operators simulated in all of them together: planning takes about a second at most.
 _VARIATIONS, _OPERATORS = 24, 40_000
 _FACTORS = (0.1, 0.3, 3.0, 10.0, 100.0)
 
@@ -18,9 +18,9 @@ _FACTORS = (0.1, 0.3, 3.0, 10.0, 100.0)
 def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once: frozenset[int]) -> Course:
     """Returns the course with the least recomputation that was found.
 
-    The runtime's rule without knowledge of the step comes first, so that the result is never worse. Then victims are
-    chosen by the time until their next use; last, single storages of the best course are made dearer or cheaper, at
-    random from a fixed seed, and what recomputes less is kept.
+    The runtime's rule, which does not know the rest of the step, comes first, so that the result is never worse. Then
+    victims are chosen by the time until their next use. Last, the costs of single storages are raised or lowered, at
+    random from a fixed seed, and a variation that recomputes less is kept.
 
     Args:
         outline: The step.

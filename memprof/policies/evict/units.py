@@ -28,7 +28,7 @@ class Units:
         can_recompute: Whether repeatable operators computed it, kept or not.
         held: Last operator up to which something besides backward nodes holds it.
         makers: Operators that write each storage.
-        sources: Storages that those read besides it.
+        sources: Other storages that those operators read.
         cost_us: Time of each operator when recomputed, shape ``(ops,)``.
     """
 
@@ -38,10 +38,6 @@ class Units:
     makers: dict[int, list[int]]
     sources: dict[int, list[int]]
     cost_us: Floats
-
-    def recompute_us(self, storage: int) -> float:
-        """Returns the time to recompute a storage."""
-        return float(sum(self.cost_us[op_id] for op_id in self.makers[storage]))
 
 
 def units_of(step: Step) -> Units:

@@ -115,6 +115,8 @@ def apply(job: Job, policy: Remat) -> None:
             _runtime = runtime
     except BaseException:
         if _runtime is None:
+            if runtime.memory.peak is not None:
+                runtime.memory.peak.stop()
             runtime.counter.close()
         raise
     runtime.users += 1

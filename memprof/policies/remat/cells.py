@@ -23,8 +23,8 @@ class Cell:
         original: Weak reference to the storage.
         hold: Strong reference to it, while autograd saves it or another recomputation needs it.
         saved: How many times autograd saved it.
-        turn: Number of contents that autograd had saved before, since it kept nothing; -1 if it never saved this one.
-        handles: Autograd's handles that read the storage without asking for it; dropping the content tells them.
+        turn: Index among the contents that autograd saved in the step; -1 if it never saved this one.
+        handles: Autograd's handles that hold a view of the storage; dropping the content releases their views.
         is_kept: Whether it is never dropped, whatever the budget.
         locks: Number of operators about to run that need it.
         used_us: Time of the last use, on the clock of summed operator time.
@@ -87,6 +87,15 @@ class Cell:
     def is_lent(self) -> bool:
         """Whether backward is using it right now, through one of the handles."""
         return any(handle.is_lent() for each in self.handles if (handle := each()) is not None)
+
+    def let_go(self) -> None:
+        """Releases the storage, and the handles' views of it."""
+        if self.views:
+            with torch._C._DisableTorchDispatch():
+                for each in self.handles:
+                    if (handle := each()) is not None:
+                        handle.let_go()
+        self.handles, self.views, self.hold = [], 0, None
 
     def live_readers(self) -> list[Recipe]:
         """Returns the recipes that read it and whose outputs are still needed."""

@@ -1,4 +1,4 @@
-"""Measures the peak of a job's first steps, of which a budget in per cent is a share."""
+"""Measures the peak of a job's first steps, to which a budget in per cent refers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
 
-#: Backward passes after which the budget is set although no optimizer of torch has made a step.
+#: Backward passes after which the budget is set even if no optimizer of torch has been updated.
 _MOST_PASSES = 16
 
 

@@ -14,7 +14,7 @@ from memprof.policies.remat.first_steps import FirstSteps
 from memprof.policies.remat.schedule import Schedule
 from memprof.policies.remat.sequence import Sequence
 from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.victims import cell_victims, may_go, settle
+from memprof.policies.remat.victims import cell_victims, may_go, settle, settle_input
 from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
@@ -170,12 +170,13 @@ class Memory:
 
     def save(self, cell: Cell, storage: torch.UntypedStorage) -> None:
         """Records that autograd saves a cell."""
-        if not self.saved:
+        is_first = not self.saved
+        self.saved += 1  # before planning: if that is interrupted, the handle is deleted and counted down
+        cell.saved += 1
+        if is_first:
             self.schedule.begin()
             if self.peak is not None:
                 self.peak.step_begins()
-        self.saved += 1
-        cell.saved += 1
         if cell.saved == 1:
             self.schedule.saved(cell)
         cell.hold = storage
@@ -241,7 +242,7 @@ class Memory:
             victim = self.next_victim()
             if victim is not None:
                 self.drop(victim)
-            elif not self._let_go_of_anchor():
+            elif not settle_input(self.victims, self.cells.values()):
                 # An estimate may be too high, but what is allocated is certain.
                 is_exact = is_exact or self.counter.used_bytes() > self.limit_bytes
                 if is_collected or not is_exact:
@@ -278,13 +279,7 @@ class Memory:
             self.victims.evicted(cell)
         self.victims.remove(cell)
         self.dropped += 1
-        if cell.views:
-            with torch._C._DisableTorchDispatch():
-                for handle in cell.handles:
-                    if (held := handle()) is not None:
-                        held.let_go()
-        cell.handles, cell.views = [], 0
-        cell.hold = None
+        cell.let_go()
 
     def drop_due(self) -> None:
         """Drops what a plan marked and nothing references any more."""
@@ -318,13 +313,3 @@ class Memory:
             assert self.swapping is not None
             self.swapping.forget(cell.place)
             cell.place = None
-
-    def _let_go_of_anchor(self) -> bool:
-        """Releases an input held only by recipes whose outputs are all present; those outputs then stay."""
-        for cell in list(self.cells.values()):
-            storage = cell.storage()
-            if cell.recipe is not None or storage is None or cell.saved or not cell.size_bytes or not cell.readers:
-                continue
-            if torch._C._storage_Use_Count(storage._cdata) == 1 and settle(self.victims, cell):
-                return True
-        return False

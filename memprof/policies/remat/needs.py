@@ -15,6 +15,7 @@ from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
+from memprof.recorder.calls.higher_order import tensors_in
 from memprof.recorder.profiler.native import NativeEvents, allocations
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session
@@ -57,7 +58,7 @@ class Needs:
 
     def estimate_bytes(self, function: Any, args: Any, kwargs: Any) -> int:
         """Estimates a run's bytes: its outputs from shape inference, and workspace for kernels known to use it."""
-        inputs = [tensor for tensor in _tensors((args, tuple(kwargs.values()))) if tensor.device == self._device]
+        inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.device == self._device]
         input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in inputs if tensor.layout is torch.strided)
         output_bytes = _output_bytes(function, args, kwargs)
         if output_bytes < 0:
@@ -155,14 +156,14 @@ def _highest(sizes: list[int]) -> tuple[int, int]:
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
     """Returns the bytes of an operator's new outputs by shape inference; -1 if it has none."""
-    if not _tensors((args, tuple(kwargs.values()))) and kwargs.get("device") is None:
+    if not tensors_in((args, kwargs)) and kwargs.get("device") is None:
         return -1  # it cannot be run without memory: it would really run, and repeat its side effects
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         try:
             shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}
             result = function(*shadows[0], **shadows[1])
-            given = {tensor.untyped_storage()._cdata for tensor in _tensors(shadows[0])}
-            made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors([result])}
+            given = {tensor.untyped_storage()._cdata for tensor in tensors_in(shadows[0])}
+            made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_in(result)}
         except (RuntimeError, TypeError, ValueError, AssertionError, IndexError, AttributeError):
             return -1  # the operator has no shape function, or reads values
         return sum(size for address, size in made.items() if address not in given)
@@ -175,13 +176,3 @@ def _shadow(value: Any) -> Any:
     if type(value) in _LISTS:
         return type(value)(_shadow(item) for item in value)
     return torch.device("meta") if isinstance(value, torch.device) else value
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, _Tensor):
-            found.append(value)
-        elif type(value) in _LISTS:
-            found += _tensors(value)
-    return found

@@ -28,7 +28,7 @@ class Operator:
     Attributes:
         function: The operator.
         name: Its name in recordings.
-        is_view: Whether it only returns views of its arguments.
+        is_view: Whether it allocates nothing: it returns views of its arguments, or marks a region for profilers.
         written: Positions of the arguments that it writes.
         written_names: Names of its written keyword arguments.
         changes: Position of the one tensor that it changes in place and returns; -1 for other operators.
@@ -62,10 +62,12 @@ class Operator:
         self.written = tuple(i for i, a in writes if not a.kwarg_only)
         self.written_names = tuple(a.name for _, a in writes)
         returns = schema.returns if schema is not None else []
-        self.is_view = bool(returns) and not writes and all(each.alias_info is not None for each in returns)
         self.is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         packet = getattr(getattr(function, "overloadpacket", None), "__name__", "")
         namespace = getattr(function, "namespace", "")
+        returns_views = bool(returns) and not writes and all(each.alias_info is not None for each in returns)
+        # The end of a region also runs while an error passes through it, which another error must not replace.
+        self.is_view = returns_views or namespace == "profiler"
         self.statistics = _STATISTICS.get(packet) if namespace == "aten" else None
         is_in_place = (
             len(writes) == 1

@@ -19,8 +19,8 @@ class Remat(Policy):
     """Drops saved tensors when memory is short and recomputes them, operator by operator.
 
     Attributes:
-        budget: Maximum bytes allocated at once, as text: ``8GiB``, or a share of the peak without it: ``60%``; "" if
-            the plan names what is dropped.
+        budget: Maximum bytes allocated at once, as text: ``8GiB``, or a share of the peak without the policy:
+            ``60%``; "" if the plan names what is dropped.
         recompute: Keys of saved tensors that are always dropped and recomputed, whatever the budget:
             ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and the index of its run.
         heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
@@ -86,7 +86,7 @@ class Remat(Policy):
 
     @property
     def budget_share(self) -> float:
-        """The budget as a share of the peak without it, 0 if it is none."""
+        """The budget as a share of the peak without the policy: 0 if it is not a share, NaN if it is not a number."""
         if not self.budget.endswith("%"):
             return 0.0
         try:

@@ -17,9 +17,9 @@ from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 
 _tracing_state = torch._C._get_tracing_state
-#: Whether torch tells how many references a tensor has; otherwise backward is given one of its own.
+#: Whether torch reports a tensor's references; where it does not, backward and each handle get a tensor of their own.
 can_count_uses = hasattr(torch.Tensor, "_use_count")
-#: Python's references to a view that nothing else has: the handle's, its version's, and two of the call that counts.
+#: Python references to a view that is used nowhere else: the handle's, its version's, and two while they are counted.
 _OWN_REFERENCES = 4
 
 
@@ -33,7 +33,7 @@ class Handle:
         self._hooks = hooks
         self._cell = cell
         self._layout: Ref | None = None  # once the view is released
-        if not tensor.is_leaf:  # its node may save this tensor: a reference cycle
+        if not (tensor.is_leaf and can_count_uses):  # the node of another may save this tensor: a reference cycle
             with torch._C._DisableTorchDispatch():
                 tensor = tensor.detach()
         self._view: torch.Tensor | None = tensor
@@ -59,14 +59,14 @@ class Handle:
         return self._layout.view(self._hooks.restore(cell))
 
     def is_lent(self) -> bool:
-        """Returns whether backward is using the view that it was given, or the job that read it from the graph."""
+        """Returns whether backward or the job, which can read it from the graph, is using the view."""
         view = self._view
         if view is None or not can_count_uses:
             return False
         return view._use_count() > 1 or getrefcount(view) > _OWN_REFERENCES  # type: ignore[attr-defined]
 
     def let_go(self) -> None:
-        """Releases the storage, and keeps the tensor's version; call it where no mode sees what torch runs for it."""
+        """Releases the storage and keeps the tensor's version; call it with torch's dispatch disabled."""
         if self._view is not None:
             self._layout = Ref(self._view)
             self._view.data = torch.empty(0, device=self._view.device)

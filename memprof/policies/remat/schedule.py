@@ -13,9 +13,9 @@ from memprof.policies.remat.observation import Observation
 from memprof.policies.remat.sequence import MOST_POSITIONS, Position, Sequence
 from memprof.policies.remat.victims import may_go
 
-#: Steps observed at first, whatever they are; later ones are where the step before had occurred earlier.
+#: Number of first steps that are observed; a later one follows a step whose operators had run in the same order before.
 _OBSERVED = 3
-#: Planned victims to look ahead where the next may not go at this moment.
+#: Planned victims to look ahead if the next one may not be dropped at this moment.
 _AHEAD = 8
 
 
@@ -25,9 +25,9 @@ class _Plan:
 
     Attributes:
         victims: Turns of the contents to evict, in order.
-        again_us: Time of the recomputed operators, as measured when victims were chosen without a plan.
-        chosen: The victims then.
-        is_tried: Whether the plan was compared with that.
+        again_us: Time of the recomputed operators in the observed step, whose victims were chosen without a plan.
+        chosen: The victims of that step.
+        is_tried: Whether a step under the plan was compared with it.
     """
 
     victims: list[int]
@@ -39,12 +39,12 @@ class _Plan:
 class Schedule:
     """The planned evictions of a job's steps.
 
-    While steps differ, victims are chosen by the rule. When the operators of a step have run in the same order before,
-    it has been observed: the next one follows a plan. Where a step leaves the planned path, or a planned victim may not
-    go, victims are chosen by the rule: a plan never decides whether there is room, nor what is computed.
+    While steps differ, victims are chosen by the heuristic. A step whose operators have run in the same order before is
+    observed, and the next such step follows a plan made from it. Where a step leaves the known sequence, or a planned
+    victim may not be dropped, the heuristic chooses: a plan never decides whether there is room, nor what is computed.
 
     Attributes:
-        observation: What is noted of the running step, None where nothing is.
+        observation: The record of the running step; None if it is not observed.
     """
 
     def __init__(self, sequence: Sequence, heuristic: str, *, can_plan: bool) -> None:
@@ -53,7 +53,7 @@ class Schedule:
         Args:
             sequence: The operators.
             heuristic: A name in ``HEURISTICS``.
-            can_plan: Whether to plan at all; with swapping, evictions are no recomputations.
+            can_plan: Whether to plan at all: False with swapping, where an evicted content may be copied back instead.
         """
         self._sequence = sequence
         self._limit_bytes, self._heuristic, self._can_plan = 0, heuristic, can_plan
@@ -115,7 +115,7 @@ class Schedule:
         self._due = None
 
     def observe(self, need: Need, name: str, used_bytes: int) -> None:
-        """Notes an operator of the observed step; gives up on one that goes on and on.
+        """Notes an operator of the observed step; stops observing at ``MOST_POSITIONS`` operators.
 
         Args:
             need: Bytes and time of its kind.
@@ -163,7 +163,7 @@ class Schedule:
             self.observation.dropped(cell)
 
     def _compare(self, plan: _Plan, again_us: float) -> None:
-        """Keeps the plan or the earlier choices, whichever recomputes less, and what a step had to choose besides."""
+        """Keeps the plan or the observed choices, whichever recompute less; adds victims chosen during the step."""
         if self._has_chosen:
             plan.victims = self._evicted
         if not plan.is_tried:
@@ -177,7 +177,7 @@ class Schedule:
         try:
             course = planned_course(outline, self._limit_bytes, self._heuristic, frozenset())
         except PolicyError:
-            pass  # the step did fit: what was observed is not exact, and its own choices are repeated
+            pass  # the observed step fitted, so the observation is inexact: repeat that step's own choices
         else:
             victims = [observation.turn_of(number) for number in course.dropped]
         self._plans[end] = _Plan(victims, again_us, chosen)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from memprof.policies.remat.cells import Blank, Need, Ref
 from memprof.policies.remat.operator_traits import Operator
+from memprof.recorder.calls.higher_order import tensors_in
 
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _strided = torch.strided
-#: Types of arguments that decide what memory an operator needs, besides its tensors.
+#: Types of arguments, tensors aside, whose values decide how much memory an operator needs.
 _COUNTED = (int, bool, torch.dtype)
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-#: Positions that are remembered; a job whose steps always differ starts over when it has made that many.
+#: Most positions kept; a job whose steps always differ drops them at this number and starts over.
 MOST_POSITIONS = 100_000
 
 
@@ -67,7 +67,7 @@ class Kind:
             (place, type(value), _pattern(value)) for place, value in enumerate(args) if not isinstance(value, _Tensor)
         )
         self._kwargs = {name: (type(value), _pattern(value)) for name, value in kwargs.items()}
-        found = list(tensors_of((args, tuple(kwargs.values()))))
+        found = tensors_in((args, kwargs))
         self.has_recipe = is_recorded and all(tensor.dtype not in _COMPLEX for tensor in found)
         self.is_flat = len(found) == len(self.tensors)
         statistics = operator.statistics[:2] if operator.statistics and operator.moves_statistics(args) else ()
@@ -204,15 +204,6 @@ class Sequence:
             self._count += 1
             self.is_known = False
         return position
-
-
-def tensors_of(values: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors among arguments, from left to right."""
-    for value in values:
-        if isinstance(value, _Tensor):
-            yield value
-        elif type(value) in _LISTS:
-            yield from tensors_of(value)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

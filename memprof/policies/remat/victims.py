@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from weakref import WeakKeyDictionary
 
@@ -78,6 +78,25 @@ def settle(victims: Victims[Cell], cell: Cell) -> bool:
         for recipe in made.live_readers():
             recipe.anchors += (storage,)
     return True
+
+
+def settle_input(victims: Victims[Cell], cells: Iterable[Cell]) -> bool:
+    """Releases one input that only recipes hold and whose results are all in memory; these then cannot be dropped.
+
+    Args:
+        victims: The eviction candidates.
+        cells: All contents.
+
+    Returns:
+        Whether there was one.
+    """
+    for cell in list(cells):
+        storage = cell.storage()
+        if cell.recipe is not None or storage is None or cell.saved or not cell.size_bytes or not cell.readers:
+            continue
+        if _use_count(storage._cdata) == 1 and settle(victims, cell):
+            return True
+    return False
 
 
 def _is_gone(cell: Cell) -> bool:

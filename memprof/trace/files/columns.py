@@ -38,17 +38,17 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
 #: Checks the columns of a table before they are used.
 Check = Callable[[Mapping[str, Any]], None]
 
-#: Returns a column that is equal to one of another table, by its name.
-Elsewhere = Callable[[str], Any]
+#: Returns columns that equal ones of other tables, by their names: given the stored ``table.column`` of each.
+Elsewhere = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 
-def nowhere(name: str) -> Any:
-    """Rejects columns of another table, where there is none.
+def nowhere(sources: Mapping[str, str]) -> Mapping[str, Any]:
+    """Rejects columns of other tables, where there are none.
 
     Raises:
         ValueError: Always.
     """
-    raise ValueError(f"its column {name!r} is in another table")
+    raise ValueError(f"its column {next(iter(sources))!r} is in another table")
 
 
 def bytes_in_memory(kind: type[Table], rows: int) -> int:
@@ -75,7 +75,7 @@ def decode_table(
         limit_bytes: Memory limit of the table in bytes; derived from the size of ``data`` where left out.
         rows: Required row count; any where left out.
         check: Checks the columns, texts as ``Coded``; raises on invalid data.
-        elsewhere: Reads a column that the file stores in another table.
+        elsewhere: Reads columns that the file stores in other tables.
 
     Raises:
         CorruptTableError: The bytes are damaged, have the wrong types for the table, or claim more than the limit.
@@ -183,11 +183,15 @@ def _read_columns(
     read = file.read(columns=list(stored))
     if read.num_columns and read.num_rows != rows:
         raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
+    sources = {column.name: source for column in columns if "." in (source := codings.source(column.name))}
+    moved = elsewhere(sources) if sources else {}
     result = {}
     for column in columns:
         name = column.name
-        if "." in codings.source(name):
-            result[name] = elsewhere(name)
+        if name in moved:
+            result[name] = moved[name]
+        elif name in codings.same and (column.kind == "text" or codings.source(name) not in codings.stored):
+            raise ValueError(f"column {name!r} cannot equal {codings.source(name)!r:.60}")
         elif column.kind == "text":
             if name in codings.stored:
                 result[name] = _coded(column, read.column(name))

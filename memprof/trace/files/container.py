@@ -112,15 +112,26 @@ class FileRank:
                 elsewhere=functools.partial(self._elsewhere, kind),
             )
 
-    def _elsewhere(self, kind: type[Table], name: str) -> Any:
-        """Reads a column that is stored in another table."""
-        if (kind, name) not in ELSEWHERE:
-            raise ValueError(f"its column {name!r} is in no other table")
-        table, column = ELSEWHERE[kind, name]
-        values = self.read_columns(table, (column,))[column]
-        if len(values) != self.rows_of(kind):
-            raise ValueError(f"table {table.table_name!r} has not as many rows")
-        return values
+    def _elsewhere(self, kind: type[Table], sources: Mapping[str, str]) -> dict[str, Any]:
+        """Reads columns that are stored in other tables, each of which is read once.
+
+        Args:
+            kind: The table that the columns belong to.
+            sources: The stored ``table.column`` of each column by its name.
+        """
+        wanted: dict[type[Table], dict[str, str]] = {}
+        for name, source in sources.items():
+            table, column = ELSEWHERE.get((kind, name), (None, ""))
+            if table is None or source != f"{table.table_name}.{column}":
+                raise ValueError(f"its column {name!r} cannot equal {source!r:.60}")
+            wanted.setdefault(table, {})[name] = column
+        found = {}
+        for table, columns in wanted.items():
+            if self.rows_of(table) != self.rows_of(kind):
+                raise ValueError(f"table {table.table_name!r} has another number of rows")
+            values = self.read_columns(table, tuple(columns.values()))
+            found.update({name: values[column] for name, column in columns.items()})
+        return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,10 @@ TICKS_PER_US = 1024.0
 #: values that are not null.
 TICKS, DIFFERENCES, DISTANCES, NEW = "t", "d", "r", "n"
 
-#: Columns that usually equal one of another table, row by row: operators are sampled when they start.
+#: All suffixes of a column, except that of its new values.
+CODINGS = frozenset(ticks + series for ticks in ("", TICKS) for series in ("", DIFFERENCES, DISTANCES))
+
+#: Columns that usually equal one of another table, row by row: memory is sampled when an operator starts.
 ELSEWHERE: Mapping[tuple[type[Table], str], tuple[type[Table], str]] = {
     (Memory, "op_id"): (Ops, "op_id"),
     (Memory, "time_us"): (Ops, "start_us"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memprof.trace.files.coding.codings import DIFFERENCES, DISTANCES, TICKS, TICKS_PER_US, Codings
+from memprof.trace.files.coding.codings import CODINGS, DIFFERENCES, DISTANCES, TICKS, TICKS_PER_US, Codings
 from memprof.trace.files.coding.series import from_differences, from_distances
 from memprof.trace.files.encoding import ARROW_TYPES
 from memprof.trace.schema import Bools, Column
@@ -26,6 +26,8 @@ def restored(column: Column, codings: Codings, stored: pa.Table) -> Any:
     """
     names = codings.stored_names(column.name)
     suffix = codings.stored[codings.source(column.name)]
+    if suffix not in CODINGS:
+        raise ValueError(f"column {column.name!r} has the unknown coding {suffix!r:.20}")
     is_ticks = TICKS in suffix
     if is_ticks and column.kind != "float":
         raise ValueError(f"column {column.name!r} holds times")
