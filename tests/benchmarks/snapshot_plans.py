@@ -44,8 +44,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Changes to an imported snapshot",
         "Each job is dry-run on a virtual A100, where it writes torch's memory snapshot. The snapshot is imported, and "
-        "its allocations are replayed under each change. The same job is then dry-run under the real policy. The width of "
-        "the intervals was set after these rows were first measured: they do not test it.",
+        "its allocations are replayed under each change. The same job is then dry-run under the real policy. The width "
+        "of the intervals was set after these rows were first measured: they do not test it.",
         ("job and change", "dry run under the policy", "by the snapshot", "error", "expected"),
         tuple(rows),
         verdict("within the interval that suggest prints", passed=all(is_within)),
