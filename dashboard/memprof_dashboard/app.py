@@ -11,7 +11,7 @@ from typing import Any
 import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
-from memprof_dashboard import beside, frame, ids, parts
+from memprof_dashboard import frame, ids, new_runs, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
@@ -68,7 +68,7 @@ def create_app(
     _register(app, workspace)
     frame.register(app, workspace)
     side.register(app, workspace)
-    beside.register(app, workspace)
+    new_runs.register(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
@@ -86,7 +86,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
             dcc.Download(id=ids.DOWNLOAD),
-            beside.layout(workspace),
+            new_runs.layout(workspace),
             frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,

@@ -135,7 +135,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         return {"trace": view.other, "other": view.trace, **start, "count": clicks}
 
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
-    def listrank_options(place: Any) -> Any:
+    def list_ranks(place: Any) -> Any:
         return no_update if place is None else rank_options(workspace, View.from_json(place).trace)
 
     @app.callback(

@@ -21,7 +21,7 @@ TICK = "tick"
 LIVE = "live"
 
 #: Looks for new runs next to the recordings; counts those found.
-BESIDE = "beside"
+NEW_RUNS = "new-runs"
 RUNS = "runs"
 
 HEADER = "header"

@@ -123,7 +123,7 @@ class Workspace:
         self._folders = {source.path.resolve().parent for source in sources}
         self._seen = _stamped_in(self._folders)
 
-    def look_beside(self) -> tuple[Source, ...]:
+    def open_new_runs(self) -> tuple[Source, ...]:
         """Opens recordings made under a plan that have appeared in the recordings' folders since the last look.
 
         Returns:

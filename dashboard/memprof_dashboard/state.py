@@ -25,7 +25,7 @@ class View:
         first: First operator shown; -1 for the recording's own choice.
         end: End of the visible range (exclusive).
         at: The operator under the cursor; -1 for the peak.
-        other: Place of a second recording shown beside it; -1 for none.
+        other: Place of a second recording to compare with; -1 for none.
         storage: Row of the selected storage; -1 for none.
         find: Search text: part of a module's, operator's or file's name.
         budget: Budget line, as it was typed.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from functools import cache
 from pathlib import Path
 
@@ -16,13 +18,26 @@ _CLASS = re.compile(r"\s*class\s+(\w+)")
 _read: dict[str, tuple[int, int] | None] = {}
 
 
+def is_source_file(path: str) -> bool:
+    """Returns whether a path is that of an ordinary Python file of up to 4 MiB on this machine.
+
+    Recordings and snapshots by others name paths, too. A network path is not looked up: on Windows, that would sign in
+    to the host it names.
+    """
+    found = _stat(path) if path.endswith(".py") else None
+    return found is not None and stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
+
+
 @cache
 def lines_of(path: str) -> list[str]:
-    """Returns the lines of a source file; none where it is not an ordinary one."""
-    place = Path(path)
+    """Returns the lines of a source file; none where it is not an ordinary one, or may not be read."""
     _read[path] = _state_of(path)
-    is_source = place.suffix == ".py" and place.is_file() and place.stat().st_size <= _MOST_BYTES
-    return place.read_text(encoding="utf-8", errors="replace").splitlines() if is_source else []
+    if not is_source_file(path):
+        return []
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 @cache
@@ -81,11 +96,18 @@ def forget_changed_sources() -> bool:
 
 def _state_of(path: str) -> tuple[int, int] | None:
     """Returns the time of a file's last change, in nanoseconds, and its size; None where there is none."""
+    found = _stat(path)
+    return None if found is None else (found.st_mtime_ns, found.st_size)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    """Returns the state of a file; None where there is none, where it cannot be looked up, and for a network path."""
+    if path.replace("\\", "/").startswith("//"):
+        return None
     try:
-        state = Path(path).stat()
+        return Path(path).stat()
     except (OSError, ValueError):
         return None
-    return state.st_mtime_ns, state.st_size
 
 
 def _indent(line: str) -> int:

@@ -192,6 +192,14 @@ def test_a_search_finds_the_cheapest_changes_that_fit(recording: Path, step: Ste
     assert [plan.what for plan in fewer.fitting] == ["checkpoint 1 of 3 layer:3"]
 
 
+def test_the_budget_it_would_need_covers_reserved_bytes(recording: Path, step: Step) -> None:
+    """Where reserved bytes must fit, the smallest budget that is named is enough for them, and a byte less is not."""
+    trace, planned = Trace.open(recording), PlannedStep(step)
+    needed = search_snapshot(trace, planned, MIB, allow=["loss"], counts_reserved=True).needed_bytes
+    assert search_snapshot(trace, planned, needed, allow=["loss"], counts_reserved=True).fitting
+    assert not search_snapshot(trace, planned, needed - 1, allow=["loss"], counts_reserved=True).fitting
+
+
 def test_the_page_says_what_is_approximate_and_what_it_would_need(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +214,9 @@ def test_the_page_says_what_is_approximate_and_what_it_would_need(
     said = json.loads(capsys.readouterr().out)
     assert (said["is_approximate"], said["recorded"]["peak_allocated_bytes"]) == (True, 72 * MIB)
     assert {plan["fits"] for plan in said["plans"]} == {False}
+    assert said["minimum_feasible_bytes"] <= min(plan["peak_interval_bytes"][1] for plan in said["plans"])
+    assert main(["suggest", str(recording), "--budget", str(said["minimum_feasible_bytes"])]) == 0
+    capsys.readouterr()
     assert main(["suggest", str(recording), "--budget", "80MiB"]) == 0
     assert "already fits" in capsys.readouterr().out
     assert main(["suggest", str(recording), "--budget", "62MiB", "--explain", "1"]) == 2

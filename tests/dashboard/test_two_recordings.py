@@ -18,9 +18,9 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
-from memprof_dashboard.beside import _newest
 from memprof_dashboard.figures.boxes import changed
 from memprof_dashboard.figures.diff import GREW, SHRANK
+from memprof_dashboard.new_runs import _newest
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
@@ -108,15 +108,15 @@ def test_runs_of_a_plan_that_appear_are_opened(tmp_path: Path) -> None:
     """A run under a plan that is written next to an open recording is opened, once; other files are left alone."""
     own = Path(shutil.copy(GPT, tmp_path / "run.memprof"))
     workspace = Workspace(open_sources([own]))
-    assert workspace.look_beside() == ()
+    assert workspace.open_new_runs() == ()
     shutil.copy(GPT, tmp_path / "same-without-a-plan.memprof")
     (tmp_path / "damaged.memprof").write_bytes(b"no recording")
     (tmp_path / "notes.txt").write_text("none either")
-    assert workspace.look_beside() == ()
+    assert workspace.open_new_runs() == ()
     write_run_under_plan(tmp_path / "fits.memprof")
-    (opened,) = workspace.look_beside()
+    (opened,) = workspace.open_new_runs()
     assert (opened.name, len(workspace.sources)) == ("fits.memprof", 2)
-    assert workspace.look_beside() == ()
+    assert workspace.open_new_runs() == ()
     place, sentence = _newest(workspace, View(), 1)
     assert place == 1
     assert sentence.startswith("New run fits.memprof: predicted peak 37.69 MiB, measured 37.69 MiB: exact")

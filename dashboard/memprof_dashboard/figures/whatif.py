@@ -88,7 +88,7 @@ def pareto(
         budget_bytes: Where the budget line is.
         theme: The page's colours.
         chosen: The plan that is ringed, -1 for none.
-        measured: Runs under a plan, to be seen beside the predictions.
+        measured: Runs under a plan, drawn next to the predictions.
 
     Returns:
         The figure. The ``customdata`` of a point is the place of its plan, -1 for the recorded step and for runs.

@@ -1,4 +1,4 @@
-"""Allocations of a real device beside those of a dry run, one by one: both timelines, and a table of differences."""
+"""Allocations of a real device and of a dry run compared one by one: both timelines, and a table of differences."""
 
 from __future__ import annotations
 

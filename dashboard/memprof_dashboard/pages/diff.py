@@ -103,9 +103,7 @@ class DiffPage:
                     className="switches",
                 ),
                 dcc.Graph(id=_BOXES, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_BOXES_HEIGHT),
-                parts.note(
-                    "Boxes are as large as what changed: red for more, green and hatched for less. Click to zoom in."
-                ),
+                parts.note("Changed bytes: red is more, hatched green less, crossed gray both. Click to zoom in."),
                 html.Div(id=_PARTS),
             ],
             className="diff",

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from memprof.errors import UsageError
+from memprof.trace.source_lines import is_source_file
 
 #: Addresses that editors open, by the editor's name.
 EDITORS = {
@@ -19,12 +20,13 @@ EDITORS = {
     "pycharm": "pycharm://open?file={file}&line={line}",
     "none": "",
 }
-#: Larger files are no source code, and are not read.
-_LARGEST_BYTES = 4 << 20
 
 
 def address_of_editor(name: str) -> str:
-    """Returns the address that opens a line: one of EDITORS, or a text with ``{file}`` and ``{line}`` as it is.
+    """Returns the address that opens a line in an editor.
+
+    Args:
+        name: One of EDITORS, or an address with ``{file}`` and ``{line}``, which is returned unchanged.
 
     Raises:
         UsageError: It is neither.
@@ -54,8 +56,4 @@ def source_text(file: str, number: int) -> str:
 
 
 def _is_source(file: str) -> bool:
-    path = Path(file)
-    try:
-        return path.suffix == ".py" and path.is_absolute() and path.is_file() and path.stat().st_size <= _LARGEST_BYTES
-    except (OSError, ValueError):
-        return False
+    return Path(file).is_absolute() and is_source_file(file)

@@ -46,7 +46,7 @@ class SidePanel:
     """What is alive at the cursor."""
 
     def __init__(self, editor: str) -> None:
-        """Takes where source lines are opened, as in ``side.editor``."""
+        """Stores the address that opens a source line, as in ``side.editor``."""
         self._editor = editor
 
     def layout(self) -> html.Section:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -35,6 +38,52 @@ class Box:
     category: str
     find: str = ""
     modules: int = 0
+
+
+class Nested(Protocol):
+    """A node of nested boxes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, with all nodes inside."""
+
+    @property
+    def inside(self) -> Mapping[str, Self]:
+        """The nodes inside, by their label."""
+
+
+_Node = TypeVar("_Node", bound=Nested)
+
+
+def largest_nodes(root: _Node, label: str) -> list[tuple[int, str, _Node]]:
+    """Returns the ``MOST_BOXES`` largest nodes; the bytes of a smaller one are part of the node around it.
+
+    Args:
+        root: The outermost node, which is always returned.
+        label: Its label.
+
+    Returns:
+        Place of the node around, ``NONE`` for the root; label; and node. Outer nodes come before those inside them,
+        and of those inside one node the largest first.
+    """
+    sizes: list[int] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        sizes.append(node.size)
+        waiting += node.inside.values()
+    least = max(sorted(sizes, reverse=True)[min(MOST_BOXES, len(sizes)) - 1], 1)
+    found: list[tuple[int, str, _Node]] = []
+    queue = deque([(NONE, label, root)])
+    while queue and len(found) < MOST_BOXES:
+        parent, name, node = queue.popleft()
+        if parent != NONE and node.size < least:
+            continue
+        own = len(found)
+        found.append((parent, name, node))
+        inside = sorted(node.inside.items(), key=lambda item: (-item[1].size, item[0]))
+        queue += [(own, name, child) for name, child in inside]
+    return found
 
 
 def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints]:

@@ -11,7 +11,7 @@ from memprof.analysis.diff.summary import PEAK
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.trace.schema import NONE
 from memprof_dashboard.rank import Rank
-from memprof_dashboard.views.boxes import MOST_BOXES, OUTSIDE, bytes_by_node
+from memprof_dashboard.views.boxes import OUTSIDE, bytes_by_node, largest_nodes
 from memprof_dashboard.views.code_boxes import bytes_by_path
 
 #: Bytes by path, from the outermost to the innermost box.
@@ -85,7 +85,10 @@ def changed_boxes(base: Rank, head: Rank, moment: str, by: str) -> list[ChangedB
             node.base += old
             node.head += new
             node.size += abs(new - old)
-    return _boxes(root)
+    return [
+        ChangedBox(parent, label, node.base, node.head, node.size)
+        for parent, label, node in largest_nodes(root, "all changes")
+    ]
 
 
 def _paths(rank: Rank, at: int, by: str) -> _Paths:
@@ -127,24 +130,3 @@ def _moved(before: _Paths, after: _Paths) -> _Paths:
         now = tuple(f"{renamed.get(place, place)}{space}{rest}" for place, space, rest in parts)
         moved[now] = moved.get(now, 0) + size
     return moved
-
-
-def _boxes(root: _Node) -> list[ChangedBox]:
-    sizes: list[int] = []
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        sizes.append(node.size)
-        waiting += node.inside.values()
-    least = max(sorted(sizes, reverse=True)[min(MOST_BOXES, len(sizes)) - 1], 1)
-    boxes: list[ChangedBox] = []
-    queue: list[tuple[_Node, int, str]] = [(root, NONE, "all changes")]
-    while queue:
-        node, parent, label = queue.pop(0)
-        if len(boxes) >= MOST_BOXES or (parent != NONE and node.size < least):
-            continue
-        boxes.append(ChangedBox(parent, label, node.base, node.head, node.size))
-        own = len(boxes) - 1
-        inside = sorted(node.inside.items(), key=lambda item: (-item[1].size, item[0]))
-        queue += [(child, own, name) for name, child in inside]
-    return boxes

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.trace.schema import NONE
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.views.boxes import MOST_BOXES, Box
+from memprof_dashboard.views.boxes import Box, largest_nodes
 from memprof_dashboard.views.groups import BEFORE, frames_of
 
 
@@ -87,23 +87,8 @@ def _put(root: _Node, path: tuple[str, ...], category: str, size: int) -> None:
 
 
 def _boxes(root: _Node) -> list[Box]:
-    """Returns the largest nodes as boxes; what is too small is part of the box around it."""
-    sizes: list[int] = []
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        sizes.append(node.size)
-        waiting += node.inside.values()
-    least = sorted(sizes, reverse=True)[min(MOST_BOXES, len(sizes)) - 1]
-    boxes: list[Box] = []
-    queue: list[tuple[_Node, int, str]] = [(root, NONE, "live bytes")]
-    while queue:
-        node, parent, label = queue.pop(0)
-        if len(boxes) >= MOST_BOXES or (parent != NONE and (node.size < least or not node.size)):
-            continue
+    boxes = []
+    for parent, label, node in largest_nodes(root, "live bytes"):
         main = max(node.split, key=lambda name: node.split[name], default="unknown")
         boxes.append(Box(parent, label, node.size, main, find=label if parent != NONE else ""))
-        own = len(boxes) - 1
-        inside = sorted(node.inside.items(), key=lambda item: (-item[1].size, item[0]))
-        queue += [(child, own, name) for name, child in inside]
     return boxes

@@ -8,15 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from memprof.analysis.out_of_memory.room import is_much_scattered
+from memprof.replay.allocator.rules import ROUNDING_BYTES, SMALL_SEGMENT_BYTES
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Ints, Segments
 from memprof.trace.store import Trace
 
 #: Events that finally free a block; until then a freed one may be in use by another stream.
 _COMPLETED = ("free", "free_completed")
-#: Sizes on a device are multiples of this: the smallest block of PyTorch's caching allocator.
-_ROUNDING = 512
-#: Segments up to this size are of the pool of small blocks.
-_SMALL_SEGMENT = 2 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +155,7 @@ class AllocatorHistory:
         freed = Segments.of(
             address=gone,
             device=[str(last.device[0]) if len(last) else ""] * len(gone),
-            segment_type=["small" if sizes[address] <= _SMALL_SEGMENT else "large" for address in gone],
+            segment_type=["small" if sizes[address] <= SMALL_SEGMENT_BYTES else "large" for address in gone],
             total_size_bytes=[sizes[address] for address in gone],
         )
         joined = Segments(
@@ -200,7 +197,7 @@ class AllocatorHistory:
         again[:-1][is_same] = rows[first[1:]][is_same]
         done = np.minimum(done, again)
         known = events.block_bytes[rows[first]]
-        asked = -(-events.size_bytes[rows[first]] // _ROUNDING) * _ROUNDING
+        asked = -(-events.size_bytes[rows[first]] // ROUNDING_BYTES) * ROUNDING_BYTES
         return address[first], np.where(known > 0, known, asked), made, np.minimum(requested, done), done
 
     def _blocks_at(self, end: int, segments: Segments) -> tuple[Ints, Ints, Ints, Ints]:

@@ -27,7 +27,7 @@ OVER = "over"
 
 
 def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
-    """Draws the recording looked at.
+    """Draws the selected recording.
 
     Args:
         workspace: The open recordings.

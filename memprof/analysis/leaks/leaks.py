@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -156,9 +157,18 @@ class _Held:
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
         self._holders, self._sources, self._steps_of = trace.table(Holders), sources, steps_of
-        self._uses = trace.table(Uses)
+        self._trace = trace
+        self._origins: dict[int, set[int]] = {}
+
+    @cached_property
+    def _uses(self) -> Uses:
+        return self._trace.table(Uses)
+
+    @cached_property
+    def _written(self) -> Uses:
+        """Uses that write, by storage."""
         written = self._uses.take(self._uses.role != "read")
-        self._written = written.take(np.argsort(written.storage_id, kind="stable"))
+        return written.take(np.argsort(written.storage_id, kind="stable"))
 
     def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
         """Returns what holds some storages: a variable, else the graph of a tensor computed from them."""
@@ -184,6 +194,8 @@ class _Held:
 
     def _computed_from(self, storage_id: int) -> set[int]:
         """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
+        if storage_id in self._origins:
+            return self._origins[storage_id]
         found, step = {storage_id}, self._steps_of[storage_id]
         waiting = [storage_id]
         while waiting:
@@ -195,6 +207,7 @@ class _Held:
                     if used not in found and used < len(self._steps_of) and self._steps_of[used] == step:
                         found.add(used)
                         waiting.append(used)
+        self._origins[storage_id] = found
         return found
 
 

@@ -19,7 +19,7 @@ class Change:
     Attributes:
         policy: Name of the policy that does it to a job.
         what: What is changed, in words.
-        advice: What to write to have it.
+        advice: How to apply it.
         numerics: Its effect on the numbers the job computes, one of ``policies.base.NUMERICS``.
         is_formula: Sizes are by formula, with an assumption that the snapshot does not show; else the recorded ones
             are replayed in another order.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, islice
 
 from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
@@ -69,33 +70,33 @@ def search_snapshot(
             "change saves cannot be replayed. Record a history (docs/import.md), or the job itself with memprof record."
         )
     manifest = trace.manifest
+
+    @cache
+    def needed_bytes(plan: SnapshotPlan) -> int:
+        reserved = _with_reserved(plan, manifest).needed_reserved if counts_reserved else 0
+        return max(plan.bounds[1], reserved)
+
+    def fits(plan: SnapshotPlan) -> bool:
+        return plan.fits(budget_bytes) and needed_bytes(plan) <= budget_bytes
+
     recorded = _with_reserved(SnapshotPlan((), step, int(live_bytes(step).during.max())), manifest)
     path, remark = str(trace.path), planned.remark or _remark_on_graph(recorded)
-    if recorded.fits(budget_bytes) and not (counts_reserved and recorded.needed_reserved > budget_bytes):
-        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, 0, remark)
-    layers = find_layers(step)[:_MOST_CLASSES]
-    offered = [
-        *size_changes(),
-        *update_changes(world_size),
-        *(checkpoint_change(one, len(one.modules)) for one in layers),
-    ]
+    if fits(recorded):
+        needed = needed_bytes(recorded)
+        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, needed, 0, remark)
+    layers = {checkpoint_change(one, len(one.modules)): one for one in find_layers(step)[:_MOST_CLASSES]}
+    offered = [*size_changes(), *update_changes(world_size), *layers]
     changes = [one for one in offered if one.policy not in forbid and (not allow or one.policy in allow)]
     possible, refused = _split(step, changes)
     if not layers:
         refused.append(("checkpoint layers", _why_no_layers(step)))
     replayed = (_replayed(step, combined) for combined in _combinations(possible))
     plans = [plan for plan in replayed if plan is not None]
-
-    def fits(plan: SnapshotPlan) -> bool:
-        return plan.fits(budget_bytes) and not (
-            counts_reserved and _with_reserved(plan, manifest).needed_reserved > budget_bytes
-        )
-
     fitting = [
         _with_reserved(_with_fewest_layers(step, one, layers, fits), manifest)
         for one in islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN)
     ]
-    lowest = min((recorded, *plans), key=lambda one: one.peak_bytes)
+    lowest = min((recorded, *plans), key=lambda one: one.bounds[1])
     others = [one for one in plans if len(one.changes) == 1 or one is lowest]
     others = [one for one in others if not fits(one) and one.peak_bytes < recorded.peak_bytes]
     return SnapshotPlans(
@@ -107,6 +108,7 @@ def search_snapshot(
         others=tuple(sorted(others, key=lambda one: one.peak_bytes)[:_MOST_SHOWN]),
         refused=tuple(refused),
         lowest=lowest,
+        needed_bytes=needed_bytes(lowest),
         tried=len(plans),
         remark=remark,
     )
@@ -124,7 +126,7 @@ def _remark_on_graph(recorded: SnapshotPlan) -> str:
 
 
 def _split(step: Step, changes: Sequence[Change]) -> tuple[list[Change], list[tuple[str, str]]]:
-    """Returns the changes that lower the bytes somewhere, and those that are not possible, with the reason."""
+    """Returns the changes that are possible, the cheapest first, and those that are not, with the reason."""
     possible, refused = [], []
     for change in changes:
         try:
@@ -178,13 +180,19 @@ def _minimal(plans: Iterable[SnapshotPlan]) -> Iterator[SnapshotPlan]:
 
 
 def _with_fewest_layers(
-    step: Step, plan: SnapshotPlan, layers: Sequence[Layers], fits: Callable[[SnapshotPlan], bool]
+    step: Step, plan: SnapshotPlan, layers: Mapping[Change, Layers], fits: Callable[[SnapshotPlan], bool]
 ) -> SnapshotPlan:
-    """Returns a plan that checkpoints as few layers as fit; one that checkpoints none as it is."""
-    for one in layers:
-        every = checkpoint_change(one, len(one.modules)).what
-        place = next((number for number, change in enumerate(plan.changes) if change.what == every), None)
-        if place is None:
+    """Returns a plan that checkpoints as few layers as fit; one that checkpoints none, unchanged.
+
+    Args:
+        step: The step as recorded.
+        plan: A plan that fits.
+        layers: The layers that each change to all layers of a class checkpoints.
+        fits: Returns whether a plan fits.
+    """
+    for place, change in enumerate(plan.changes):
+        one = layers.get(change)
+        if one is None:
             continue
         least, most = 1, len(one.modules)
         while least < most:

@@ -83,9 +83,10 @@ class SnapshotPlans:
         recorded: The step as recorded.
         recorded_fits: Whether that is within the budget.
         fitting: Plans within the budget, the cheapest first; of these, none contains another.
-        others: Each change alone that lowers the peak, and the plan with the lowest peak, where they do not fit.
+        others: Each change alone that lowers the peak, and ``lowest``, where they do not fit.
         refused: Changes that are not possible, with the reason.
-        lowest: The plan with the lowest peak.
+        lowest: The plan whose peak is the lowest at the upper end of its bounds.
+        needed_bytes: Smallest budget that ``lowest`` fits.
         tried: Number of plans replayed.
         remark: Why the peak may not be that of the job; "" if it may.
     """
@@ -98,5 +99,6 @@ class SnapshotPlans:
     others: tuple[SnapshotPlan, ...]
     refused: tuple[tuple[str, str], ...]
     lowest: SnapshotPlan
+    needed_bytes: int
     tried: int
     remark: str

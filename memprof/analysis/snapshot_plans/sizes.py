@@ -76,11 +76,11 @@ def chunked_loss(step: Step, chunks: int) -> Step:
         raise PolicyError(
             "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
         )
-    divided = logits | _made_beside(step, logits)
+    divided = logits | _made_while_held(step, logits)
     return resized(step, divided, -(-step.storages.allocated_bytes[divided] // chunks))
 
 
-def _made_beside(step: Step, logits: Bools) -> Bools:
+def _made_while_held(step: Step, logits: Bools) -> Bools:
     """Returns which storages backward makes and frees while it holds the logits' gradient: kernels' own memory."""
     storages = step.storages
     is_held = (sum_during(storages.take(logits), len(step.ops)) > 0) & (step.ops.phase == "backward")

@@ -151,7 +151,7 @@ def eight_bit_state(step: Step) -> Step:
 
 
 def state_elsewhere(step: Step) -> Step:
-    """Keeps the state in host memory: on the device is, during updates, that of one parameter.
+    """Keeps the state in host memory; during updates, the device holds that of one parameter.
 
     Raises:
         PolicyError: There is no state.

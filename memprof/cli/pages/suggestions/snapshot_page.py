@@ -18,7 +18,7 @@ from memprof.units import format_bytes, format_bytes_between
 #: What only a recording of the job itself allows.
 _NEEDS = (
     "Choosing operators to keep or recompute, swapping activations, compiled plans, step times and plan files need "
-    "operators and modules, which a snapshot does not contain: record the job itself."
+    "operators, which a snapshot does not contain: record the job itself."
 )
 
 
@@ -88,7 +88,7 @@ def _verdict(found: SnapshotPlans) -> str:
         return f"Within {budget}: {best.what}, peak {_peak(best)}."
     return (
         f"No change found fits {budget}: the lowest peak is {_peak(found.lowest)} with {found.lowest.what}, in "
-        f"{found.lowest.phase}. Give at least {format_bytes(found.lowest.bounds[1])}."
+        f"{found.lowest.phase}. Give at least {format_bytes(found.needed_bytes)}."
     )
 
 
@@ -121,8 +121,7 @@ def _largest(categories: dict[str, int]) -> list[tuple[str, int]]:
 
 def _next(found: SnapshotPlans) -> list[tuple[str, str]]:
     if not found.fitting:
-        most = found.lowest.bounds[1]
-        return [(f"memprof suggest {shlex.quote(found.trace)} --budget {most}", "what fits")]
+        return [(f"memprof suggest {shlex.quote(found.trace)} --budget {found.needed_bytes}", "what fits")]
     budget = f"--budget {found.budget_bytes}"
     return [
         ("memprof record --dry-run --device NAME -o run.memprof train.py", "the job's operators, without a GPU"),
@@ -145,7 +144,7 @@ def _json(found: SnapshotPlans) -> dict[str, Any]:
             "peak_reserved_bytes": recorded.reserved_bytes,
             "peak_reserved_expandable_bytes": recorded.expandable_bytes,
         },
-        "minimum_feasible_bytes": found.lowest.bounds[1],
+        "minimum_feasible_bytes": found.needed_bytes,
         "plans": [
             *(_plan(one, found, fits=True) for one in found.fitting),
             *(_plan(one, found, fits=False) for one in found.others),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.schema import NONE
-from memprof.trace.source_lines import forget_changed_sources, function_around
+from memprof.trace.source_lines import forget_changed_sources, function_around, is_source_file, lines_of
 from memprof.trace.step import Step
 from tests.recorder.recorded import record
 
@@ -156,6 +157,23 @@ def test_ranks_that_run_the_same_are_followed_once(step: Step, monkeypatch: pyte
     other = dataclasses.replace(step, ops=step.ops.replace(phase=np.full(len(step.ops), "backward", dtype=object)))
     with pytest.raises(TypeError):
         held_again(other)
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".py", "nothing\0.py", "folder.py", "notes.txt"])
+def test_a_name_that_is_no_source_file_has_no_lines(tmp_path: Path, name: str) -> None:
+    """Snapshots of others name files that cannot even be looked up: in a folder of root's, or with too long a name."""
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "notes.txt").write_text("one\n")
+    assert lines_of(str(tmp_path / name)) == []
+
+
+def test_a_source_that_may_not_be_read_has_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that may not be looked up; whoever runs the tests may read all files, so the refusal is made up."""
+    (tmp_path / "job.py").write_text("one\n")
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
+    assert lines_of(str(tmp_path / "job.py")) == []
+    monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError))
+    assert not is_source_file(str(tmp_path / "job.py"))
 
 
 def test_a_source_that_has_changed_is_read_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _LOOK_MS = 3_000
 def layout(workspace: Workspace) -> html.Div:
     """Returns what makes the browser ask for new runs."""
     return html.Div(
-        [dcc.Interval(id=ids.BESIDE, interval=_LOOK_MS), dcc.Store(id=ids.RUNS, data=len(workspace.sources))]
+        [dcc.Interval(id=ids.NEW_RUNS, interval=_LOOK_MS), dcc.Store(id=ids.RUNS, data=len(workspace.sources))]
     )
 
 
@@ -32,13 +32,13 @@ def register(app: Dash, workspace: Workspace) -> None:
         Output(ids.RUNS, "data"),
         Output(ids.RECORDINGS, "children"),
         Output(ids.GO, "data", allow_duplicate=True),
-        Input(ids.BESIDE, "n_intervals"),
+        Input(ids.NEW_RUNS, "n_intervals"),
         State(ids.RUNS, "data"),
         State(ids.VIEW, "data"),
         prevent_initial_call=True,
     )
     def look(_: Any, known: Any, whole: Any) -> Any:
-        workspace.look_beside()
+        workspace.open_new_runs()
         count = len(workspace.sources)
         if whole is None or known == count:
             return no_update, no_update, no_update
