@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -287,7 +288,10 @@ def test_a_plan_that_comes_with_the_second_step(script: str, flags: tuple[str, s
     found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
     measured = found["measured"]["peak_allocated_bytes"]
     assert measured < 0.95 * int(Trace.open("run.memprof").steady_step().memory.allocated_bytes.max())
-    assert measured == pytest.approx(found["predicted"]["peak_allocated_bytes"], rel=0.001)
+    bounds = tomllib.loads(Path("plan.toml").read_text())["prediction"]
+    assert bounds["least_peak_bytes"] <= measured <= bounds["most_peak_bytes"]
+    if "--remat" not in flags:  # what remat evicts below its cap depends on measured times
+        assert measured == pytest.approx(found["predicted"]["peak_allocated_bytes"], rel=0.001)
 
 
 def test_a_job_that_makes_no_optimizer_is_refused_at_its_second_call() -> None:

@@ -77,8 +77,9 @@ def interval_of(
     below, above = (sum(shares) for shares in zip(*errors, strict=True))
     least, most = _peak(predicted, -below), max(_peak(fullest, above), _peak(predicted, above))
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
-    if held is not None:  # remat keeps the job below its cap, regardless of other unknowns
-        most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
+    if held is not None:
+        # remat keeps the job below its cap, regardless of other unknowns; how far below depends on measured times.
+        most = max(_peak(predicted, 0.0), min(max(most, _peak(recorded, 0.0)), int(held * (1 + OVER_HELD))))
     if policies and recorded[0].is_on_device() and not any(policy.splits_all_blocks for policy in policies):
         below, above = _unsplit_bytes(recorded[0], predicted)
         least, most = max(0, least - below), most + above

@@ -195,6 +195,7 @@ def suggest(
         )
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
+    from memprof.analysis.report.light_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
     from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled
@@ -211,6 +212,7 @@ def suggest(
     opened = Trace.open(trace, rank)
     machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
     search_request = read_search_request(**search_flags)
+    refuse_light(opened)
     if lacks_operators(opened):
         refused = (written, explained, target, check, compile_runs, cluster_request, size.option, *compiled)
         if any(refused):
