@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -86,23 +86,10 @@ class _Kept:
         return cast(T, self._tables[kind])
 
 
-def join_tables(kind: type[T], parts: Sequence[Table]) -> T:
-    """Concatenates the rows of several tables of one kind."""
-    if len(parts) == 1:
-        return cast(T, parts[0])
-    return kind.of(
-        **{
-            column.name: np.concatenate([getattr(part, column.name) for part in parts])
-            for column in kind.columns()
-            if parts
-        }
-    )
-
-
 def join_summaries(summaries: Iterable[Tables]) -> dict[type[Table], Table]:
     """Joins the summaries of several ranks, in the order given."""
     kept = list(summaries)
-    return {kind: join_tables(kind, [summary[kind] for summary in kept if kind in summary]) for kind in RANK_TABLES}
+    return {kind: kind.joined([summary[kind] for summary in kept if kind in summary]) for kind in RANK_TABLES}
 
 
 def _highest(step: Step) -> Ints:

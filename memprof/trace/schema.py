@@ -17,6 +17,7 @@ Rules that hold for all tables:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -182,6 +183,14 @@ class Table:
     def empty(cls) -> Self:
         """Builds the table without rows."""
         return cls.of()
+
+    @classmethod
+    def joined(cls, tables: Sequence[Self]) -> Self:
+        """Returns the rows of several tables, one table after the other."""
+        if len(tables) < 2:
+            return tables[0] if tables else cls.empty()
+        names = [f.name for f in dataclasses.fields(cls)]
+        return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     def __len__(self) -> int:
         """Returns the number of rows."""

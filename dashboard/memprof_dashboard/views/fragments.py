@@ -158,12 +158,7 @@ class AllocatorHistory:
             segment_type=["small" if sizes[address] <= SMALL_SEGMENT_BYTES else "large" for address in gone],
             total_size_bytes=[sizes[address] for address in gone],
         )
-        joined = Segments(
-            **{
-                column.name: np.concatenate([getattr(last, column.name)[kept], getattr(freed, column.name)])
-                for column in Segments.columns()
-            }
-        )
+        joined = Segments.joined((last.take(kept), freed))
         joined = joined.take(np.argsort(joined.address, kind="stable"))
         return joined.replace(total_size_bytes=np.array([sizes[address] for address in joined.address.tolist()]))
 

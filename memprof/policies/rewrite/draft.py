@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
 
 import numpy as np
 
 from memprof.policies.rewrite.spans import find_spans
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Table, Uses
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Uses
 from memprof.trace.step import Step, rows_of
-
-T = TypeVar("T", bound=Table)
 
 
 class Draft:
@@ -58,7 +55,7 @@ class Draft:
             Their ids in the draft, shape ``(rows,)``.
         """
         ids = np.arange(len(self.ops), len(self.ops) + len(rows))
-        self.ops = _joined(self.ops, rows.replace(op_id=ids))
+        self.ops = Ops.joined((self.ops, rows.replace(op_id=ids)))
         self._place = np.append(self._place, np.broadcast_to(np.asarray(before) - 0.5, len(rows)))
         self._is_removed = np.append(self._is_removed, np.zeros(len(rows), dtype=np.bool_))
         return ids
@@ -70,7 +67,7 @@ class Draft:
             Their ids in the draft, shape ``(rows,)``.
         """
         ids = np.arange(len(self.storages), len(self.storages) + len(rows))
-        self.storages = _joined(self.storages, rows.replace(storage_id=ids))
+        self.storages = Storages.joined((self.storages, rows.replace(storage_id=ids)))
         return ids
 
     def copy_storages(self, storage_ids: Ints, created: Ints, freed: Ints) -> Ints:
@@ -83,7 +80,7 @@ class Draft:
 
     def insert_uses(self, rows: Uses) -> None:
         """Inserts uses, in ids of the draft."""
-        self.uses = _joined(self.uses, rows)
+        self.uses = Uses.joined((self.uses, rows))
 
     def use(self, op_ids: Ints, storage_ids: Ints, role: str) -> None:
         """Inserts one use for each pair of an operator and a storage, all of one role."""
@@ -91,7 +88,7 @@ class Draft:
 
     def insert_saved(self, rows: Saved) -> None:
         """Inserts rows of what is saved for backward, in ids of the draft."""
-        self.saved = _joined(self.saved, rows)
+        self.saved = Saved.joined((self.saved, rows))
 
     def repeat_ops(self, op_ids: Ints, before: Ints) -> Ints:
         """Inserts repeats of operators: recomputation, of the phase and micro-batch that it interrupts.
@@ -260,8 +257,3 @@ class Draft:
         return calls.replace(
             first_op_id=np.where(is_empty, NONE, new_first), last_op_id=np.where(is_empty, NONE, new_last)
         )
-
-
-def _joined(table: T, more: T) -> T:
-    names = [column.name for column in table.columns()]
-    return type(table)(**{name: np.concatenate([getattr(table, name), getattr(more, name)]) for name in names})

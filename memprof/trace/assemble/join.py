@@ -78,7 +78,7 @@ def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]
     moved = parts.shifted(later_calls)
     return {
         **first,
-        Ops: _stack([ops, gap, parts.shifted(later_ops)]),
+        Ops: Ops.joined([ops, gap, parts.shifted(later_ops)]),
         Storages: _numbered(
             [
                 storages.replace(freed_op_id=ended),
@@ -86,9 +86,9 @@ def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]
             ],
             "storage_id",
         ),
-        Uses: _stack([parts.first(Uses), parts.shifted(parts.second(Uses))]),
-        Saved: _stack([parts.first(Saved), parts.shifted(parts.second(Saved))]),
-        Memory: _stack([parts.first(Memory), parts.shifted(parts.second(Memory))]),
+        Uses: Uses.joined([parts.first(Uses), parts.shifted(parts.second(Uses))]),
+        Saved: Saved.joined([parts.first(Saved), parts.shifted(parts.second(Saved))]),
+        Memory: Memory.joined([parts.first(Memory), parts.shifted(parts.second(Memory))]),
         ModuleCalls: _numbered(
             [calls, moved.replace(parent_call_id=_moved(later_calls.parent_call_id, len(calls)))], "module_call_id"
         ),
@@ -141,7 +141,7 @@ class _Parts:
     def failures(self) -> OutOfMemory:
         """Returns the failed requests, each from the part in which its operator ran."""
         first, second = self.first(OutOfMemory), self.shifted(self.second(OutOfMemory))
-        both = _stack([first, second])
+        both = OutOfMemory.joined([first, second])
         rows = np.arange(len(first))
         return both.take(np.where((second.op_id != NONE) & (first.op_id == NONE), rows + len(first), rows))
 
@@ -153,7 +153,7 @@ class _Parts:
             len(first) + held[step] if step in held and second.first_op_id[held[step]] != NONE else row
             for row, step in enumerate(first.step.tolist())
         ]
-        return _stack([first, second]).take(np.array(rows, dtype=np.int64))
+        return Steps.joined([first, second]).take(np.array(rows, dtype=np.int64))
 
 
 def _table(part: Mapping[type[Table], Table], kind: type[T]) -> T:
@@ -173,7 +173,7 @@ def _with_gap(steps: Steps, number: int, gap_us: Floats) -> Steps:
         duration_us=[np.nan],
         is_complete=[True],
     )
-    both = _stack([steps, gap])
+    both = Steps.joined([steps, gap])
     return both.take(np.argsort(both.step, kind="stable"))
 
 
@@ -185,11 +185,6 @@ def _with_stacks(table: T, rows: Ints) -> T:
     return table.replace(stack_id=rows[table.stack_id]) if hasattr(table, "stack_id") else table
 
 
-def _stack(tables: list[T]) -> T:
-    names = [column.name for column in tables[0].columns()]
-    return type(tables[0])(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
-
-
 def _numbered(tables: list[T], name: str) -> T:
-    both = _stack(tables)
+    both = type(tables[0]).joined(tables)
     return both.replace(**{name: np.arange(len(both))})

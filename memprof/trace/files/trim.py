@@ -118,12 +118,7 @@ def _events_from(events: AllocatorEvents, first_op_id: int) -> AllocatorEvents:
     in_use = before.take(np.sort(latest[before.action[latest] == "alloc"]))
     nothing = np.full(len(in_use), NONE, dtype=np.int64)
     in_use = in_use.replace(index=nothing, op_id=nothing, time_us=np.full(len(in_use), np.nan))
-    return AllocatorEvents(
-        **{
-            column.name: np.concatenate((getattr(in_use, column.name), getattr(later, column.name)))
-            for column in AllocatorEvents.columns()
-        }
-    )
+    return AllocatorEvents.joined((in_use, later))
 
 
 def _table(tables: Mapping[type[Table], Table], kind: type[T]) -> T:

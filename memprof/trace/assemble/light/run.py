@@ -104,10 +104,5 @@ def join_steps(run: Steps, recorded: Steps) -> Steps:
         recorded.optimizer_updates,
     )
     recorded = recorded.replace(optimizer_updates=updates)
-    joined = Steps.of(
-        **{
-            column.name: np.concatenate((getattr(kept, column.name), getattr(recorded, column.name)))
-            for column in Steps.columns()
-        }
-    )
+    joined = Steps.joined((kept, recorded))
     return joined.take(np.argsort(joined.step, kind="stable"))
