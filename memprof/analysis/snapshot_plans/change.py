@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
-from memprof.trace.schema import NONE, Bools, Ints, Memory
+from memprof.trace.schema import NONE, Bools, Ints, Memory, Storages
 from memprof.trace.step import Step
 
 
@@ -70,6 +71,42 @@ def resized(step: Step, rows: Bools | Ints, sizes: Ints | int) -> Step:
     allocated[rows] = requested[rows] = sizes
     storages = step.storages.replace(allocated_bytes=allocated, requested_bytes=requested)
     return replace(step, storages=storages, memory=Memory.empty())
+
+
+def divided(step: Step, rows: Bools, parts: int) -> Step:
+    """Returns a step in which some storages are a part of their size, rounded up.
+
+    Args:
+        step: The step.
+        rows: The storages.
+        parts: What they are divided by.
+    """
+    return resized(step, rows, -(-step.storages.allocated_bytes[rows] // parts))
+
+
+def with_block(step: Step, category: str, device: str, size_bytes: int, created: int, freed: int) -> Step:
+    """Returns a step with one storage more.
+
+    Args:
+        step: The step.
+        category: Its category.
+        device: Its device.
+        size_bytes: Its size.
+        created: Operator that allocates it.
+        freed: Operator after which it is freed; NONE to keep it.
+    """
+    draft = Draft(step)
+    draft.insert_storages(
+        Storages.of(
+            category=[category],
+            device=[device],
+            requested_bytes=[size_bytes],
+            allocated_bytes=[size_bytes],
+            created_op_id=[created],
+            freed_op_id=[freed],
+        )
+    )
+    return draft.build()
 
 
 def most_at_once(step: Step, rows: Bools) -> int:

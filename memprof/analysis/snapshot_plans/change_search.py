@@ -87,13 +87,18 @@ def search_snapshot(
     layers = {checkpoint_change(one, len(one.modules)): one for one in find_layers(step)[:_MOST_CLASSES]}
     offered = [*size_changes(), *update_changes(world_size), *layers]
     changes = [one for one in offered if one.policy not in forbid and (not allow or one.policy in allow)]
-    possible, refused = _split(step, changes)
+
+    @cache
+    def alone(change: Change) -> Step:
+        return change.transform(step)
+
+    possible, refused = _split(changes, alone)
     if not layers:
         refused.append(("checkpoint layers", _why_no_layers(step)))
-    replayed = (_replayed(step, combined) for combined in _combinations(possible))
+    replayed = (_replayed(combined, alone) for combined in _combinations(possible))
     plans = [plan for plan in replayed if plan is not None]
     fitting = [
-        _with_reserved(_with_fewest_layers(step, one, layers, fits), manifest)
+        _with_reserved(_with_fewest_layers(one, layers, fits, alone), manifest)
         for one in islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN)
     ]
     lowest = min((recorded, *plans), key=lambda one: one.bounds[1])
@@ -125,12 +130,12 @@ def _remark_on_graph(recorded: SnapshotPlan) -> str:
     )
 
 
-def _split(step: Step, changes: Sequence[Change]) -> tuple[list[Change], list[tuple[str, str]]]:
+def _split(changes: Sequence[Change], alone: Callable[[Change], Step]) -> tuple[list[Change], list[tuple[str, str]]]:
     """Returns the changes that are possible, the cheapest first, and those that are not, with the reason."""
     possible, refused = [], []
     for change in changes:
         try:
-            change.transform(step)
+            alone(change)
         except PolicyError as reason:
             refused.append((change.what, str(reason)))
         else:
@@ -157,16 +162,22 @@ def _combinations(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
                 yield combined
 
 
-def _replayed(step: Step, changes: tuple[Change, ...]) -> SnapshotPlan | None:
-    """Returns a step under changes, None where one leaves nothing for another to change.
+def _replayed(changes: tuple[Change, ...], alone: Callable[[Change], Step]) -> SnapshotPlan | None:
+    """Returns the recorded step under changes, None where one leaves nothing for another to change.
 
     Sizes come first, then lives, since changed lives add storages of changed sizes.
+
+    Args:
+        changes: The changes.
+        alone: Returns the recorded step under one change.
     """
-    for change in sorted(changes, key=lambda change: change.policy == "checkpoint"):
-        try:
+    first, *others = sorted(changes, key=lambda change: change.policy == "checkpoint")
+    try:
+        step = alone(first)
+        for change in others:
             step = change.transform(step)
-        except PolicyError:
-            return None
+    except PolicyError:
+        return None
     return SnapshotPlan(changes, step, int(live_bytes(step).during.max()))
 
 
@@ -180,15 +191,18 @@ def _minimal(plans: Iterable[SnapshotPlan]) -> Iterator[SnapshotPlan]:
 
 
 def _with_fewest_layers(
-    step: Step, plan: SnapshotPlan, layers: Mapping[Change, Layers], fits: Callable[[SnapshotPlan], bool]
+    plan: SnapshotPlan,
+    layers: Mapping[Change, Layers],
+    fits: Callable[[SnapshotPlan], bool],
+    alone: Callable[[Change], Step],
 ) -> SnapshotPlan:
     """Returns a plan that checkpoints as few layers as fit; one that checkpoints none, unchanged.
 
     Args:
-        step: The step as recorded.
         plan: A plan that fits.
         layers: The layers that each change to all layers of a class checkpoints.
         fits: Returns whether a plan fits.
+        alone: Returns the recorded step under one change.
     """
     for place, change in enumerate(plan.changes):
         one = layers.get(change)
@@ -199,7 +213,7 @@ def _with_fewest_layers(
             middle = (least + most) // 2
             fewer = list(plan.changes)
             fewer[place] = checkpoint_change(one, middle)
-            tried = _replayed(step, tuple(fewer))
+            tried = _replayed(tuple(fewer), alone)
             if tried is not None and fits(tried):
                 plan, most = tried, middle
             else:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.analysis.out_of_memory.post_mortem import failing_step
-from memprof.policies.rewrite.draft import Draft
-from memprof.trace.schema import NONE, OutOfMemory, Storages
+from memprof.analysis.snapshot_plans.change import with_block
+from memprof.trace.schema import NONE, OutOfMemory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_whole_step
@@ -49,20 +49,10 @@ def step_to_plan(trace: Trace, number: int | None = None) -> PlannedStep:
         if found is None or size <= 0:
             continue
         step, op = found
-        draft = Draft(step)
-        draft.insert_storages(
-            Storages.of(
-                category=["activation" if step.ops.phase[op] == "forward" else "temporary"],
-                device=[str(failures.device[row])],
-                requested_bytes=[size],
-                allocated_bytes=[size],
-                created_op_id=[op],
-                freed_op_id=[NONE],
-            )
-        )
+        category = "activation" if step.ops.phase[op] == "forward" else "temporary"
         remark = (
             f"memory ran out: the request of {format_bytes(size)} that failed counts as made, and what the step would "
             "have needed after it is unknown."
         )
-        return PlannedStep(draft.build(), remark)
+        return PlannedStep(with_block(step, category, str(failures.device[row]), size, op, NONE), remark)
     return PlannedStep(trace.fullest_step(), "the step is incomplete: the whole may need more.")

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from memprof.analysis.snapshot_plans.change import Change, made_in, of_category, phase_rows, resized
+from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows, with_block
 from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
-from memprof.trace.schema import NONE, Bools, Storages
+from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
 
 #: Parts that a loss and a batch are divided into.
@@ -76,8 +76,7 @@ def chunked_loss(step: Step, chunks: int) -> Step:
         raise PolicyError(
             "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
         )
-    divided = logits | _made_while_held(step, logits)
-    return resized(step, divided, -(-step.storages.allocated_bytes[divided] // chunks))
+    return divided(step, logits | _made_while_held(step, logits), chunks)
 
 
 def _made_while_held(step: Step, logits: Bools) -> Bools:
@@ -123,7 +122,7 @@ def micro_batches(step: Step, parts: int) -> Step:
     grows |= of_category(step, "temporary") & ~made_in(step, "optimizer") & ~np.isin(sizes, weights)
     if not grows.any():
         raise PolicyError("The step shows no activations.")
-    smaller = resized(step, grows, -(-step.storages.allocated_bytes[grows] // parts))
+    smaller = divided(step, grows, parts)
     gradients = np.flatnonzero(of_category(step, "gradient") & made_in(step, "backward"))
     draft, storages = Draft(smaller), smaller.storages
     ends = storages.freed_op_id[gradients]
@@ -145,17 +144,6 @@ def half_precision(step: Step) -> Step:
     created = step.storages.created_op_id
     names = step.ops.name[np.maximum(created, 0)]
     made &= ~((created != NONE) & np.isin(names, _IN_FLOAT32)) & ~_logits(step)
-    halved = resized(step, made, -(-step.storages.allocated_bytes[made] // 2))
     weights = int(step.storages.allocated_bytes[of_category(step, "parameter")].sum()) // 2
-    draft = Draft(halved)
-    draft.insert_storages(
-        Storages.of(
-            category=["temporary"],
-            device=[str(step.storages.device[0])],
-            requested_bytes=[weights],
-            allocated_bytes=[weights],
-            created_op_id=[forward[0]],
-            freed_op_id=[max(forward[-1], backward[-1] if len(backward) else 0)],
-        )
-    )
-    return draft.build()
+    ends = max(forward[-1], backward[-1] if len(backward) else 0)
+    return with_block(divided(step, made, 2), "temporary", str(step.storages.device[0]), weights, forward[0], ends)

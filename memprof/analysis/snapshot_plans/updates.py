@@ -7,7 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from memprof.analysis.snapshot_plans.change import Change, made_in, most_at_once, of_category, phase_rows, resized
+from memprof.analysis.snapshot_plans.change import (
+    Change,
+    divided,
+    made_in,
+    most_at_once,
+    of_category,
+    phase_rows,
+    resized,
+    with_block,
+)
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.rewrite.draft import Draft
@@ -142,7 +151,7 @@ def eight_bit_state(step: Step) -> Step:
     """Shrinks Adam's state to 8 bits a number, with a scale for each block of 256.
 
     Raises:
-        PolicyError: There is no state, or not two numbers for each element.
+        PolicyError: The step shows no optimizer state, or it is not Adam's.
     """
     state = _state(step)
     if states_per_parameter(step) != _ADAM_STATES:
@@ -154,7 +163,7 @@ def state_elsewhere(step: Step) -> Step:
     """Keeps the state in host memory; during updates, the device holds that of one parameter.
 
     Raises:
-        PolicyError: There is no state.
+        PolicyError: The step shows no optimizer state.
     """
     state = _state(step)
     largest = int(step.storages.allocated_bytes[state].max()) * states_per_parameter(step)
@@ -162,18 +171,8 @@ def state_elsewhere(step: Step) -> Step:
     update = phase_rows(step, "optimizer")
     if not len(update):
         return moved
-    draft = Draft(moved)
-    draft.insert_storages(
-        Storages.of(
-            category=["optimizer_state"],
-            device=[step.storages.device[np.flatnonzero(state)[0]]],
-            requested_bytes=[largest],
-            allocated_bytes=[largest],
-            created_op_id=[update[0]],
-            freed_op_id=[update[-1]],
-        )
-    )
-    return draft.build()
+    device = str(step.storages.device[np.flatnonzero(state)[0]])
+    return with_block(moved, "optimizer_state", device, largest, update[0], update[-1])
 
 
 def sharded_state(step: Step, world_size: int) -> Step:
@@ -184,10 +183,9 @@ def sharded_state(step: Step, world_size: int) -> Step:
         world_size: Number of ranks.
 
     Raises:
-        PolicyError: There is no state.
+        PolicyError: The step shows no optimizer state.
     """
-    state = _state(step)
-    return resized(step, state, -(-step.storages.allocated_bytes[state] // world_size))
+    return divided(step, _state(step), world_size)
 
 
 def states_per_parameter(step: Step) -> int:
