@@ -16,7 +16,7 @@ from torch._C import _profiler
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
 from memprof.recorder.calls.higher_order import tensors_in
-from memprof.recorder.profiler.native import NativeEvents, allocations
+from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session
 
@@ -101,7 +101,7 @@ class Needs:
                 start = _now_ns()
                 result = function(*args, **kwargs)
                 took_ns = _now_ns() - start
-                highest = _highest_of([event for event, _ in allocations(session.stop())])
+                highest, _ = highest_of(allocations(session.stop()))
         if not need.is_measured:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
@@ -116,19 +116,18 @@ class Needs:
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)
         return result, took_ns / 1000
 
-    def _read_events(self, events: list[Any]) -> None:
+    def _read_events(self, events: list[tuple[Any, Any]]) -> None:
         """Extracts the memory of awaited kernels from a recorder's events."""
         awaited, self._awaited = self._awaited, []
         if not awaited:
             return
-        events = [event for event in events if event.extra_fields.device.type == self._device.type]
-        times = [event.start_time_ns for event in events]
-        order = sorted(range(len(times)), key=times.__getitem__)
-        times = [times[number] for number in order]
+        own = [(event, fields) for event, fields in events if fields.device.type == self._device.type]
+        own.sort(key=lambda each: each[0].start_time_ns)
+        times = [event.start_time_ns for event, _ in own]
         for need, start, end, kept in awaited:
             need.is_awaited = False
             first, last = bisect_left(times, start - _CLOCK_SLACK_NS), bisect_right(times, end + _CLOCK_SLACK_NS)
-            highest, left = _highest([events[number].extra_fields.alloc_size for number in order[first:last]])
+            highest, left = highest_of(own[first:last])
             # If the events include more than the kernel's own, the next run is measured instead.
             if left == kept:
                 need.highest_bytes, need.is_measured = highest, True
@@ -137,21 +136,6 @@ class Needs:
 def _needs_workspace(function: Any) -> bool:
     """Returns whether an operator's kernel is known to need workspace."""
     return any(part in str(function) for part in _WITH_WORKSPACE)
-
-
-def _highest_of(events: list[Any]) -> int:
-    """Returns the peak bytes held at once according to a session's allocation events."""
-    in_order = sorted(events, key=lambda event: event.start_time_ns)
-    return _highest([event.extra_fields.alloc_size for event in in_order])[0]
-
-
-def _highest(sizes: list[int]) -> tuple[int, int]:
-    """Returns the peak bytes over a sequence of allocations and frees (negative sizes), and the bytes left."""
-    total = highest = 0
-    for size in sizes:
-        total += size
-        highest = max(highest, total)
-    return highest, total
 
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:

@@ -172,12 +172,11 @@ class Schedule:
                 plan.victims = plan.chosen
 
     def _make_plan(self, observation: Observation, end: Position, again_us: float, chosen: list[int]) -> None:
-        victims = chosen
         outline = observation.outline()
         try:
             course = planned_course(outline, self._limit_bytes, self._heuristic, frozenset())
         except PolicyError:
-            pass  # the observed step fitted, so the observation is inexact: repeat that step's own choices
+            victims = chosen  # that step fitted, so its observation is inexact: repeat its own choices
         else:
             victims = [observation.turn_of(number) for number in course.dropped]
         self._plans[end] = _Plan(victims, again_us, chosen)

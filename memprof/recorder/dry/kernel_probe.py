@@ -13,7 +13,7 @@ import torch
 from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.profiler.native import NativeEvents, allocations
+from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
 
@@ -206,11 +206,7 @@ def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
         if not session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True):
             return None
         result = func(*args, **kwargs)
-        measured = session.stop()
-    total = highest = 0
-    for _, fields in sorted(allocations(measured), key=lambda each: each[0].start_time_ns):
-        total += fields.alloc_size
-        highest = max(highest, total)
+        highest, total = highest_of(allocations(session.stop()))
     outputs = result if isinstance(result, _LISTS) else [result]
     shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]
     if isinstance(result, torch.Tensor):

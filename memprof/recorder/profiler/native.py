@@ -90,8 +90,8 @@ class NativeEvents:
 
     name = "native"
     needs_outputs = False
-    #: Called with the allocations of every session that ends: no other session can run meanwhile.
-    listeners: ClassVar[list[Callable[[list[Any]], None]]] = []
+    #: Called with the ``allocations`` of every session that ends: no other session can run meanwhile.
+    listeners: ClassVar[list[Callable[[list[tuple[Any, Any]]], None]]] = []
 
     def __init__(self, log: RawLog) -> None:
         """Stores the recorder's log."""
@@ -169,7 +169,7 @@ class NativeEvents:
                 )
         events.extend((clock_ns(), *HEARD))
         for listener in self.listeners:
-            listener([event for event, _ in allocated])
+            listener(allocated)
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""
@@ -192,6 +192,15 @@ def allocations(result: Any) -> list[tuple[Any, Any]]:
         else:
             pending.extend(reversed(event.children))
     return found
+
+
+def highest_of(events: list[tuple[Any, Any]]) -> tuple[int, int]:
+    """Returns the peak bytes of some ``allocations``, counted from the first of them in time, and the bytes left."""
+    total = highest = 0
+    for _, fields in sorted(events, key=lambda each: each[0].start_time_ns):
+        total += fields.alloc_size
+        highest = max(highest, total)
+    return highest, total
 
 
 def device_name(device: torch.device) -> str:
