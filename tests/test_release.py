@@ -74,7 +74,7 @@ def test_bill_of_materials_names_the_dependencies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned(path: Path) -> None:
-    """Others' actions are named by a whole commit, with the version beside it: a tag can be moved."""
+    """Third-party actions are pinned to a full commit hash, since tags can move; a comment gives the version."""
     used = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
     assert used
     for name, version in used:

@@ -66,7 +66,7 @@ def test_repeated_steps_follow_a_plan_and_a_different_one_does_not(make, choices
 
 
 def test_a_budget_in_per_cent_is_a_share_of_the_first_steps_peak():
-    """Until an update's state is in memory there is no cap; then it is the share of the measured peak."""
+    """No cap applies before the optimizer state exists; after that, it is the given share of the measured peak."""
     torch.manual_seed(0)
     model = Dropouts()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
