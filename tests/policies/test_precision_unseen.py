@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -111,3 +112,27 @@ def test_a_model_that_a_step_only_evaluates_is_known_to_be_trained(tmp_path: Pat
     measured = planned.step_peaks()[last]
     assert abs(predicted - measured) <= 0.01 * measured
     assert measured < 0.9 * plain.step_peaks()[last]
+
+
+@pytest.mark.parametrize("policy", [Precision("bf16"), PURE], ids=["autocast", "pure"])
+def test_what_a_forward_gives_to_numpy_is_float32(policy):
+    """NumPy has no bfloat16; after the plan is undone, torch refuses such tensors as before."""
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+            y = self.linear(x)
+            return y, np.asarray(y.detach())
+
+    model = Weighted()
+    job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    policy.apply(job)
+    outputs, seen = model(torch.randn(2, 4))
+    assert seen.dtype == np.float32
+    assert torch.equal(torch.from_numpy(seen), outputs.detach())
+    job.undo()
+    with pytest.raises(TypeError, match="BFloat16"):
+        torch.ones(2, dtype=torch.bfloat16).numpy()

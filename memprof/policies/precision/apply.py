@@ -18,6 +18,7 @@ from memprof.policies.precision.policy import LBFGS
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
 from memprof.policies.runtime.own_types import is_in_transform
+from memprof.policies.runtime.replaced import replace, until_gone
 from memprof.recorder.machine import short_types
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def apply(job: Job, policy: Precision) -> None:
     """
     dtype = DTYPES[policy.dtype]
     _refuse(job, policy)
+    if dtype == torch.bfloat16:
+        job.on_undo(until_gone(job.model, replace(torch.Tensor, "numpy", _numpy_in_float32)))
     if policy.is_pure:
         originals = shorten_weights(job, dtype)
         root = _PureRoot(job.model, dtype, originals)
@@ -60,6 +63,15 @@ def apply(job: Job, policy: Precision) -> None:
         return map_tensors(scaling.enter, tensors)
 
     job.wrap_forward(model, lambda forward: _in_autocast(model, forward, device, dtype, begin, leave))
+
+
+def _numpy_in_float32(before: Forward) -> Forward:
+    """Wraps ``Tensor.numpy``, also called by ``np.asarray``: NumPy has no bfloat16, and the job expects float32."""
+
+    def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return before(tensor.float() if tensor.dtype == torch.bfloat16 else tensor, *args, **kwargs)
+
+    return numpy
 
 
 def _refuse(job: Job, policy: Precision) -> None:
