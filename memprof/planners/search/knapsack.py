@@ -87,6 +87,7 @@ class Knapsack:
         self._host_bytes = effects.host_bytes
         self.host_room: float | None = None
         self._moments = np.empty(0, dtype=np.int64)
+        self._last: tuple[Floats, Floats, float | None, _Relaxed | None] | None = None
 
     def relaxed_cost(self, cost: Floats, needed: Floats) -> float:
         """Returns the least cost where columns may be chosen in part, a lower bound; infinite if nothing is enough."""
@@ -128,13 +129,21 @@ class Knapsack:
         return bool(len(more))
 
     def _relax_everywhere(self, cost: Floats, needed: Floats) -> _Relaxed | None:
-        """Solves the relaxed problem, adding the moments at which its solution frees too little."""
+        """Solves the relaxed problem, adding the moments at which its solution frees too little.
+
+        The last solution is kept: a bound on a mixture is often followed by the search for it.
+        """
+        if self._last is not None:
+            *arrays, host_room, relaxed = self._last
+            if host_room == self.host_room and all(map(np.array_equal, arrays, (cost, needed))):
+                return relaxed
         self._add_moments(needed, needed)
         relaxed = self._relax(cost, needed)
         for _ in range(_MOST_RELAXED):
             if relaxed is None or not self._add_moments(needed - self._freed @ relaxed.share, needed):
                 break
             relaxed = self._relax(cost, needed)
+        self._last = cost.copy(), needed.copy(), self.host_room, relaxed
         return relaxed
 
     def _relax(self, cost: Floats, needed: Floats) -> _Relaxed | None:
