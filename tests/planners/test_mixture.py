@@ -210,6 +210,7 @@ def test_every_policy_is_tried_or_refused_with_a_reason(name: str, tmp_path: Pat
     said = listed(explore(step, SearchRequest(int(live_bytes(step).during.max() * 0.7))))
     for policy in ("precision", "accumulate", "loss", "optimizer", "checkpoint", "swap activations", "compile"):
         assert policy in said
+    assert ("optimizer host" in said) == (name == "card")
 
 
 def test_several_settings_are_mixed() -> None:
