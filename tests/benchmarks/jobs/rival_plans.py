@@ -1,4 +1,4 @@
-"""Runs another planner on the GPT of rivals.py, and writes the modules to checkpoint as JSON.
+"""Runs another planner on a model of rivals.py, and writes the modules to checkpoint as JSON.
 
 The result names modules, each with None (all of it) or a list of 1 for each operator that is kept, else 0.
 "refused" is the reason if a planner is not installed or finds nothing.
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rivals import GPT, LAYERS, loss_of, make_batch, make_optimizer, static_bytes
+from rival_models import MODELS, Chain, Rivalled
+from rivals import loss_of, make_optimizer, static_bytes
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._mode_utils import no_dispatch
@@ -26,17 +27,17 @@ REPEATS = 3
 
 
 class Training(nn.Module):
-    """The GPT and its loss as one module: torch's planner sees memory at the ends of modules."""
+    """A model and its loss as one module: torch's planner sees memory at the ends of modules."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.gpt = GPT()
+        self.model = model
 
     def forward(self, inputs, targets):
-        return loss_of(self.gpt, inputs, targets)
+        return loss_of(self.model, inputs, targets)
 
 
-def plan_autosac(budget_bytes: int) -> Answer:
+def plan_autosac(rivalled: Rivalled, budget_bytes: int) -> Answer:
     """Asks torch.distributed._tools for the modules and the operators in them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.ilp_utils import aggregate_stats, parse_module_info
@@ -47,7 +48,7 @@ def plan_autosac(budget_bytes: int) -> Answer:
 
     tracker, runtimes, estimator, clock = MemTracker(), RuntimeEstimator(), SACEstimator(), Clock()
     with FakeTensorMode():
-        model, batch = Training(), make_batch()
+        model, batch = Training(rivalled.make()), rivalled.make_batch()
         optimizer = make_optimizer(model)
         tracker.track_external(model, optimizer)
         with tracker:
@@ -73,8 +74,8 @@ def plan_autosac(budget_bytes: int) -> Answer:
     decisions = {}
     for name, discarded in shares.items():
         kept = get_optimal_checkpointing_policy_per_module(estimator.sac_mod_stats[name], 1 - discarded)
-        decisions[name.removeprefix("Training.").removeprefix("gpt.")] = kept
-    note = ", ".join(f"{100 * share:.0f} % of {name.removeprefix('Training.gpt.')}" for name, share in shares.items())
+        decisions[name.removeprefix("Training.model").removeprefix(".")] = kept
+    note = ", ".join(f"{100 * share:.0f} % of {name.removeprefix('Training.model.')}" for name, share in shares.items())
     promised = (peak + optimizer_bytes) / budget_bytes
     return {"checkpoint": decisions, "note": f"discards {note}; promised {promised:.0%} of the budget"}
 
@@ -119,13 +120,15 @@ def _milliseconds(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / REPEATS * 1e3
 
 
-def plan_ckptplan(budget_bytes: int) -> Answer:
+def plan_ckptplan(rivalled: Rivalled, budget_bytes: int) -> Answer:
     """Asks the dynamic programming of ckptplan for the blocks of the chain."""
     import ckptplan
 
-    model, (inputs, _) = GPT(), make_batch()
+    model, (inputs, targets) = rivalled.make(), rivalled.make_batch()
+    if not isinstance(model, Chain):
+        return {"refused": "it plans chains of modules only"}
     optimizer = make_optimizer(model)
-    names = ["embed", *(f"layers.{number}" for number in range(LAYERS)), "norm", "head"]
+    names = model.links()
     blocks = ckptplan.declare_blocks(model, [(name, model.get_submodule(name)) for name in names])
     profiles = ckptplan.profile_blocks(blocks, (inputs,), device="cpu", dtype=torch.float32)
     x, measured = inputs, []
@@ -142,7 +145,7 @@ def plan_ckptplan(budget_bytes: int) -> Answer:
             )
         )
         x = output.detach()
-    loss_of(model, *make_batch()).backward()
+    loss_of(model, inputs, targets).backward()
     optimizer.step()
     plan = ckptplan.plan_checkpoints(
         measured,
@@ -177,6 +180,7 @@ def kept_bytes(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--planner", choices=("autosac", "ckptplan"), required=True)
     parser.add_argument("--budget", type=int, required=True, help="bytes, static ones included")
     parser.add_argument("--write", type=Path, required=True)
@@ -184,7 +188,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
-        answer = {"autosac": plan_autosac, "ckptplan": plan_ckptplan}[args.planner](args.budget)
+        answer = {"autosac": plan_autosac, "ckptplan": plan_ckptplan}[args.planner](MODELS[args.model], args.budget)
     except ImportError as error:
         answer = {"refused": str(error)}
     args.write.write_text(json.dumps(answer), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Trains a GPT of four layers as it is, or under the plan of one of several planners.
+"""Trains one of four models as it is, or under the plan of one of several planners.
 
 Prints the microseconds of each step, the last loss and the static bytes as JSON, in its last line.
 """
@@ -13,69 +13,9 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from rival_models import MODELS
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 5000, 128, 256, 4, 4, 8
-
-
-class Embed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Embedding(VOCABULARY, WIDTH)
-        self.position = nn.Embedding(LENGTH, WIDTH)
-
-    def forward(self, ids):
-        return self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        query, key, value = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.attention = Attention()
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x):
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
-class GPT(nn.Module):
-    """A chain of modules, so that planners of chains can take it, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = Embed()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
-def make_batch():
-    ids = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def make_optimizer(model):
@@ -83,13 +23,14 @@ def make_optimizer(model):
 
 
 def loss_of(model, inputs, targets):
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    outputs = model(inputs)
+    return F.cross_entropy(outputs.flatten(0, 1) if outputs.dim() == 3 else outputs, targets)
 
 
 def static_bytes(model, optimizer) -> int:
-    """Counts parameters and what the optimizer keeps of them; at the peak there are no gradients yet."""
+    """Counts parameters, buffers and what the optimizer keeps of them."""
     state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *state))
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *state))
 
 
 def checkpoint_modules(model, decisions: dict[str, list[int] | None]) -> None:
@@ -117,6 +58,7 @@ def _contexts(kept: list[int]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--how", choices=("plain", "layers", "planned", "memprof", "inductor"), default="plain")
     parser.add_argument("--plan", type=Path, help="what --how planned or memprof applies")
     parser.add_argument("--activation-budget", type=float, default=1.0, help="of the compiler")
@@ -124,11 +66,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, batch = GPT(), make_batch()
+    rivalled = MODELS[args.model]
+    model, batch = rivalled.make(), rivalled.make_batch()
     optimizer = make_optimizer(model)
     loss_function = loss_of
     if args.how == "layers":
-        checkpoint_modules(model, {f"layers.{number}": None for number in range(LAYERS)})
+        checkpoint_modules(model, dict.fromkeys(rivalled.blocks(model)))
     elif args.how == "planned":
         checkpoint_modules(model, json.loads(args.plan.read_text(encoding="utf-8"))["checkpoint"])
     elif args.how == "memprof":
