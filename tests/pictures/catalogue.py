@@ -12,12 +12,31 @@ BIG, FITS = "big.memprof", "fits.memprof"
 #: Four ranks with batches of different sizes (ranks_job.py); samples of this repository.
 RANKS = "ranks.memprof"
 GPT, RESNET, LSTM = "gpt.memprof", "resnet.memprof", "lstm.memprof"
-#: Scripts of this repository that are recorded for the gallery, and how many steps.
+#: Further recordings of the gallery, and how each is made: the words behind ``memprof record -q -f -o FILE``.
+_CARD = ("--dry-run", "--device", "rtx4090")
+_SIZE = ("--layers", "32", "--width", "1280", "--heads", "20", "--length", "1024", "--batch-size", "8")
+_LARGE = ("sample_traces/gpt/train.py", *_SIZE)
 JOBS = {
-    "leak.memprof": ("tests/pictures/leaking_job.py", 8),
-    "unet.memprof": ("tests/zoo/unet.py", 3),
-    "experts.memprof": ("tests/zoo/mixture_of_experts.py", 3),
+    BIG: (*_CARD, *_LARGE),
+    "oom.memprof": (*_CARD, "--strict", *_LARGE),
+    "lora.memprof": (*_CARD, "tests/pictures/lora_job.py"),
+    "leak.memprof": ("--steps", "8", "tests/pictures/leaking_job.py"),
+    "unet.memprof": ("--steps", "3", "tests/zoo/unet.py"),
+    "experts.memprof": ("--steps", "3", "tests/zoo/mixture_of_experts.py"),
+    "agent.memprof": ("--steps", "3", "tests/zoo/actor_critic.py"),
+    "denoiser.memprof": ("--dry-run", "tests/benchmarks/jobs/compiled.py", "diffusion"),
+    "eight.memprof": (
+        "--dry-run",
+        "--device",
+        "h100-80g",
+        "--ranks",
+        "8",
+        "tests/recorder/rank_jobs/stages.py",
+        "1f1b",
+    ),
 }
+#: How the job under a plan is made, but for the plan.
+FITTED = JOBS[BIG]
 #: Height of the pictures of the gallery.
 _LOW = 720
 
@@ -70,6 +89,11 @@ PICTURES = (
         "experts", ("experts.memprof",), "first=0&end=100000&side=treemap", waits="#boxes-graph .treemap", height=_LOW
     ),
     Picture("leak", ("leak.memprof",), "first=0&end=100000&by=line", height=_LOW),
+    Picture("oom", ("oom.memprof",), height=_LOW),
+    Picture("lora", ("lora.memprof",), height=_LOW),
+    Picture("denoiser", ("denoiser.memprof",), "side=treemap", waits="#boxes-graph .treemap", height=_LOW),
+    Picture("agent", ("agent.memprof",), "first=0&end=100000", height=_LOW),
+    Picture("eight", ("eight.memprof",), "tab=ranks", part="#panel", waits="#panel .js-plotly-plot .main-svg"),
 )
 #: The recorded terminal session of the README.
 SESSION = "session"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -86,11 +87,13 @@ def labels(
         theme: The page's colours.
     """
     first, end = drawn.first, drawn.end
+    peak = _peak(drawn, history.total[drawn.op_ids], unit_bytes, theme)
+    is_right = any(one["x"] > (first + end) / 2 for one in peak)
     return [
         *_step_names(history, first, end, theme),
         *_phase_names(history, drawn),
-        *_line_names(marks, end, top, unit_bytes, theme),
-        *_peak(drawn, history.total[drawn.op_ids], unit_bytes, theme),
+        *_line_names(marks, (first, "left") if is_right else (end, "right"), top, unit_bytes, theme),
+        *peak,
         *(_overlaid_peak(line, (first + end) / 2, unit_bytes, theme) for line in marks.overlaid),
     ]
 
@@ -146,8 +149,18 @@ def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
     return names
 
 
-def _line_names(marks: Marks, end: int, top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
-    """Returns the labels of the budget and the device, at the right end of their lines."""
+def _line_names(
+    marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, theme: Theme
+) -> list[dict[str, object]]:
+    """Returns the labels of the budget and the device, at one end of their lines: the one away from the peak's label.
+
+    Args:
+        marks: What is marked.
+        end: Where the lines end, and on which side.
+        top: The highest bytes on the axis.
+        unit_bytes: Bytes of the axis' unit.
+        theme: The page's colours.
+    """
     names = []
     gap = marks.capacity_bytes - marks.budget_bytes
     is_close = marks.capacity_bytes > 0 and 0 <= gap < 0.06 * top
@@ -155,9 +168,9 @@ def _line_names(marks: Marks, end: int, top: int, unit_bytes: int, theme: Theme)
         if 0 < size <= 1.12 * top:
             names.append(
                 {
-                    "x": end,
+                    "x": end[0],
                     "y": size / unit_bytes,
-                    "xanchor": "right",
+                    "xanchor": end[1],
                     "yanchor": "top" if is_close and size == marks.budget_bytes else "bottom",
                     "text": f"{label} {format_bytes(size)}",
                     "showarrow": False,
@@ -200,7 +213,7 @@ def _step_names(history: History, first: int, end: int, theme: Theme) -> list[di
     ]
 
 
-def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, Any]]:
     if not len(total):
         return []
     place = int(total.argmax())
