@@ -5,9 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memprof.analysis.ranks.rank_report import job_notes
+from memprof.planners.search.explore import SearchRequest, explore
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.plan_file import write_plan
 from tests.recorder.recorded import Ended, record
 
 pytestmark = pytest.mark.timeout(600)
@@ -169,3 +173,20 @@ def test_what_is_in_host_memory_is_not_on_the_device(tmp_path: Path) -> None:
     sizes = storages.allocated_bytes[(storages.category == "optimizer_state") & (storages.device == "cuda:0")]
     assert plain.peak - kept.peak == int(sizes.sum())
     assert plain.peak - moved.peak == int(sizes[sizes >= 2**16].sum()) - 512
+
+
+def test_a_job_that_clips_gradients_fits_in_less_than_its_static_state(tmp_path: Path) -> None:
+    """Updates within backward are impossible then: the optimizer's state goes to host memory, as predicted."""
+    update = "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()"
+    job = _ON_DEVICE.replace("    optimizer.step()", update).replace("128", "2048").replace("16, 64", "2, 16")
+    (tmp_path / "job.py").write_text(job)
+    words = ("--dry-run", "--device", "a100-80g")
+    plain = record(tmp_path, *words, "job.py")
+    storages = plain.step.storages
+    is_static = np.isin(storages.category, ("parameter", "gradient", "optimizer_state"))
+    budget = int(storages.allocated_bytes[is_static & (storages.device == "cuda:0")].sum() * 0.7)
+    found = explore(plain.step, SearchRequest(budget)).best
+    assert found is not None
+    assert OptimizerPolicy(state="host") in found.policies
+    write_plan(tmp_path / "plan.toml", found.plan)
+    assert record(tmp_path, *words, "--plan", "plan.toml", "job.py", name="head.memprof").peak == found.peak_bytes
