@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+from memprof.analysis.allocator.device_verdict import judge_device
 from memprof.analysis.allocator.dry_fit import DryFit, dry_fit
-from memprof.machines.catalogue import CONTEXT_BYTES
+from memprof.cli.main import main
+from memprof.machines.catalogue import CONTEXT_BYTES, find_machine
 from memprof.machines.outside import LAZY, NCCL
+from memprof.trace.store import Trace
+from memprof.units import spell_bytes_below
 from tests.recorder.recorded import record, record_script
 
 _GIB = 1 << 30
@@ -65,7 +71,7 @@ for _ in range(4):
 """
 
 
-def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path) -> None:
+def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """cuDNN's block of 128 MiB and a weight more, the largest estimate less; the upper end decides."""
     done = record_script(tmp_path, _JOB.replace("WIDTH", str(256 * 28 * 28)), "--dry-run", "--device", "rtx4090")
     fit = dry_fit(done.trace)
@@ -81,6 +87,21 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path) -> None:
     full = replace(fit, capacity_bytes=fit.used_bytes - 1)
     assert not full.fits
     assert full.describe().startswith("May not fit")
+    _check_that_plans_leave_it_free(done.trace, fit, capsys)
+
+
+def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that reserves the whole budget of every command fits by the verdict; one byte more does not."""
+    room = beyond_tensors(trace).room_bytes
+    assert room == fit.convolution_bytes[1]
+    assert beyond_tensors(trace, world_size=8).room_bytes == room + NCCL.most_bytes
+    card = find_machine("rtx4090")
+    for command in ("suggest", "check"):
+        assert main([command, str(trace.path), "--machine", "rtx4090", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["budget_bytes"] == card.budget_bytes - room, command
+    assert replace(fit, reserved_bytes=card.budget_bytes - room).fits
+    assert not replace(fit, reserved_bytes=card.budget_bytes - room + 1).fits
+    assert judge_device(trace).budget == spell_bytes_below(card.budget_bytes - room)
 
 
 def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
