@@ -79,7 +79,7 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path, capsys: pyte
     # Float32: inputs [8, 64, 30, 30], weights [256, 64, 3, 3] and results [8, 256, 28, 28] of the larger convolution.
     weight = 256 * 64 * 9 * 4
     tensors = 4 * 8 * (64 * 30 * 30 + 256 * 28 * 28) + weight
-    assert fit.convolution_bytes == (-tensors, 128 * _MIB + weight)
+    assert fit.workspace_bytes == (-tensors, 128 * _MIB + weight)
     assert fit.used_bytes == fit.reserved_bytes + 128 * _MIB + weight + LAZY.most_bytes
     assert fit.least_used_bytes == fit.reserved_bytes - tensors + LAZY.least_bytes
     assert "for workspaces of convolutions, which cuDNN chooses" in done.stderr
@@ -93,7 +93,7 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path, capsys: pyte
 def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan that reserves the whole budget of every command fits by the verdict; one byte more does not."""
     room = beyond_tensors(trace).room_bytes
-    assert room == fit.convolution_bytes[1]
+    assert room == fit.workspace_bytes[1]
     assert beyond_tensors(trace, world_size=8).room_bytes == room + NCCL.most_bytes
     card = find_machine("rtx4090")
     for command in ("suggest", "check"):
@@ -111,7 +111,7 @@ def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
     done = record_script(tmp_path, script, "--dry-run", "--device", "rtx4090")
     fit = dry_fit(done.trace)
     assert fit is not None
-    assert fit.convolution_bytes == (0, 0)
+    assert fit.workspace_bytes == (0, 0)
     assert "cuDNN" not in done.stderr
 
 
@@ -128,5 +128,5 @@ def test_published_peaks_of_u_nets_lie_in_the_interval(tmp_path: Path, name: str
     done = record(tmp_path, "--dry-run", "--device", "v100-sxm2-16gb", job, name="run.memprof")
     fit = dry_fit(done.trace)
     assert fit is not None
-    less, more = fit.convolution_bytes
+    less, more = fit.workspace_bytes
     assert fit.allocated_bytes + less <= published <= fit.allocated_bytes + more

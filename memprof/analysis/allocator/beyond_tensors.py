@@ -9,13 +9,14 @@ import numpy as np
 
 from memprof.machines.catalogue import CONTEXT_BYTES
 from memprof.machines.convolutions import workspace_interval
+from memprof.machines.fourier import work_area_interval
 from memprof.machines.outside import LAZY, OutsideMemory
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import Ops, Storages, Uses
 from memprof.trace.store import Trace
 
-#: Operators whose kernels are cuDNN's convolutions.
-_CONVOLUTION = re.compile(r"aten\.(cudnn_)?convolution")
+#: Operators whose kernels are cuDNN's convolutions, and cuFFT's transforms.
+_CONVOLUTION, _TRANSFORM = re.compile(r"aten\.(cudnn_)?convolution"), re.compile(r"aten\._fft_")
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,18 @@ class BeyondTensors:
 
     Attributes:
         outside: Outside torch's allocator.
-        convolution_bytes: How much less and more tensors may take for workspaces of convolutions.
+        workspace_bytes: How much less and more tensors may take for the workspaces of one call of cuDNN or cuFFT.
+        chosen_for: What these are for, a clause; "" without any.
     """
 
     outside: OutsideMemory
-    convolution_bytes: tuple[int, int]
+    workspace_bytes: tuple[int, int]
+    chosen_for: str
 
     @property
     def room_bytes(self) -> int:
         """What is left free of a device's budget, which is without the context already."""
-        return self.outside.most_bytes - CONTEXT_BYTES + self.convolution_bytes[1]
+        return self.outside.most_bytes - CONTEXT_BYTES + self.workspace_bytes[1]
 
 
 def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
@@ -43,19 +46,34 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
         trace: The recording. What a real card allocated for convolutions is among its tensors.
         world_size: Ranks that the job is to have, if they are more than the recorded ones.
     """
-    is_distributed = max(trace.manifest.world_size, world_size) > 1
-    is_measured = trace.manifest.machine.device_kind != "cpu" and trace.manifest.backend.name != DRY_RUN
-    convolutions = (0, 0) if is_measured else _convolution_bytes(trace)
-    return BeyondTensors(LAZY.with_communicators(int(is_distributed)), convolutions)
+    outside = LAZY.with_communicators(int(max(trace.manifest.world_size, world_size) > 1))
+    if trace.manifest.machine.device_kind != "cpu" and trace.manifest.backend.name != DRY_RUN:
+        return BeyondTensors(outside, (0, 0), "")
+    known = {
+        "convolutions, which cuDNN chooses": _convolution_bytes(trace),
+        "Fourier transforms, which cuFFT chooses": _transform_bytes(trace),
+    }
+    less, more = (tuple(ends) for ends in zip(*known.values(), strict=True))
+    chosen_for = " and ".join(words for words, ends in known.items() if ends[1])
+    return BeyondTensors(outside, (min(less), max(more)), chosen_for)
 
 
 def _convolution_bytes(trace: Trace) -> tuple[int, int]:
     """Returns how much less and more a job may take for workspaces of convolutions; zeros where none ran."""
+    estimated, used = _calls(trace, _CONVOLUTION)
+    weights = used.requested_bytes[used.category == "parameter"]
+    return workspace_interval(estimated, int(weights.max(initial=0))) if len(used) else (0, 0)
+
+
+def _transform_bytes(trace: Trace) -> tuple[int, int]:
+    """Returns the same for Fourier transforms."""
+    estimated, used = _calls(trace, _TRANSFORM)
+    return work_area_interval(estimated, int(used.requested_bytes.max(initial=0)))
+
+
+def _calls(trace: Trace, names: re.Pattern[str]) -> tuple[int, Storages]:
+    """Returns the largest workspace that was counted for operators of these names, and the storages they use."""
     ops, uses, storages = trace.table(Ops), trace.table(Uses), trace.table(Storages)
-    is_one = np.array([_CONVOLUTION.match(str(name)) is not None for name in ops.name], dtype=np.bool_)
-    if not is_one.any():
-        return 0, 0
-    used = uses.storage_id[np.isin(uses.op_id, ops.op_id[is_one])]
-    is_weight = np.isin(storages.storage_id, used) & (storages.category == "parameter")
-    weight = int(storages.requested_bytes[is_weight].max(initial=0))
-    return workspace_interval(int(ops.workspace_bytes[is_one].max()), weight)
+    is_one = np.array([names.match(str(name)) is not None for name in ops.name], dtype=np.bool_)
+    used = np.isin(storages.storage_id, uses.storage_id[np.isin(uses.op_id, ops.op_id[is_one])])
+    return int(ops.workspace_bytes[is_one].max(initial=0)), storages.take(used)

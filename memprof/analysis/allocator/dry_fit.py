@@ -26,7 +26,8 @@ class DryFit:
         outside_bytes: Most bytes of these.
         reserved_bytes: Peak bytes torch's allocator would reserve.
         allocated_bytes: Peak bytes it would have allocated.
-        convolution_bytes: How much less and more these may be for workspaces of convolutions (`beyond_tensors`).
+        workspace_bytes: How much less and more these may be for workspaces that a library chooses (`beyond_tensors`).
+        chosen_for: What these are for; "" without any.
         largest: The largest category at the fullest step's peak.
         share: Its share of that peak.
     """
@@ -39,17 +40,18 @@ class DryFit:
     allocated_bytes: int
     largest: str
     share: float
-    convolution_bytes: tuple[int, int] = (0, 0)
+    workspace_bytes: tuple[int, int] = (0, 0)
+    chosen_for: str = ""
 
     @property
     def least_used_bytes(self) -> int:
         """Fewest used bytes the whole device would show."""
-        return self.reserved_bytes + self.convolution_bytes[0] + self.least_outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[0] + self.least_outside_bytes
 
     @property
     def used_bytes(self) -> int:
         """Most used bytes the whole device would show."""
-        return self.reserved_bytes + self.convolution_bytes[1] + self.outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[1] + self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -76,9 +78,9 @@ class DryFit:
         parts = (
             f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator (context, libraries)"
         )
-        if self.convolution_bytes[1]:
-            less, more = (format_bytes_change(count) for count in self.convolution_bytes)
-            parts += f", {less} to {more} for workspaces of convolutions, which cuDNN chooses"
+        if self.workspace_bytes[1]:
+            less, more = (format_bytes_change(count) for count in self.workspace_bytes)
+            parts += f", {less} to {more} for workspaces of {self.chosen_for}"
         return parts
 
     def describe(self) -> str:
@@ -116,5 +118,6 @@ def dry_fit(trace: Trace) -> DryFit | None:
         allocated_bytes=int(memory.allocated_bytes.max()),
         largest=(most.key if most is not None else None) or "unknown",
         share=most.bytes / split.total_bytes if most is not None else 0.0,
-        convolution_bytes=beyond.convolution_bytes,
+        workspace_bytes=beyond.workspace_bytes,
+        chosen_for=beyond.chosen_for,
     )

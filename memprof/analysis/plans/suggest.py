@@ -128,7 +128,7 @@ def describe_room(search_request: SearchRequest) -> tuple[str, ...]:
     if not search_request.room_bytes:
         return ()
     room = format_bytes(search_request.room_bytes)
-    return (f"the budget leaves {room} of the device free for workspaces of convolutions (cuDNN) and for NCCL.",)
+    return (f"the budget leaves {room} of the device free for workspaces of cuDNN and cuFFT and for NCCL.",)
 
 
 def _searched(

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import Architecture
-from memprof.machines.convolutions import MOST_BYTES, SOURCE
+from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
@@ -81,8 +82,14 @@ class DeviceKernels:
         notes = [f"workspaces that a library chooses at run time are estimates: those of {names}"]
         if not self._estimated.isdisjoint(map(str, _CONVOLUTIONS)):
             notes.append(
-                f"cuDNN chooses the workspace of a convolution: from none to {format_bytes(MOST_BYTES)}, and in "
-                f"backward the weight's bytes besides ({SOURCE})"
+                "cuDNN chooses the workspace of a convolution: from none to "
+                f"{format_bytes(convolutions.MOST_BYTES)}, and in backward the weight's bytes besides "
+                f"({convolutions.SOURCE})"
+            )
+        if not self._estimated.isdisjoint(map(str, _TRANSFORMS)):
+            notes.append(
+                "cuFFT chooses the work area of a Fourier transform: one to eight times its complex elements, of which "
+                f"one is counted ({fourier.SOURCE})"
             )
         return notes
 
@@ -223,6 +230,10 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._cudnn_rnn: _recurrent,
     _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
+    _aten._fft_c2c: fourier_sizes,
+    _aten._fft_r2c: fourier_sizes,
+    _aten._fft_c2r: inverse_real_sizes,
 }
 _CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
-_ESTIMATED = {_aten.convolution, _aten.convolution_backward, _aten._cudnn_rnn, _aten.embedding_dense_backward}
+_TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}
+_ESTIMATED = {*_CONVOLUTIONS, *_TRANSFORMS, _aten._cudnn_rnn, _aten.embedding_dense_backward}
