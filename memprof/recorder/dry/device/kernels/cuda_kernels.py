@@ -12,6 +12,7 @@ import torch
 
 from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
@@ -33,6 +34,8 @@ _TILE, _PART = 2_304, 1_920
 _CHUNK = 65_536
 #: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
 _UNSORTED_ROWS = 3_072
+#: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32.
+_CHANNEL_BYTES = 16
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
 
 
@@ -49,7 +52,7 @@ class DeviceKernels:
         """
         self._architecture = architecture
         self._memory = memory
-        self._handles: set[bool] = set()
+        self._handles: set[tuple[bool, int]] = set()
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         self._is_unified = version >= _UNIFIED
         self._workspace_bytes = (
@@ -94,10 +97,10 @@ class DeviceKernels:
         return notes
 
     def _use_cublas(self, packet: Any, args: Any) -> None:
-        """Allocates cuBLAS workspaces: each thread's handle keeps its own for good (one forward, one backward)."""
-        is_backward = torch._C._current_graph_task_id() != -1
-        if is_backward not in self._handles:
-            self._handles.add(is_backward)
+        """Allocates cuBLAS workspaces: each thread's handle keeps one for each stream (one forward, one backward)."""
+        handle = (torch._C._current_graph_task_id() != -1, CURRENT.stream[0] if CURRENT.stream else 0)
+        if handle not in self._handles:
+            self._handles.add(handle)
             self._memory.keep(self._workspace_bytes)
         if packet is _aten.addmm and not self._is_unified and args[0].dim() == 1:
             self._memory.pass_through([self._architecture.lt_workspace_bytes])
@@ -197,7 +200,11 @@ def _rearranged(tensors: list[Any]) -> int:
         return 0
     if first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous():
         return 0
-    return sum(tensor.nbytes for tensor in tensors)
+    together = _CHANNEL_BYTES // first.element_size()
+    return sum(
+        tensor.nbytes // tensor.shape[1] * _padded(tensor.shape[1], together) if tensor.shape[1] else 0
+        for tensor in tensors
+    )
 
 
 def _recurrent(args: Any, _result: Any) -> list[int]:
