@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memprof.machines.card import Card
 from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
-from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.calls import DeviceCalls
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
