@@ -101,7 +101,9 @@ def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.Ca
         assert json.loads(capsys.readouterr().out)["budget_bytes"] == card.budget_bytes - room, command
     assert replace(fit, reserved_bytes=card.budget_bytes - room).fits
     assert not replace(fit, reserved_bytes=card.budget_bytes - room + 1).fits
-    assert judge_device(trace).budget == spell_bytes_below(card.budget_bytes - room)
+    verdict = judge_device(trace)
+    assert verdict.budget == spell_bytes_below(card.budget_bytes - room)
+    assert verdict.counts_reserved
 
 
 def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:

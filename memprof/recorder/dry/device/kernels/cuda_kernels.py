@@ -34,7 +34,8 @@ _TILE, _PART = 2_304, 1_920
 _CHUNK = 65_536
 #: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
 _UNSORTED_ROWS = 3_072
-#: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32.
+#: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
+#: convolutional layers, "Channels in and out").
 _CHANNEL_BYTES = 16
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
 
