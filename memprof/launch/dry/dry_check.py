@@ -138,7 +138,7 @@ class DryChecks:
             if outcome.peak_bytes is None:
                 queue.note_refused(one)
             else:
-                queue.note_above(one, max(outcome.peak_bytes, one.peak_bytes + result.excess_bytes))
+                queue.note_above(one, max(outcome.peak_bytes, reserved_bytes))
             one = queue.next()
         return latest, tuple(checked)
 
