@@ -38,8 +38,8 @@ def parse_budget(
             raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --machine rtx3090")
         if room_bytes >= machine.budget_bytes:
             raise UsageError(
-                f"{machine.name} has {format_bytes(machine.budget_bytes)} for tensors, which this job may take for "
-                "workspaces of convolutions and communicators alone: choose a larger device, or give --budget"
+                f"{machine.name} has {format_bytes(machine.budget_bytes)} for tensors, all of which this job may take "
+                "for workspaces and communicators: choose a larger device, or give --budget"
             )
         return machine.budget_bytes - room_bytes
     budget = _bytes(text, recorded_peak_bytes)

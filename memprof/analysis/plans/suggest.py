@@ -118,11 +118,11 @@ def suggest(
         answer=answer,
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
-        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *describe_room(search_request)),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(search_request)),
     )
 
 
-def describe_room(search_request: SearchRequest) -> tuple[str, ...]:
+def _describe_room(search_request: SearchRequest) -> tuple[str, ...]:
     """Returns a sentence on what a device's budget leaves free for what is not among the tensors; none without."""
     if not search_request.room_bytes:
         return ()

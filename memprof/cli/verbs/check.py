@@ -69,7 +69,8 @@ def check(
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
         device = find_machine(machine) if machine else None
-        room = 0 if is_summary(trace) else beyond_tensors(Trace.open(trace)).room_bytes
+        has_room = budget is None and not is_summary(trace)
+        room = beyond_tensors(Trace.open(trace)).room_bytes if has_room else 0
         given = parse_budget(budget, summary.peak.bytes, device, room)
         within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
         own = parse_gate(f"peak>{given}")

@@ -53,7 +53,7 @@ class Current:
             RuntimeError: No graph is being captured.
         """
         if not self.is_capturing:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            raise RuntimeError("Called CUDAGraph::capture_end without a preceding capture_begin.")
         self.owner = 0
 
 
