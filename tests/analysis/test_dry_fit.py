@@ -132,3 +132,37 @@ def test_published_peaks_of_u_nets_lie_in_the_interval(tmp_path: Path, name: str
     assert fit is not None
     less, more = fit.workspace_bytes
     assert fit.allocated_bytes + less <= published <= fit.allocated_bytes + more
+
+
+_SPECTRAL = """
+import torch
+from torch import nn
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 1)
+        self.weight = nn.Parameter(torch.rand(8, 128, 65, dtype=torch.cfloat))
+    def forward(self, x):
+        return torch.fft.irfft2(torch.fft.rfft2(self.conv(x)) * self.weight, s=(128, 128))
+
+model = Spectral().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(32, 1, 128, 128, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_work_areas_of_fourier_transforms_are_an_interval_too(tmp_path: Path) -> None:
+    """Of a convolution and a transform, the one that may take more counts; both are named, with their sources."""
+    done = record_script(tmp_path, _SPECTRAL, "--dry-run", "--device", "rtx4090")
+    fit = dry_fit(done.trace)
+    assert fit is not None
+    # The complex side: [32, 8, 128, 65] of 8 B. Backward transforms all of [32, 8, 128, 128], which is 32 MiB: eight
+    # times that and less than was counted is more than cuDNN's 128 MiB.
+    whole = 32 * 8 * 128 * 128 * 8
+    assert 8 * whole - 2 * whole <= fit.workspace_bytes[1] <= 8 * whole
+    assert "convolutions, which cuDNN chooses, and of Fourier transforms, which cuFFT chooses" in done.stderr
+    assert any("one to eight times its complex elements" in note for note in done.trace.manifest.notes)

@@ -54,7 +54,7 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
         "Fourier transforms, which cuFFT chooses": _transform_bytes(trace),
     }
     less, more = (tuple(ends) for ends in zip(*known.values(), strict=True))
-    chosen_for = " and ".join(words for words, ends in known.items() if ends[1])
+    chosen_for = ", and of ".join(words for words, ends in known.items() if ends[1])
     return BeyondTensors(outside, (min(less), max(more)), chosen_for)
 
 
