@@ -14,14 +14,17 @@ _ON_HOST = ("host", "pinned")
 _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
 
 
-def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None) -> int:
+def parse_budget(
+    text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None, room_bytes: int = 0
+) -> int:
     """Parses a budget.
 
     Args:
         text: A size (``8GiB``, ``24GB``, ``6000000000``), or a percentage of the recorded peak (``60%``); None for the
-            machine's whole tensor capacity.
+            machine's whole tensor capacity less ``room_bytes``.
         recorded_peak_bytes: The peak of the recorded step.
         machine: The target machine; a size must not exceed its capacity.
+        room_bytes: What the job may take of the machine beyond its tensors and the context.
 
     Returns:
         The budget, in bytes.
@@ -33,7 +36,12 @@ def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerato
     if text is None:
         if machine is None:
             raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --machine rtx3090")
-        return machine.budget_bytes
+        if room_bytes >= machine.budget_bytes:
+            raise UsageError(
+                f"{machine.name} has {format_bytes(machine.budget_bytes)} for tensors, all of which this job may take "
+                "for workspaces and communicators: choose a larger device, or give --budget"
+            )
+        return machine.budget_bytes - room_bytes
     budget = _bytes(text, recorded_peak_bytes)
     if machine is not None and budget > machine.memory_bytes:
         raise UsageError(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+from memprof.analysis.allocator.device_verdict import judge_device
 from memprof.analysis.allocator.dry_fit import DryFit, dry_fit
-from memprof.machines.catalogue import CONTEXT_BYTES
+from memprof.cli.main import main
+from memprof.machines.catalogue import CONTEXT_BYTES, find_machine
 from memprof.machines.outside import LAZY, NCCL
+from memprof.trace.store import Trace
+from memprof.units import spell_bytes_below
 from tests.recorder.recorded import record, record_script
 
 _GIB = 1 << 30
@@ -65,7 +71,7 @@ for _ in range(4):
 """
 
 
-def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path) -> None:
+def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """cuDNN's block of 128 MiB and a weight more, the largest estimate less; the upper end decides."""
     done = record_script(tmp_path, _JOB.replace("WIDTH", str(256 * 28 * 28)), "--dry-run", "--device", "rtx4090")
     fit = dry_fit(done.trace)
@@ -73,7 +79,7 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path) -> None:
     # Float32: inputs [8, 64, 30, 30], weights [256, 64, 3, 3] and results [8, 256, 28, 28] of the larger convolution.
     weight = 256 * 64 * 9 * 4
     tensors = 4 * 8 * (64 * 30 * 30 + 256 * 28 * 28) + weight
-    assert fit.convolution_bytes == (-tensors, 128 * _MIB + weight)
+    assert fit.workspace_bytes == (-tensors, 128 * _MIB + weight)
     assert fit.used_bytes == fit.reserved_bytes + 128 * _MIB + weight + LAZY.most_bytes
     assert fit.least_used_bytes == fit.reserved_bytes - tensors + LAZY.least_bytes
     assert "for workspaces of convolutions, which cuDNN chooses" in done.stderr
@@ -81,6 +87,23 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path) -> None:
     full = replace(fit, capacity_bytes=fit.used_bytes - 1)
     assert not full.fits
     assert full.describe().startswith("May not fit")
+    _check_that_plans_leave_it_free(done.trace, fit, capsys)
+
+
+def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that reserves the whole budget of every command fits by the verdict; one byte more does not."""
+    room = beyond_tensors(trace).room_bytes
+    assert room == fit.workspace_bytes[1]
+    assert beyond_tensors(trace, world_size=8).room_bytes == room + NCCL.most_bytes
+    card = find_machine("rtx4090")
+    for command in ("suggest", "check"):
+        assert main([command, str(trace.path), "--machine", "rtx4090", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["budget_bytes"] == card.budget_bytes - room, command
+    assert replace(fit, reserved_bytes=card.budget_bytes - room).fits
+    assert not replace(fit, reserved_bytes=card.budget_bytes - room + 1).fits
+    verdict = judge_device(trace)
+    assert verdict.budget == spell_bytes_below(card.budget_bytes - room)
+    assert verdict.counts_reserved
 
 
 def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
@@ -90,7 +113,7 @@ def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
     done = record_script(tmp_path, script, "--dry-run", "--device", "rtx4090")
     fit = dry_fit(done.trace)
     assert fit is not None
-    assert fit.convolution_bytes == (0, 0)
+    assert fit.workspace_bytes == (0, 0)
     assert "cuDNN" not in done.stderr
 
 
@@ -107,5 +130,39 @@ def test_published_peaks_of_u_nets_lie_in_the_interval(tmp_path: Path, name: str
     done = record(tmp_path, "--dry-run", "--device", "v100-sxm2-16gb", job, name="run.memprof")
     fit = dry_fit(done.trace)
     assert fit is not None
-    less, more = fit.convolution_bytes
+    less, more = fit.workspace_bytes
     assert fit.allocated_bytes + less <= published <= fit.allocated_bytes + more
+
+
+_SPECTRAL = """
+import torch
+from torch import nn
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 1)
+        self.weight = nn.Parameter(torch.rand(8, 128, 65, dtype=torch.cfloat))
+    def forward(self, x):
+        return torch.fft.irfft2(torch.fft.rfft2(self.conv(x)) * self.weight, s=(128, 128))
+
+model = Spectral().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(32, 1, 128, 128, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_work_areas_of_fourier_transforms_are_an_interval_too(tmp_path: Path) -> None:
+    """Of a convolution and a transform, the one that may take more counts; both are named, with their sources."""
+    done = record_script(tmp_path, _SPECTRAL, "--dry-run", "--device", "rtx4090")
+    fit = dry_fit(done.trace)
+    assert fit is not None
+    # The complex side: [32, 8, 128, 65] of 8 B. Backward transforms all of [32, 8, 128, 128], which is 32 MiB: eight
+    # times that and less than was counted is more than cuDNN's 128 MiB.
+    whole = 32 * 8 * 128 * 128 * 8
+    assert 8 * whole - 2 * whole <= fit.workspace_bytes[1] <= 8 * whole
+    assert "convolutions, which cuDNN chooses, and of Fourier transforms, which cuFFT chooses" in done.stderr
+    assert any("one to eight times its complex elements" in note for note in done.trace.manifest.notes)

@@ -15,6 +15,7 @@ from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from tests.recorder.recorded import record_script
 
 TRACE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 
@@ -89,3 +90,39 @@ def test_json_holds_every_way(capsys: pytest.CaptureFixture[str], step: Step) ->
 def test_the_budget_is_checked_first(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
     """As for suggest: one sentence, exit code 2."""
     assert sentence in run(capsys, *words, status=2)[1]
+
+
+def test_a_communicator_takes_its_part_of_a_rank_but_not_of_a_job_alone(step: Step) -> None:
+    """fsdp over 4 ranks fits its peak and the communicator, and not one byte less; alone, only the job counts."""
+    peak, communicator = peak_of(step, 3, 4), 1 << 20
+    found = devices_needed(step, peak + communicator, communicator_bytes=communicator)
+    assert found.needed is not None
+    assert found.needed.policy.world_size == 4
+    less = devices_needed(step, peak + communicator - 1, communicator_bytes=communicator)
+    assert less.needed != found.needed
+    alone = int(live_bytes(step).during.max())
+    assert devices_needed(step, alone, communicator_bytes=alone).fits_alone
+
+
+_TWO_MODELS = """
+import torch
+from torch import nn
+maker, judge = nn.Linear(64, 64), nn.Linear(64, 1)
+optimizers = [torch.optim.Adam(model.parameters()) for model in (maker, judge)]
+for _ in range(4):
+    made = maker(torch.randn(8, 64))
+    judge(made).mean().backward()
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+    judge(made.detach()).mean().backward()
+    optimizers[1].step()
+    optimizers[0].zero_grad()
+"""
+
+
+def test_jobs_with_an_update_between_backward_passes_have_two_ways(tmp_path: Path) -> None:
+    """Of two models that update in turn, ddp and zero1 are predicted; why the others are not is said once."""
+    trace = record_script(tmp_path, _TWO_MODELS).trace
+    found = devices_needed(trace.fullest_step(), 1)
+    assert {each.policy.stage for each in found.ranks} == {0, 1}
+    assert [sentence.partition(",")[0] for sentence in found.refused] == ["The job runs backward again after an update"]

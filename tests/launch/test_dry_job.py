@@ -94,3 +94,13 @@ def test_plan_that_is_confirmed_is_kept_before_one_that_nobody_could_check() -> 
     assert unchecked.difference_bytes is unchecked.difference_ratio is None
     assert describe_difference(105, 100) == "+5 B, +5 %"
     assert describe_difference(100, 100) == "as predicted"
+
+
+def test_what_is_reserved_must_fit_a_device_too() -> None:
+    """Tensors of 105 bytes are within 110, the 116 bytes of segments that hold them are not."""
+    plan = Plan((OptimizerPolicy(loop="fused"),))
+    checked = Checked(plan, 100, 110, 105, reserved_bytes=116)
+    assert checked.fits is False
+    assert checked.excess_bytes == 6
+    assert worth_keeping((checked,)) is None
+    assert Checked(plan, 100, 110, 105, reserved_bytes=110).fits is True

@@ -93,12 +93,14 @@ def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]
     """
     basis = basis_for(rank)
     peak = int(live_bytes(basis.step).during.max(initial=0))
+    device = rank.verdict()
     search_request = SearchRequest(
         parse_budget(form.budget, peak),
         allow=form.allow,
         world_size=max(rank.trace.manifest.world_size, 1),
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
+        counts_reserved=device.counts_reserved and form.budget.strip() == device.budget,
     )
     return suggest(rank.trace, basis, search_request, report)
 

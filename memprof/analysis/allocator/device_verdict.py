@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
@@ -27,12 +28,14 @@ class DeviceVerdict:
         sentence: The answer, without a full stop; "" without a limit.
         parts: What the need is made of, a clause; "" where that is not known.
         budget: A budget to search plans for, as an option value; "" where none follows from it.
+        counts_reserved: Whether that budget is a device's, in which what the allocator reserves must fit.
     """
 
     state: str
     sentence: str = ""
     parts: str = ""
     budget: str = ""
+    counts_reserved: bool = False
 
 
 def judge_device(trace: Trace, budget_bytes: int | None = None) -> DeviceVerdict:
@@ -63,8 +66,8 @@ def judge_device(trace: Trace, budget_bytes: int | None = None) -> DeviceVerdict
     if fit is not None:
         machine = machine_of_device(trace.manifest.machine.device_name)
         state = FITS if fit.fits else MAY_NOT_FIT if fit.least_used_bytes <= fit.capacity_bytes else DOES_NOT_FIT
-        budget = "" if machine is None else spell_bytes_below(machine.budget_bytes)
-        return DeviceVerdict(state, fit.headline, fit.parts, budget)
+        budget = "" if machine is None else spell_bytes_below(machine.budget_bytes - beyond_tensors(trace).room_bytes)
+        return DeviceVerdict(state, fit.headline, fit.parts, budget, counts_reserved=True)
     uses = [use for use in summarise_devices(trace.table(DeviceMemory)) if use.total_bytes > 0]
     if not uses or trace.manifest.machine.device_kind == "cpu":
         return DeviceVerdict(NO_LIMIT)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-import numpy as np
-
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.report.breakdown import by_category, hold_at
 from memprof.errors import BadInputError
 from memprof.machines.catalogue import machine_of_device
-from memprof.machines.convolutions import workspace_interval
-from memprof.machines.outside import LAZY
 from memprof.replay.live import peak_op
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.schema import DeviceMemory, Memory, Ops, Storages, Uses
+from memprof.trace.schema import DeviceMemory, Memory
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_percent
-
-#: Operators whose kernels are cuDNN's convolutions.
-_CONVOLUTION = re.compile(r"aten\.(cudnn_)?convolution")
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,8 @@ class DryFit:
         outside_bytes: Most bytes of these.
         reserved_bytes: Peak bytes torch's allocator would reserve.
         allocated_bytes: Peak bytes it would have allocated.
-        convolution_bytes: How much less and more these may be for workspaces of convolutions (`machines.convolutions`).
+        workspace_bytes: How much less and more these may be for workspaces that a library chooses (`beyond_tensors`).
+        chosen_for: What these are for; "" without any.
         largest: The largest category at the fullest step's peak.
         share: Its share of that peak.
     """
@@ -46,17 +40,18 @@ class DryFit:
     allocated_bytes: int
     largest: str
     share: float
-    convolution_bytes: tuple[int, int] = (0, 0)
+    workspace_bytes: tuple[int, int] = (0, 0)
+    chosen_for: str = ""
 
     @property
     def least_used_bytes(self) -> int:
         """Fewest used bytes the whole device would show."""
-        return self.reserved_bytes + self.convolution_bytes[0] + self.least_outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[0] + self.least_outside_bytes
 
     @property
     def used_bytes(self) -> int:
         """Most used bytes the whole device would show."""
-        return self.reserved_bytes + self.convolution_bytes[1] + self.outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[1] + self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -83,27 +78,15 @@ class DryFit:
         parts = (
             f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator (context, libraries)"
         )
-        if self.convolution_bytes[1]:
-            less, more = (format_bytes_change(count) for count in self.convolution_bytes)
-            parts += f", {less} to {more} for workspaces of convolutions, which cuDNN chooses"
+        if self.workspace_bytes[1]:
+            less, more = (format_bytes_change(count) for count in self.workspace_bytes)
+            parts += f", {less} to {more} for workspaces of {self.chosen_for}"
         return parts
 
     def describe(self) -> str:
         """Returns a description of one or two sentences."""
         largest = f" Largest category: {self.largest}, {format_percent(self.share)} of the peak."
         return f"{self.headline}; {self.parts}.{'' if self.fits else largest}"
-
-
-def _of_convolutions(trace: Trace) -> tuple[int, int]:
-    """Returns how much less and more a job may take for workspaces of convolutions; zeros where none ran."""
-    ops, uses, storages = trace.table(Ops), trace.table(Uses), trace.table(Storages)
-    is_one = np.array([_CONVOLUTION.match(str(name)) is not None for name in ops.name], dtype=np.bool_)
-    if not is_one.any():
-        return 0, 0
-    used = uses.storage_id[np.isin(uses.op_id, ops.op_id[is_one])]
-    is_weight = np.isin(storages.storage_id, used) & (storages.category == "parameter")
-    weight = int(storages.requested_bytes[is_weight].max(initial=0))
-    return workspace_interval(int(ops.workspace_bytes[is_one].max()), weight)
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
@@ -125,15 +108,16 @@ def dry_fit(trace: Trace) -> DryFit | None:
         return None  # it ended before the first one
     split = by_category(hold_at(step, peak_op(step)))
     most = split.parts[0] if split.parts else None
-    outside = LAZY.with_communicators(int(trace.manifest.world_size > 1))
+    beyond = beyond_tensors(trace)
     return DryFit(
         machine=found.name,
         capacity_bytes=machine.capacity_bytes,
-        least_outside_bytes=outside.least_bytes,
-        outside_bytes=outside.most_bytes,
+        least_outside_bytes=beyond.outside.least_bytes,
+        outside_bytes=beyond.outside.most_bytes,
         reserved_bytes=int(memory.reserved_bytes.max()),
         allocated_bytes=int(memory.allocated_bytes.max()),
         largest=(most.key if most is not None else None) or "unknown",
         share=most.bytes / split.total_bytes if most is not None else 0.0,
-        convolution_bytes=_of_convolutions(trace),
+        workspace_bytes=beyond.workspace_bytes,
+        chosen_for=beyond.chosen_for,
     )

@@ -12,6 +12,7 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.allocator.policy import Allocator
+from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
 
 
@@ -37,6 +38,21 @@ def with_room(
     return replace(answer, fitting=fitting), tuple(changed[one] for one in plans)
 
 
+def reserved_of(basis: Basis, manifest: Manifest, plan: Plan) -> int | None:
+    """Returns the peak reserved bytes under a plan: as recorded without one, modelled otherwise; None on the CPU.
+
+    The model starts with the step, so that it lacks what earlier steps left behind.
+
+    Args:
+        basis: The steps the plan was replayed on.
+        manifest: The manifest of the recording.
+        plan: The plan.
+    """
+    if not plan.policies and basis.reserved_bytes and not basis.scaled_by:
+        return basis.reserved_bytes
+    return reserved_under(basis.fullest_under(plan), manifest, plan)
+
+
 def _may(search_request: SearchRequest) -> bool:
     name = Allocator.name
     return name not in search_request.forbid and (not search_request.allow or name in search_request.allow)
@@ -45,12 +61,12 @@ def _may(search_request: SearchRequest) -> bool:
 def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int) -> Candidate:
     if any(isinstance(policy, Allocator) for policy in one.policies):
         return one
-    reserved = reserved_under(basis.fullest_under(one.plan), manifest, one.plan)
+    reserved = reserved_of(basis, manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:
         return one
     bench = Workbench(basis.step, deadline=math.inf, others=basis.others, dry_steps=basis.dry_steps)
     roomier = bench.try_plan(*one.policies, Allocator(expandable_segments=True))
     if roomier is None:
         return one
-    reserved = reserved_under(basis.fullest_under(roomier.plan), manifest, roomier.plan)
+    reserved = reserved_of(basis, manifest, roomier.plan)
     return replace(roomier, host_bytes=one.host_bytes) if reserved is not None and reserved <= budget_bytes else one

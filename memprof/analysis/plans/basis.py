@@ -19,7 +19,7 @@ from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, s
 from memprof.replay.within import distinct_steps, fullest_of
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
-from memprof.trace.schema import Steps
+from memprof.trace.schema import Memory, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
@@ -41,6 +41,7 @@ class Basis:
         others: Other steps that must fit as well: those a plan may leave fuller than ``step``.
         peaks: Recorded peak by step number; empty where a single step was requested.
         has_measured_times: Whether the recording has a step that ran without the recorder on a real device.
+        reserved_bytes: The most that a device's allocator reserved while they were recorded; 0 where that is unknown.
         dry_steps: The same steps as dry-run under policies that are best not modelled, by those policies.
     """
 
@@ -55,6 +56,7 @@ class Basis:
     others: tuple[Step, ...] = ()
     peaks: dict[int, int] = field(default_factory=dict)
     has_measured_times: bool = False
+    reserved_bytes: int = 0
     dry_steps: DrySteps = field(default_factory=dict)
     _fullest: dict[tuple[Policy, ...], Step] = field(default_factory=dict, init=False)
 
@@ -175,7 +177,8 @@ def basis_of_steps(trace: Trace) -> Basis:
 
 def _basis(trace: Trace, step: Step) -> Basis:
     is_real = trace.manifest.backend.name not in (DRY_RUN, PREDICTED)
-    return Basis(step, has_measured_times=is_real and has_untouched_step(trace))
+    reserved = int(trace.table(Memory).reserved_bytes.max(initial=0)) if step.is_on_device() else 0
+    return Basis(step, has_measured_times=is_real and has_untouched_step(trace), reserved_bytes=reserved)
 
 
 def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step, ...]:

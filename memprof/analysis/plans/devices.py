@@ -36,6 +36,7 @@ class Devices:
 
     Attributes:
         budget_bytes: Memory of a device.
+        communicator_bytes: What one of several ranks takes of it for its communicator.
         alone_bytes: Peak on one device.
         alone_us: Step time on one device.
         ranks: All strategies, by number of ranks and then stage.
@@ -43,6 +44,7 @@ class Devices:
     """
 
     budget_bytes: int
+    communicator_bytes: int
     alone_bytes: int
     alone_us: float
     ranks: tuple[OneRank, ...]
@@ -51,8 +53,12 @@ class Devices:
     @property
     def needed(self) -> OneRank | None:
         """The fastest strategy on the fewest devices that fit; None where none fits."""
-        fitting = [each for each in self.ranks if each.peak_allocated_bytes <= self.budget_bytes]
+        fitting = filter(self.fits, self.ranks)
         return min(fitting, key=lambda each: (each.policy.world_size, each.step_time_us), default=None)
+
+    def fits(self, rank: OneRank) -> bool:
+        """Returns whether one of several ranks fits."""
+        return rank.peak_allocated_bytes + self.communicator_bytes <= self.budget_bytes
 
     @property
     def fits_alone(self) -> bool:
@@ -61,7 +67,12 @@ class Devices:
 
 
 def devices_needed(
-    step: Step, budget_bytes: int, machine: Accelerator | None = None, *, batch: str = "keep"
+    step: Step,
+    budget_bytes: int,
+    machine: Accelerator | None = None,
+    *,
+    communicator_bytes: int = 0,
+    batch: str = "keep",
 ) -> Devices:
     """Predicts one rank under ddp and the three stages, over 2 to 1,024 ranks.
 
@@ -69,6 +80,7 @@ def devices_needed(
         step: The recorded step, of a single rank without sharding.
         budget_bytes: Memory of a device.
         machine: The device, whose catalogued link bandwidth the collectives use; None for typical links.
+        communicator_bytes: What one of several ranks takes of the budget for its communicator.
         batch: The batch of a rank, as in Shard.
     """
     link = Shard.link_gigabytes_per_second
@@ -87,4 +99,4 @@ def devices_needed(
             peak = int(live_bytes(rank).during.max(initial=0))
             found.append(OneRank(policy, peak, rank.duration_us, max(0.0, rank.duration_us - step.duration_us)))
     alone = int(live_bytes(step).during.max(initial=0))
-    return Devices(budget_bytes, alone, step.duration_us, tuple(found), tuple(refused))
+    return Devices(budget_bytes, communicator_bytes, alone, step.duration_us, tuple(found), tuple(refused))

@@ -21,6 +21,7 @@ class Checked:
         dry_bytes: The dry run's peak; None where the plan was not dry-run.
         reason: Why it was not dry-run, a sentence; "" where it was.
         most_bytes: Upper end of the predicted interval; the predicted peak where the prediction is exact.
+        reserved_bytes: What the allocator reserved in the dry run, where the budget is a device's; 0 elsewhere.
     """
 
     plan: Plan
@@ -29,11 +30,17 @@ class Checked:
     dry_bytes: int | None
     reason: str = ""
     most_bytes: int = 0
+    reserved_bytes: int = 0
 
     @property
     def fits(self) -> bool | None:
         """Whether the dry run stays within the budget; None without a dry run."""
-        return None if self.dry_bytes is None else self.dry_bytes <= self.budget_bytes
+        return None if self.dry_bytes is None else self.excess_bytes == 0
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes over the budget in the dry run, of tensors or of what is reserved for them; 0 within it."""
+        return max(self.dry_bytes or 0, self.reserved_bytes, self.budget_bytes) - self.budget_bytes
 
     @property
     def difference_bytes(self) -> int | None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from memprof.analysis.allocator.reserved import reserved_under
-from memprof.analysis.allocator.room import with_room
+from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
 from memprof.planners.search.candidate import Candidate
@@ -79,7 +78,7 @@ class Suggestion:
         """Modelled reserved bytes under each of ``plans``; None on the CPU."""
         if not self.basis.step.is_on_device():
             return (None,) * len(self.plans)
-        return tuple(reserved_under(self.basis.fullest_under(one.plan), self.manifest, one.plan) for one in self.plans)
+        return tuple(reserved_of(self.basis, self.manifest, one.plan) for one in self.plans)
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
@@ -119,8 +118,16 @@ def suggest(
         answer=answer,
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
-        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(search_request)),
     )
+
+
+def _describe_room(search_request: SearchRequest) -> tuple[str, ...]:
+    """Returns a sentence on what a device's budget leaves free for what is not among the tensors; none without."""
+    if not search_request.room_bytes:
+        return ()
+    room = format_bytes(search_request.room_bytes)
+    return (f"the budget leaves {room} of the device free for workspaces of cuDNN and cuFFT and for NCCL.",)
 
 
 def _searched(
@@ -170,7 +177,7 @@ def _reserved_excess(basis: Basis, manifest: Manifest, answer: SearchResult) -> 
     """Returns the bytes by which the segments of the fastest plan exceed the budget, as modelled; 0 on the CPU."""
     if answer.best is None:
         return 0
-    reserved = reserved_under(basis.fullest_under(answer.best.plan), manifest, answer.best.plan)
+    reserved = reserved_of(basis, manifest, answer.best.plan)
     return 0 if reserved is None else reserved - answer.search_request.budget_bytes
 
 

@@ -73,11 +73,12 @@ def search_options(command: F) -> F:
     return budget_options(command)
 
 
-def read_budget(budget: str | None, machine: str | None) -> Callable[[int], int]:
+def read_budget(budget: str | None, machine: str | None) -> Callable[..., int]:
     """Validates the budget options.
 
     Returns:
-        A function that returns the budget in bytes for the recorded peak in bytes.
+        A function that returns the budget in bytes for the recorded peak and what a device's budget leaves free, in
+        bytes.
 
     Raises:
         UsageError: The budget is invalid or missing, or the device is unknown.
@@ -87,7 +88,11 @@ def read_budget(budget: str | None, machine: str | None) -> Callable[[int], int]
 
     device = find_machine(machine) if machine else None
     parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
-    return lambda recorded_peak_bytes: parse_budget(budget, recorded_peak_bytes, device)
+
+    def budget_of(recorded_peak_bytes: int, room_bytes: int = 0) -> int:
+        return parse_budget(budget, recorded_peak_bytes, device, room_bytes)
+
+    return budget_of
 
 
 def read_search_request(
@@ -101,7 +106,8 @@ def read_search_request(
     """Validates the search options.
 
     Returns:
-        A function that makes the search request from the recorded peak in bytes and further fields of a request.
+        A function that makes the search request from the recorded peak in bytes, what a device's budget leaves free,
+        and further fields of a request.
 
     Raises:
         UsageError: An option is invalid.
@@ -115,9 +121,10 @@ def read_search_request(
     names = (_names(allow), _names(forbid))
     slowdown = _share(max_slowdown)
 
-    def search_request(recorded_peak_bytes: int, **more: Any) -> SearchRequest:
+    def search_request(recorded_peak_bytes: int, room_bytes: int = 0, **more: Any) -> SearchRequest:
         return SearchRequest(
-            budget_bytes=budget_of(recorded_peak_bytes),
+            budget_bytes=budget_of(recorded_peak_bytes, room_bytes),
+            room_bytes=room_bytes if device_budget is None else 0,
             allow=names[0],
             forbid=names[1],
             most_slowdown=slowdown,

@@ -47,4 +47,7 @@ def check_table(checked: tuple[Checked, ...]) -> Table:
 def _came(one: Checked) -> str:
     if one.dry_bytes is None:
         return f"unchecked: {one.reason}"
-    return "fits" if one.fits else f"{format_bytes_change(one.dry_bytes - one.budget_bytes)} over"
+    if one.fits:
+        return "fits"
+    what = "" if one.dry_bytes > one.budget_bytes else ", reserved"
+    return f"{format_bytes_change(one.excess_bytes)} over{what}"

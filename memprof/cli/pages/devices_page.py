@@ -26,6 +26,7 @@ def show_devices(
     basis: Basis,
     trace: str,
     budget_of: Callable[[int], int],
+    communicator_bytes: int,
     machine: Accelerator | None,
     written: Path | None,
     *,
@@ -37,6 +38,7 @@ def show_devices(
         basis: The recorded step.
         trace: Name of the recording.
         budget_of: Returns the budget in bytes for the recorded peak in bytes.
+        communicator_bytes: What one of several ranks takes of the budget for its communicator.
         machine: The device, for its interconnect bandwidth.
         written: Path for the plan that fits, or None.
         is_json: Print JSON instead.
@@ -47,7 +49,7 @@ def show_devices(
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))
     budget_bytes = budget_of(peak)
-    found = devices_needed(step, budget_bytes, machine)
+    found = devices_needed(step, budget_bytes, machine, communicator_bytes=communicator_bytes)
     if written is not None and found.needed is not None and not found.fits_alone:
         from memprof.policies.plan.plan import Plan
         from memprof.policies.plan.plan_file import write_plan
@@ -78,6 +80,8 @@ def _verdict(found: Devices) -> Text:
     budget = format_bytes(found.budget_bytes)
     if found.fits_alone:
         return Text(f"One device suffices: the job needs {format_bytes(found.alone_bytes)} of {budget}.")
+    if found.communicator_bytes:
+        budget += f" ({format_bytes(found.communicator_bytes)} of it left free for NCCL)"
     needed = found.needed
     if needed is None:
         least = min(found.ranks, key=lambda each: each.peak_allocated_bytes, default=None)
@@ -104,7 +108,7 @@ def _table(found: Devices) -> Table:
         peaks, times = [], []
         for stage in range(len(_STRATEGIES)):
             rank = own.get(stage)
-            fits = rank is not None and rank.peak_allocated_bytes <= found.budget_bytes
+            fits = rank is not None and found.fits(rank)
             peaks.append(Text(format_bytes(rank.peak_allocated_bytes) if rank else "-", style="green" if fits else ""))
             times.append(Text(format_us(rank.step_time_us) if rank else "-", style="dim"))
         table.add_row(str(size), *peaks, *times)

@@ -48,6 +48,7 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
@@ -68,7 +69,9 @@ def check(
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
         device = find_machine(machine) if machine else None
-        given = parse_budget(budget, summary.peak.bytes, device)
+        has_room = budget is None and not is_summary(trace)
+        room = beyond_tensors(Trace.open(trace)).room_bytes if has_room else 0
+        given = parse_budget(budget, summary.peak.bytes, device, room)
         within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
         own = parse_gate(f"peak>{given}")
         fail.insert(0, own)

@@ -114,23 +114,31 @@ class DryChecks:
         queue = PlanQueue(found.answer, search_again)
         checked: list[Checked] = []
         runs = 0
-        best, budget_bytes = found.answer.best, found.answer.search_request.budget_bytes
+        best, request = found.answer.best, found.answer.search_request
         one = None if best is None or not best.policies else queue.next()
         while one is not None:
             outcome = self._run(latest.predicted(one), say)
             runs += outcome.was_started
+            reserved_bytes = outcome.reserved_bytes if request.counts_reserved else 0
             upper_bytes = one.interval.most_bytes
-            checked.append(
-                Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes)
+            result = Checked(
+                one.plan,
+                one.peak_bytes,
+                request.budget_bytes,
+                outcome.peak_bytes,
+                outcome.reason,
+                upper_bytes,
+                reserved_bytes,
             )
-            if checked[-1].fits:
+            checked.append(result)
+            if result.fits:
                 return latest.with_plan(one), tuple(checked)
             if self._was_interrupted or max(runs, len(checked) - runs) == most:
                 break
             if outcome.peak_bytes is None:
                 queue.note_refused(one)
             else:
-                queue.note_above(one, outcome.peak_bytes)
+                queue.note_above(one, max(outcome.peak_bytes, reserved_bytes))
             one = queue.next()
         return latest, tuple(checked)
 

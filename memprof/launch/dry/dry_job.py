@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.errors import BadInputError, InconclusiveError, MemprofError, UsageError
 from memprof.launch.dry.dry_plan import check_plan
 from memprof.launch.dry.isolation import command_apart
@@ -46,11 +47,13 @@ class DryOutcome:
         peak_bytes: Peak live bytes over all steps; None if no step was dry-run.
         reason: Why no step was dry-run, a sentence; "" if one was.
         was_started: Whether the job was started.
+        reserved_bytes: Peak of what the allocator of a simulated device reserved; 0 elsewhere.
     """
 
     peak_bytes: int | None
     reason: str = ""
     was_started: bool = True
+    reserved_bytes: int = 0
 
 
 def find_recorded_job(manifest: Manifest) -> Target:
@@ -192,6 +195,9 @@ def _outcome(done: Recorded, errors: str) -> DryOutcome:
     if not done.output.is_file():
         return DryOutcome(None, done.verdict.sentence)
     try:
-        return DryOutcome(measure(Trace.open(done.output)).peak_bytes)
+        trace = Trace.open(done.output)
+        on_device = dry_fit(trace)
+        reserved = 0 if on_device is None else on_device.reserved_bytes
+        return DryOutcome(measure(trace).peak_bytes, reserved_bytes=reserved)
     except (BadInputError, InconclusiveError) as error:
         return DryOutcome(None, str(error))

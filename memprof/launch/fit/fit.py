@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import EndedError, dry_run, find_recorded_device
@@ -87,7 +88,7 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     trace = Trace.open(done.output)
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
-    search_request = request.search_request(found.recorded.peak_bytes)
+    search_request = request.search_request(found.recorded.peak_bytes, beyond_tensors(trace).room_bytes)
     found.budget_bytes = search_request.budget_bytes
     found.least_bytes = found.recorded.peak_bytes
     if found.is_met:

@@ -19,7 +19,7 @@ class Request:
     Attributes:
         target: The job.
         outputs: The output paths.
-        search_request: Makes the search request from the recorded peak.
+        search_request: Makes the search request from the recorded peak and what a device's budget leaves free.
         skip: Steps to skip in each run.
         steps: Steps to record in each run.
         stop: End each run after the recorded steps.
@@ -31,7 +31,7 @@ class Request:
 
     target: Target
     outputs: Outputs
-    search_request: Callable[[int], SearchRequest]
+    search_request: Callable[[int, int], SearchRequest]
     skip: int = 2
     steps: int = 3
     stop: bool = True

@@ -47,6 +47,7 @@ class SearchRequest:
         link_bytes_per_us: Bandwidth to the swap target, for planners that offload.
         most_host_bytes: Most bytes of pinned host memory that copies may take; None for any.
         counts_reserved: Whether the budget is a device's memory, in which what the allocator reserves must fit.
+        room_bytes: What that budget leaves free of the device, for what the job may take beyond its tensors.
         measured: Plans that were run already, such as compiled ones, whose effect can only be measured.
         is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak must fit the
             budget, not the upper end of its interval.
@@ -63,6 +64,7 @@ class SearchRequest:
     link_bytes_per_us: float = 0.0
     most_host_bytes: int | None = None
     counts_reserved: bool = False
+    room_bytes: int = 0
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
     learned: SeenErrors = field(default_factory=SeenErrors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -46,13 +47,19 @@ def devices(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.devices_page import show_devices
     from memprof.machines.catalogue import find_machine
+    from memprof.machines.outside import NCCL
     from memprof.trace.store import Trace
 
     budget_of = read_budget(budget, machine)
     device = find_machine(machine) if machine else None
     opened = Trace.open(trace, rank)
     basis = basis_of(opened, step_number, device)
-    return show_devices(basis, str(opened.path), budget_of, device, written, is_json=is_json)
+    room = beyond_tensors(opened).room_bytes
+    communicator = NCCL.most_bytes if machine is not None and budget is None else 0
+    return show_devices(
+        basis, str(opened.path), partial(budget_of, room_bytes=room), communicator, device, written, is_json=is_json
+    )

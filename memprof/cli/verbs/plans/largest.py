@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def largest(
         refuse_existing(find_place(written), force=force)
     if sequence and not also:
         raise UsageError("--sequence needs the job recorded at two lengths: add the other recording with --also TRACE.")
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.largest_page import show_largest
     from memprof.machines.catalogue import find_machine
@@ -67,7 +69,7 @@ def largest(
     return show_largest(
         [basis_of(one, step_number, machine) for one in opened],
         str(opened[0].path),
-        search_request,
+        partial(search_request, room_bytes=beyond_tensors(opened[0]).room_bytes),
         "sequence" if sequence else "batch",
         written,
         is_json=is_json,

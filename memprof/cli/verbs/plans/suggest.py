@@ -193,6 +193,7 @@ def suggest(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
         )
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
     from memprof.analysis.report.light_run import refuse_light
@@ -227,6 +228,7 @@ def suggest(
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
     request = search_request(
         basis.peak_bytes,
+        beyond_tensors(opened, world_size if cluster_request is None else cluster_request.devices).room_bytes,
         world_size=world_size,
         planner=planner,
         link_bytes_per_us=link_of(opened, machine),
@@ -271,13 +273,15 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
     from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
     planned = step_to_plan(opened, step_number)
-    request = search_request(int(live_bytes(planned.step).during.max(initial=0)), world_size=world_size)
+    room = beyond_tensors(opened, world_size).room_bytes
+    request = search_request(int(live_bytes(planned.step).during.max(initial=0)), room, world_size=world_size)
     found = search_snapshot(
         opened,
         planned,
@@ -292,11 +296,13 @@ def _show_snapshot(
 
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
     """Prints what a recording without a complete step shows; returns the exit code."""
+    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.suggestions.partial_page import show_partial
 
     found = examine_partial(opened)
-    return show_partial(found, search_request(found.least_bytes).budget_bytes, is_json=is_json)
+    request = search_request(found.least_bytes, beyond_tensors(opened).room_bytes)
+    return show_partial(found, request.budget_bytes, is_json=is_json)
 
 
 def _show(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.errors import PolicyError
 from memprof.policies.shard.prediction.division import unit_groups
 from memprof.policies.shard.prediction.sharding import Sharding
 from memprof.policies.shard.prediction.units import ROOT
@@ -133,17 +134,29 @@ class Fully(Sharding):
         """Copies a unit's gradients into a buffer at the end of its backward, and keeps a part of the sums.
 
         A buffer lives until the end of the next unit's backward.
+
+        Raises:
+            PolicyError: An optimizer reads gradients before the end of that backward.
         """
         storages = self.draft.storages
         self._freed = storages.freed_op_id.copy()
         self._part_of = np.full(len(storages), NONE, dtype=np.int64)
         backward = np.flatnonzero(self.step.ops.phase == "backward")
+        uses = self.step.uses
+        is_update = self.step.ops.phase[uses.op_id] == "optimizer"
+        read_at = np.full(len(storages), len(self.step.ops), dtype=np.int64)
+        np.minimum.at(read_at, uses.storage_id[is_update], uses.op_id[is_update])
         groups = [
             (int(self.units.of_storage[group[0]]), group) for group in unit_groups(self.kept_at, self.units.of_storage)
         ]
         # The root's own parameters are scattered at the end of backward.
         for unit, group in sorted(groups, key=lambda pair: pair[0] == ROOT):
             at = int(backward[-1] if unit == ROOT else max(self.kept_at[group].max(), self.units.last_backward[unit]))
+            if read_at[group].min() <= at:
+                raise PolicyError(
+                    "The job runs backward again after an update, as with several models and optimizers; sharding of "
+                    "parameters and gradients is predicted for one update behind all of backward. Use ddp or zero1."
+                )
             self._events.append((at + 1, _AFTER, partial(self._scatter_unit, group, at)))
 
         def end() -> None:

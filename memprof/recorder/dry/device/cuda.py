@@ -16,10 +16,12 @@ import torch
 
 from memprof.machines.card import Card
 from memprof.recorder.dry.device import native, one_device, tensor_types
+from memprof.recorder.dry.device.current import CURRENT
+from memprof.recorder.dry.device.graphs import CUDAGraph
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream, Stream, renamed
+from memprof.recorder.dry.device.streams import Event, ExternalStream, Stream, renamed
 
 #: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
 _CUDNN_VERSION = 91_501
@@ -117,8 +119,8 @@ def _install_classes() -> None:
     graphs: ModuleType = torch.cuda.graphs
     for name, value in {
         "_CUDAGraph": CUDAGraph,
-        "_graph_pool_handle": lambda: (0, 0),
-        "_cuda_isCurrentStreamCapturing": _no,
+        "_graph_pool_handle": CURRENT.new_pool,
+        "_cuda_isCurrentStreamCapturing": lambda: CURRENT.is_capturing,
     }.items():
         if hasattr(graphs, name):
             setattr(graphs, name, value)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.clock import clock_ns
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.full import out_of_memory
 from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.recorder.dry.device.ordinals import ORDINALS
@@ -134,7 +135,7 @@ class VirtualMemory:
         Raises:
             torch.OutOfMemoryError: The device is full, and strict.
         """
-        block = self.allocator.allocate(size)
+        block = self.allocator.allocate(size, owner=CURRENT.owner)
         if block is None and self.is_strict:
             self._log_segments()
             self._write(_OOM, 0, size, 0)
@@ -142,7 +143,7 @@ class VirtualMemory:
         if block is None:  # a real job would end here; the dry run continues, to report what would be needed
             self.is_overfull = True
             self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)
-            block = self.allocator.allocate(size)
+            block = self.allocator.allocate(size, owner=CURRENT.owner)
             assert block is not None  # the device is unlimited by now
         self._log_segments()
         self.history.took(block.address, size)

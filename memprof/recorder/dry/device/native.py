@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from memprof.machines.card import Card
+from memprof.recorder.dry.device.current import CURRENT
+from memprof.recorder.dry.device.graphs import CUDAGraph
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.device.streams import CUDA_TYPE, CUDAGraph, Event, Stream
+from memprof.recorder.dry.device.streams import CUDA_TYPE, Event, Stream
 
 #: What ``torch.version.cuda`` says where torch was built without CUDA.
 CUDA_VERSION = "13.0"
@@ -177,19 +179,17 @@ def _streams() -> dict[str, Any]:
     def default(*_: Any) -> tuple[int, int, int]:
         return 0, ORDINALS.index, CUDA_TYPE
 
-    now: dict[str, tuple[int, int, int]] = {}
-
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         ORDINALS.check(device_index)
-        now["stream"] = (stream_id, device_index, device_type)
+        CURRENT.stream = (stream_id, device_index, device_type)
 
     return {
-        "_cuda_getCurrentStream": lambda device: now.get("stream") or default(),
+        "_cuda_getCurrentStream": lambda device: CURRENT.stream or default(),
         "_cuda_getDefaultStream": default,
-        "_cuda_getCurrentRawStream": lambda device: (now.get("stream") or default())[0],
+        "_cuda_getCurrentRawStream": lambda device: (CURRENT.stream or default())[0],
         "_cuda_getStreamFromExternal": lambda data_ptr, device_index: (data_ptr, device_index, CUDA_TYPE),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_isCurrentStreamCapturing": lambda: CURRENT.is_capturing,
     }
 
 

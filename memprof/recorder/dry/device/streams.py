@@ -1,4 +1,4 @@
-"""Streams, events and graphs of the device of a dry run: classes in place of torch's own, which need a CUDA build."""
+"""Streams and events of the device of a dry run: classes in place of torch's own, which need a CUDA build."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.ordinals import ORDINALS
 
 #: Number of CUDA among torch's device types.
@@ -64,8 +65,8 @@ class Stream:
         return True
 
     def is_capturing(self) -> bool:
-        """Returns False: no graph is captured."""
-        return False
+        """Returns whether a graph is being captured."""
+        return CURRENT.is_capturing
 
     def record_event(self, event: Any = None) -> Any:
         """Returns the event, recorded."""
@@ -154,76 +155,6 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Returns the milliseconds between two times of the dry run, which are not device times."""
         return max((end_event._recorded_s - self._recorded_s) * 1e3, 1e-3)
-
-
-class CUDAGraph:
-    """A graph that can be made and asked for, but captures nothing."""
-
-    def __new__(cls, keep_graph: bool = False) -> CUDAGraph:
-        """Makes an empty graph."""
-        return super().__new__(cls)
-
-    def capture_begin(
-        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
-    ) -> None:
-        """Fails: no device captures it.
-
-        Raises:
-            RuntimeError: Always.
-        """
-        raise RuntimeError(
-            "CUDA graphs cannot be dry-run: no device captures them. Dry-run the job without them; graphs "
-            "keep what they use in a pool of their own."
-        )
-
-    def capture_end(self) -> None:
-        """Fails, like ``capture_begin``.
-
-        Raises:
-            RuntimeError: Always.
-        """
-        self.capture_begin()
-
-    def instantiate(self) -> None:
-        """Fails, like ``capture_begin``.
-
-        Raises:
-            RuntimeError: Always.
-        """
-        self.capture_begin()
-
-    def replay(self) -> None:
-        """Fails, like ``capture_begin``.
-
-        Raises:
-            RuntimeError: Always.
-        """
-        self.capture_begin()
-
-    def reset(self) -> None:
-        """Does nothing: the graph is empty."""
-
-    def pool(self) -> tuple[int, int]:
-        """Returns the identifier of a pool that stays empty."""
-        return 0, 0
-
-    def enable_debug_mode(self) -> None:
-        """Does nothing: the graph is empty."""
-
-    def debug_dump(self, debug_path: str) -> None:
-        """Does nothing: the graph is empty."""
-
-    def get_graph_data(self) -> dict[str, Any]:
-        """Returns nothing: the graph is empty."""
-        return {}
-
-    def raw_cuda_graph(self) -> int:
-        """Returns no handle: 0."""
-        return 0
-
-    def raw_cuda_graph_exec(self) -> int:
-        """Returns no handle: 0."""
-        return 0
 
 
 def renamed(kind: type, original: Any) -> type:

@@ -12,6 +12,7 @@ from memprof.machines.card import Card
 from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
@@ -140,6 +141,11 @@ class VirtualDevice:
         if not self.memory.was_used:
             return [f"{UNUSED_DEVICE} ({self.card.machine.name}): move its model there, or dry-run it without --device"]
         notes = [self.card.note(), *self._kernels.notes()]
+        if CURRENT.captures:
+            notes.append(
+                f"CUDA graphs captured: {CURRENT.captures}. What replays use stays reserved in the graphs' pools; what "
+                "the driver takes for the graphs themselves is not counted"
+            )
         if not self.memory.is_overfull and self.memory.allocator.retries:
             times = self.memory.allocator.retries
             notes.append(f"the device was full {times:,} times: the allocator released its cache, which takes time")

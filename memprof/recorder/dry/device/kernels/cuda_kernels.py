@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import Architecture
-from memprof.machines.convolutions import MOST_BYTES, SOURCE
+from memprof.recorder.dry.device.current import CURRENT
+from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
@@ -32,6 +34,9 @@ _TILE, _PART = 2_304, 1_920
 _CHUNK = 65_536
 #: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
 _UNSORTED_ROWS = 3_072
+#: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
+#: convolutional layers, "Channels in and out").
+_CHANNEL_BYTES = 16
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
 
 
@@ -48,7 +53,7 @@ class DeviceKernels:
         """
         self._architecture = architecture
         self._memory = memory
-        self._handles: set[bool] = set()
+        self._handles: set[tuple[bool, int]] = set()
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         self._is_unified = version >= _UNIFIED
         self._workspace_bytes = (
@@ -81,16 +86,22 @@ class DeviceKernels:
         notes = [f"workspaces that a library chooses at run time are estimates: those of {names}"]
         if not self._estimated.isdisjoint(map(str, _CONVOLUTIONS)):
             notes.append(
-                f"cuDNN chooses the workspace of a convolution: from none to {format_bytes(MOST_BYTES)}, and in "
-                f"backward the weight's bytes besides ({SOURCE})"
+                "cuDNN chooses the workspace of a convolution: from none to "
+                f"{format_bytes(convolutions.MOST_BYTES)}, and in backward the weight's bytes besides "
+                f"({convolutions.SOURCE})"
+            )
+        if not self._estimated.isdisjoint(map(str, _TRANSFORMS)):
+            notes.append(
+                "cuFFT chooses the work area of a Fourier transform: one to eight times its complex elements, of which "
+                f"one is counted ({fourier.SOURCE})"
             )
         return notes
 
     def _use_cublas(self, packet: Any, args: Any) -> None:
-        """Allocates cuBLAS workspaces: each thread's handle keeps its own for good (one forward, one backward)."""
-        is_backward = torch._C._current_graph_task_id() != -1
-        if is_backward not in self._handles:
-            self._handles.add(is_backward)
+        """Allocates cuBLAS workspaces: each thread's handle keeps one for each stream (one forward, one backward)."""
+        handle = (torch._C._current_graph_task_id() != -1, CURRENT.stream[0] if CURRENT.stream else 0)
+        if handle not in self._handles:
+            self._handles.add(handle)
             self._memory.keep(self._workspace_bytes)
         if packet is _aten.addmm and not self._is_unified and args[0].dim() == 1:
             self._memory.pass_through([self._architecture.lt_workspace_bytes])
@@ -190,7 +201,11 @@ def _rearranged(tensors: list[Any]) -> int:
         return 0
     if first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous():
         return 0
-    return sum(tensor.nbytes for tensor in tensors)
+    together = _CHANNEL_BYTES // first.element_size()
+    return sum(
+        tensor.nbytes // tensor.shape[1] * _padded(tensor.shape[1], together) if tensor.shape[1] else 0
+        for tensor in tensors
+    )
 
 
 def _recurrent(args: Any, _result: Any) -> list[int]:
@@ -223,6 +238,10 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._cudnn_rnn: _recurrent,
     _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
+    _aten._fft_c2c: fourier_sizes,
+    _aten._fft_r2c: fourier_sizes,
+    _aten._fft_c2r: inverse_real_sizes,
 }
 _CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
-_ESTIMATED = {_aten.convolution, _aten.convolution_backward, _aten._cudnn_rnn, _aten.embedding_dense_backward}
+_TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}
+_ESTIMATED = {*_CONVOLUTIONS, *_TRANSFORMS, _aten._cudnn_rnn, _aten.embedding_dense_backward}

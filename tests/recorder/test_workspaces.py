@@ -1,0 +1,64 @@
+"""Workspaces that libraries choose on a card: estimates by the rules that are public, and what is beyond them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memprof.machines.architectures import architecture_of
+from memprof.machines.fourier import work_area_interval
+from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
+from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.replay.allocator.rules import Settings
+
+_aten = torch.ops.aten
+_MIB = 1 << 20
+
+
+def _temporary_bytes(func, *args) -> int:
+    """Returns the most that an operator's temporary blocks take at once."""
+    architecture = architecture_of("8.9")
+    assert architecture is not None
+    memory = VirtualMemory(Settings())
+    DeviceKernels(architecture, memory, 128).run(func, args, func(*args))
+    return int(memory.stats()["allocated_bytes"]["all"]["peak"])
+
+
+@pytest.mark.parametrize(
+    ("func", "tensor", "more", "size"),
+    [
+        # 512 x 512 complex64, alone and 32 at a time: 2 and 64 MiB, as measured in CUDA.jl's issue 894.
+        (_aten._fft_c2c.default, torch.empty(512, 512, dtype=torch.complex64, device="meta"), (0, True), 2 * _MIB),
+        (_aten._fft_c2c.default, torch.empty(32, 512, 512, dtype=torch.complex64, device="meta"), (0, True), 64 * _MIB),
+        # The complex side of 1,024 real numbers: 513 of 8 B in each of 1,024 rows.
+        (_aten._fft_r2c.default, torch.empty(1024, 1024, device="meta"), (0, True), 1024 * 513 * 8),
+        # The same in the other direction, and a copy of the input: twice 1,024 x 513 x 8 B.
+        (
+            _aten._fft_c2r.default,
+            torch.empty(1024, 513, dtype=torch.complex64, device="meta"),
+            (0, 1024),
+            2 * 1024 * 513 * 8,
+        ),
+    ],
+    ids=["one", "batch", "real", "inverse real"],
+)
+def test_a_transform_takes_its_complex_side_once(func, tensor, more, size) -> None:
+    """The least that cuFFT documents; torch allocates it for each call and frees it after."""
+    dims = [1] if func is not _aten._fft_c2c.default else [-2, -1]
+    assert _temporary_bytes(func, tensor, dims, *more) == size
+
+
+def test_a_transform_may_take_eight_times_as_much() -> None:
+    """The most that cuFFT documents, less what was counted; what was counted is the least."""
+    assert work_area_interval(2 * _MIB, 2 * _MIB) == (0, 14 * _MIB)
+    assert work_area_interval(0, 0) == (0, 0)
+
+
+@pytest.mark.parametrize(("dtype", "together"), [(torch.float32, 4), (torch.bfloat16, 8)])
+def test_copies_for_tensor_cores_have_padded_channels(dtype, together) -> None:
+    """A plane of one channel is copied as 4 in TF32 and as 8 in half types, as are the three channels of its result."""
+    tensor = torch.empty(1, 1, 1024, 1024, dtype=dtype, device="meta")
+    weight = torch.empty(3, 1, 1, 1, dtype=dtype, device="meta")
+    arguments = (tensor, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    copies = (2 * together * _MIB + 3 * together) * dtype.itemsize
+    assert _temporary_bytes(_aten.convolution.default, *arguments) == pytest.approx(copies, abs=512)
