@@ -62,7 +62,8 @@ class Nodes:
 
         The caller holds a module's arguments until the call returns, so the storage is freed with the outermost call
         that reads it last and began after its creation; without such a call, after its last read. The caller's own
-        variable may hold it longer (``variable_ends``).
+        variable may hold it longer (``variable_ends``), and a variable that the source shows to hold it does
+        (``held_op_id``): ``_`` in ``x, _ = attention(x)``.
 
         Args:
             rows: The storages.
@@ -80,7 +81,7 @@ class Nodes:
             if not is_after.any():
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
-        return np.maximum(end, variable_ends(self._step, rows, call, end))
+        return np.maximum.reduce([end, variable_ends(self._step, rows, call, end), self._step.storages.held_op_id[rows]])
 
 
 def _after_backward(types: Types) -> int:
