@@ -22,6 +22,7 @@ class Nodes:
         end: Last operator of each operator's backward node, ``(ops,)``; the node's saved tensors are freed after it.
         next_start: First operator of the next node that does more than create views, ``(ops,)``; casts of a node's
             gradients run before it.
+        innermost: The innermost module call of each operator, NONE outside; ``(ops,)``.
     """
 
     def __init__(self, step: Step, types: Types) -> None:
@@ -54,7 +55,7 @@ class Nodes:
         for row in range(len(calls)):
             if calls.first_op_id[row] != NONE and calls.last_op_id[row] != NONE:
                 innermost[calls.first_op_id[row] : calls.last_op_id[row] + 1] = row
-        self._innermost = innermost
+        self.innermost: Ints = innermost
         self._step = step
 
     def python_end(self, rows: Ints, last_read: Ints) -> Ints:
@@ -74,7 +75,7 @@ class Nodes:
         """
         created = self._step.storages.created_op_id[rows]
         end = last_read.copy()
-        call = self._innermost[last_read]
+        call = self.innermost[last_read]
         while np.any(call != NONE):
             is_after = (call != NONE) & (self._calls.first_op_id[call] > created)
             end = np.where(is_after, np.maximum(end, self._calls.last_op_id[call]), end)
