@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
-from memprof.policies.precision.own_casts import calls_of_code
+from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.spans import find_spans
@@ -242,23 +242,20 @@ def _own_readers(casts: Casts, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
     """Finds what shares the casts that the job's code makes: one to float32 in a module's call, and one back.
 
     Returns:
-        The first reader of the cast that each reads, itself where autocast makes the cast; and the last operator of the
-        call whose variable holds the cast, NONE for none.
+        The first reader of the cast that each reads, itself where autocast makes the cast; and until when the code
+        holds the cast, NONE for not at all.
     """
     step, types = casts.step, casts.types
     created = step.storages.created_op_id
     is_own = types.is_own[ops]
     makers = np.where(is_own, ops, np.maximum(created[sources], 0))
     is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
-    call, is_given = calls_of_code(step, makers, casts.nodes.innermost)
+    call, held_until = calls_of_code(step, makers, casts.nodes.innermost)
     keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
     _, group = np.unique(keys, return_inverse=True)
     readers = np.full(len(ops), len(step.ops), dtype=np.int64)
     np.minimum.at(readers, group, ops)
-    is_held = is_own & is_given & (call != NONE)
-    holders = np.full(len(ops), NONE, dtype=np.int64)
-    holders[is_held] = step.module_calls.last_op_id[call[is_held]]
-    return readers[group], holders
+    return readers[group], np.where(is_own, held_until, NONE)
 
 
 def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:

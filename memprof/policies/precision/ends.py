@@ -82,7 +82,9 @@ class Nodes:
             if not is_after.any():
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
-        return np.maximum.reduce([end, variable_ends(self._step, rows, call, end), self._step.storages.held_op_id[rows]])
+        return np.maximum.reduce(
+            [end, variable_ends(self._step, rows, call, end), self._step.storages.held_op_id[rows]]
+        )
 
 
 def _after_backward(types: Types) -> int:

@@ -22,8 +22,7 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
     rules,
 )
-from memprof.policies.precision.own_casts import cast_back, may_cast, runs_float32
-from memprof.policies.precision.reached import reached_by_float32
+from memprof.policies.precision.float32 import cast_back, may_cast, reached_by_float32, runs_float32
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 

@@ -1,7 +1,8 @@
-"""Finds which tensors of a forward stay in float32 under autocast, or with weights in the short type."""
+"""Finds what stays in float32 under autocast, or with weights in the short type, also since the job's code casts to it."""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,13 @@ from scipy.sparse import csgraph
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, LASTING, RECURRENT, SHORT, is_one_of
 from memprof.policies.rewrite.key_caches import first_values
 from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.source_lines import PLACE, is_of_torch
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
+
+#: In stacks: where torch calls a module's forward.
+_MODULE_CALL = ":_call_impl"
 
 
 def reached_by_float32(
@@ -92,3 +97,94 @@ def _is_normalized(step: Step, rule: Ints) -> Bools:
     np.maximum.at(largest, uses.op_id, sizes)
     normalized: Bools = is_read & (sizes == largest[uses.op_id])
     return normalized
+
+
+def may_cast(step: Step) -> Bools:
+    """Returns which operators the job's code may give tensors of another type, unseen in float32, ``(ops,)``."""
+    if step.own_casts is None:
+        return np.ones(len(step.ops), dtype=np.bool_)
+    return np.isin(step.ops.stack_id, [NONE, *step.own_casts])
+
+
+def runs_float32(step: Step, *, is_pure: bool) -> Bools:
+    """Returns which operators the job's code gives operands in float32, ``(ops,)``.
+
+    Args:
+        step: The step.
+        is_pure: Whether weights are short: what is cast to their type is short then.
+    """
+    stacks = step.own_float32 if is_pure else step.own_float32 | step.own_weight_type
+    is_own: Bools = np.isin(step.ops.stack_id, list(stacks))
+    return is_own
+
+
+def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
+    """Returns the module calls whose code casts the operands of operators, and until when that code holds the cast.
+
+    It holds it in a variable if the operator is one of a module of torch that the code calls. Rows of other operators
+    are the innermost module call, and NONE.
+
+    Args:
+        step: The step.
+        ops: The operators.
+        innermost: The innermost module call of each of the step's operators, NONE outside, ``(ops,)``.
+
+    Returns:
+        Rows of module calls, NONE for none, and operators; both as long as ``ops``.
+    """
+    frames = {number: str(text).splitlines() for number, text in zip(step.stacks.stack_id.tolist(), step.stacks.frames)}
+    stack_of, calls, ends = step.ops.stack_id.tolist(), innermost[ops], np.full(len(ops), NONE, dtype=np.int64)
+    outside: dict[str, Ints] = {}
+    for row, op in enumerate(ops.tolist()):
+        if stack_of[op] not in step.own_float32 and stack_of[op] not in step.own_weight_type:
+            continue
+        lines = frames[stack_of[op]]
+        of_torch = list(takewhile(is_of_torch, lines))
+        depth = sum(_MODULE_CALL in line for line in of_torch)
+        if not depth:
+            continue
+        for _ in range(depth):
+            calls[row] = step.module_calls.parent_call_id[calls[row]] if calls[row] != NONE else NONE
+        function = _function_of(lines[len(of_torch)])
+        if function not in outside:
+            inside = [number for number, text in frames.items() if function in map(_function_of, text)]
+            is_inside = np.isin(step.ops.stack_id, inside) & (step.ops.phase == "forward")
+            outside[function] = np.append(np.flatnonzero(~is_inside), len(step.ops))
+        ends[row] = outside[function][np.searchsorted(outside[function], op)] - 1
+        if calls[row] != NONE:
+            ends[row] = min(ends[row], step.module_calls.last_op_id[calls[row]])
+    return calls, ends
+
+
+def _function_of(frame: str) -> str:
+    """Returns the file and the function of a line of a stack."""
+    place = PLACE.match(frame)
+    return f"{place['path']}:{place['function']}" if place else frame
+
+
+def cast_back(step: Step, is_own: Bools, is_short: Bools) -> Bools:
+    """Returns which results of such operators are cast back to the short type for all other readers, ``(storages,)``.
+
+    The code casts to the type of what it was given, which shows in what the first of these operators read.
+
+    Args:
+        step: The step.
+        is_own: Which operators run in float32 by the job's code, ``(ops,)``.
+        is_short: Which storages are short as far as is known, ``(storages,)``.
+    """
+    storages, uses = step.storages, step.uses
+    made_by = np.where(storages.created_op_id != NONE, storages.created_op_id, 0)
+    is_made = (storages.created_op_id != NONE) & is_own[made_by] & (storages.dtype == "float32")
+    is_read = is_own[uses.op_id] & (uses.role == "read") & ~is_one_of(storages.category, LASTING)[uses.storage_id]
+    op, storage = uses.op_id[is_read], uses.storage_id[is_read]
+    was_short = np.zeros(len(step.ops), dtype=np.bool_)
+    was_short[op[is_short[storage]]] = True
+    is_inner = is_made[storage]
+    op, maker = op[is_inner], made_by[storage[is_inner]]
+    count = -1
+    while np.count_nonzero(was_short) != count:
+        count = np.count_nonzero(was_short)
+        was_short[op[was_short[maker]]] = True
+    back = is_made & was_short[made_by]
+    back[back] = np.isin(step.ops.stack_id[made_by[back]], list(step.casts_back))
+    return back
