@@ -82,9 +82,8 @@ class Nodes:
             if not is_after.any():
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
-        return np.maximum.reduce(
-            [end, variable_ends(self._step, rows, call, end), self._step.storages.held_op_id[rows]]
-        )
+        by_variables = variable_ends(self._step, rows, call, end)
+        return np.maximum(end, np.maximum(by_variables, self._step.storages.held_op_id[rows]))
 
 
 def _after_backward(types: Types) -> int:

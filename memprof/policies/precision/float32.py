@@ -1,4 +1,4 @@
-"""Finds what stays in float32 under autocast, or with weights in the short type, also since the job's code casts to it."""
+"""Finds what stays in float32 under autocast, or with weights in the short type, and what a job casts to it itself."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
     Returns:
         Rows of module calls, NONE for none, and operators; both as long as ``ops``.
     """
-    frames = {number: str(text).splitlines() for number, text in zip(step.stacks.stack_id.tolist(), step.stacks.frames)}
+    texts = zip(step.stacks.stack_id.tolist(), step.stacks.frames.tolist(), strict=True)
+    frames = {number: str(text).splitlines() for number, text in texts}
     stack_of, calls, ends = step.ops.stack_id.tolist(), innermost[ops], np.full(len(ops), NONE, dtype=np.int64)
     outside: dict[str, Ints] = {}
     for row, op in enumerate(ops.tolist()):
@@ -181,10 +182,8 @@ def cast_back(step: Step, is_own: Bools, is_short: Bools) -> Bools:
     was_short[op[is_short[storage]]] = True
     is_inner = is_made[storage]
     op, maker = op[is_inner], made_by[storage[is_inner]]
-    count = -1
-    while np.count_nonzero(was_short) != count:
-        count = np.count_nonzero(was_short)
+    while np.any(was_short[maker] & ~was_short[op]):
         was_short[op[was_short[maker]]] = True
-    back = is_made & was_short[made_by]
+    back: Bools = is_made & was_short[made_by]
     back[back] = np.isin(step.ops.stack_id[made_by[back]], list(step.casts_back))
     return back

@@ -1,8 +1,9 @@
 """Finds operators that the job's source runs in float32, or in the type of a weight, whatever the type of the model.
 
 In a step recorded in float32 such a cast does nothing, so no operator shows it. The source does:
-``x = x.to(torch.float32)``, ``softmax(x, dtype=torch.float32)``, ``self.normalize(x.float())``, ``x.to(layer.weight.dtype)``;
-and whether the function casts back what it has computed: ``.to(query.dtype)``, ``.type_as(x)``.
+``x = x.to(torch.float32)``, ``softmax(x, dtype=torch.float32)``, ``self.normalize(x.float())``,
+``x.to(layer.weight.dtype)``; and whether the function casts back what it has computed: ``.to(query.dtype)``,
+``.type_as(x)``.
 """
 
 from __future__ import annotations
