@@ -132,14 +132,13 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
     Returns:
         Rows of module calls, NONE for none, and operators; both as long as ``ops``.
     """
-    texts = zip(step.stacks.stack_id.tolist(), step.stacks.frames.tolist(), strict=True)
-    frames = {number: str(text).splitlines() for number, text in texts}
+    frames = dict(zip(step.stacks.stack_id.tolist(), map(str, step.stacks.frames.tolist()), strict=True))
     stack_of, calls, ends = step.ops.stack_id.tolist(), innermost[ops], np.full(len(ops), NONE, dtype=np.int64)
     outside: dict[str, Ints] = {}
     for row, op in enumerate(ops.tolist()):
         if stack_of[op] not in step.own_float32 and stack_of[op] not in step.own_weight_type:
             continue
-        lines = frames[stack_of[op]]
+        lines = frames[stack_of[op]].splitlines()
         of_torch = list(takewhile(is_of_torch, lines))
         depth = sum(_MODULE_CALL in line for line in of_torch)
         if not depth:
@@ -148,7 +147,7 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
             calls[row] = step.module_calls.parent_call_id[calls[row]] if calls[row] != NONE else NONE
         function = _function_of(lines[len(of_torch)])
         if function not in outside:
-            inside = [number for number, text in frames.items() if function in map(_function_of, text)]
+            inside = [number for number, text in frames.items() if function in map(_function_of, text.splitlines())]
             is_inside = np.isin(step.ops.stack_id, inside) & (step.ops.phase == "forward")
             outside[function] = np.append(np.flatnonzero(~is_inside), len(step.ops))
         ends[row] = outside[function][np.searchsorted(outside[function], op)] - 1
