@@ -216,6 +216,7 @@ class Trace:
             own_float32=frozenset(manifest.own_float32),
             own_weight_type=frozenset(manifest.own_weight_type),
             casts_back=frozenset(manifest.casts_back),
+            made_like=frozenset(manifest.made_like),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )

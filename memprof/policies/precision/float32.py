@@ -22,7 +22,7 @@ _MODULE_CALL = ":_call_impl"
 
 
 def reached_by_float32(
-    step: Step, rule: Ints, is_float: Bools, is_inside: Bools, is_recast: Bools, *, is_pure: bool
+    step: Step, rule: Ints, is_float: Bools, is_inside: Bools, is_recast: Bools, is_like: Bools, *, is_pure: bool
 ) -> Bools:
     """Propagates float32 from its sources: one float32 operand makes the result float32.
 
@@ -50,6 +50,7 @@ def reached_by_float32(
         # With short weights nothing else is float32: inputs are cast, and factories take their operands' type.
         is_source |= is_float & ~is_inside
         is_factory[targets] = ~has_read[created[targets]] & ~reads_recast[created[targets]]
+        is_factory[is_like] = False
     inputs, states = _first_states(step, is_factory, is_float)
     is_factory[states] = False
     sources = np.flatnonzero(is_source | is_factory)
@@ -160,6 +161,30 @@ def _function_of(frame: str) -> str:
     """Returns the file and the function of a line of a stack."""
     place = PLACE.match(frame)
     return f"{place['path']}:{place['function']}" if place else frame
+
+
+def made_like_short(step: Step, is_short: Bools) -> Bools:
+    """Returns which tensors the code makes in the type of another that is short, ``(storages,)``.
+
+    That is where the module's call is given short tensors and no others.
+
+    Args:
+        step: The step.
+        is_short: Which storages are short as far as is known, ``(storages,)``.
+    """
+    storages, uses, calls = step.storages, step.uses, step.module_calls
+    created = storages.created_op_id
+    is_like = (created != NONE) & (storages.dtype == "float32")
+    is_like[is_like] = np.isin(step.ops.stack_id[created[is_like]], list(step.made_like))
+    is_activation = (storages.dtype == "float32") & ~is_one_of(storages.category, LASTING)
+    for storage in np.flatnonzero(is_like).tolist():
+        around = (calls.first_op_id <= created[storage]) & (calls.last_op_id >= created[storage])
+        first = calls.first_op_id[around].max(initial=NONE)
+        last = calls.last_op_id[around & (calls.first_op_id == first)].min(initial=len(step.ops))
+        given = uses.storage_id[(uses.op_id >= first) & (uses.op_id <= last) & (uses.role == "read")]
+        given = given[is_activation[given] & (created[given] < first)]
+        is_like[storage] = first != NONE and len(given) > 0 and bool(is_short[given].all())
+    return is_like
 
 
 def cast_back(step: Step, is_own: Bools, is_short: Bools) -> Bools:

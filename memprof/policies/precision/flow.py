@@ -22,7 +22,7 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
     rules,
 )
-from memprof.policies.precision.float32 import cast_back, may_cast, reached_by_float32, runs_float32
+from memprof.policies.precision.float32 import cast_back, made_like_short, may_cast, reached_by_float32, runs_float32
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
@@ -138,14 +138,15 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
         stays &= ~is_norm
     handed_on = is_recast = _handed_on(step, names, attention)
+    is_like = np.zeros(len(storages), dtype=np.bool_)
     while True:
-        reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
+        reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_like, is_pure=is_pure)
         is_short = is_inside & ~stays & ~reached
         # What is cast back makes more tensors short, and these are cast to float32 and back further on.
-        found = handed_on | cast_back(step, is_own, is_short | is_recast)
-        if np.array_equal(found, is_recast):
+        found = handed_on | cast_back(step, is_own, is_short | is_recast), made_like_short(step, is_short)
+        if np.array_equal(found, (is_recast, is_like)):
             break
-        is_recast = found
+        is_recast, is_like = found
     forward = _forward_of(step, region)
     origin = _origin_of(forward)
     return Types(

@@ -101,6 +101,7 @@ def _assemble(
         own_float32=own_types.float32,
         own_weight_type=own_types.weight,
         casts_back=own_types.casts_back,
+        made_like=own_types.made_like,
     ), tables
 
 

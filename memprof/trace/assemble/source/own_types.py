@@ -20,6 +20,9 @@ from memprof.trace.source_lines import PLACE, function_around, is_of_torch, line
 
 #: Types of an expression: float32, that of a weight, another, none since it is no tensor.
 _FLOAT32, _WEIGHT, _OTHER, _PLAIN = "float32", "weight", "other", "plain"
+_CHOSEN = (_FLOAT32, _WEIGHT)
+#: Of a stack: that of some other tensor.
+_LIKE = "like"
 _TO_FLOAT32 = ("float", "double")
 _TO_OTHERS = ("type_as", "half", "bfloat16")
 _CASTS = ("to", "type", *_TO_OTHERS)
@@ -42,11 +45,13 @@ class OwnTypes:
         float32: They run in float32.
         weight: They run in the type of a weight.
         casts_back: Of both, those whose results the code casts back.
+        made_like: They make a tensor in the type of another: ``torch.zeros(n, dtype=x.dtype)``.
     """
 
     float32: tuple[int, ...]
     weight: tuple[int, ...]
     casts_back: tuple[int, ...]
+    made_like: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -59,6 +64,7 @@ class _Read:
         modules: The type that a module is given, by the lines of the statement.
         given: What a function is given, by the lines of the statement and its name.
         casts_back: Whether it casts something from such a type to that of something else.
+        makes_like: Lines of statements that make tensors in the type of others.
     """
 
     lines: dict[int, str] = field(default_factory=dict)
@@ -66,6 +72,7 @@ class _Read:
     modules: dict[int, str] = field(default_factory=dict)
     given: dict[tuple[int, str], _Given] = field(default_factory=dict)
     casts_back: bool = False
+    makes_like: set[int] = field(default_factory=set)
 
 
 def find_own_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> OwnTypes:
@@ -85,7 +92,8 @@ def find_own_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> OwnTypes:
     return OwnTypes(
         tuple(sorted(number for number, (kind, _) in found.items() if kind == _FLOAT32)),
         tuple(sorted(number for number, (kind, _) in found.items() if kind == _WEIGHT)),
-        tuple(sorted(number for number, (kind, casts_back) in found.items() if casts_back and kind != _OTHER)),
+        tuple(sorted(number for number, (kind, casts_back) in found.items() if casts_back and kind in _CHOSEN)),
+        tuple(sorted(number for number, (kind, _) in found.items() if kind == _LIKE)),
     )
 
 
@@ -109,7 +117,7 @@ def _type_of(frames: str, on_device: bool) -> tuple[str, bool]:
         given = caller.given.get((int(own[1]["line"]), name), frozenset())
         casts_back = bool(given) and caller.casts_back
     read = _read(path, *function_around(path, line), given, on_device)
-    kind = read.lines.get(line, _OTHER)
+    kind = _LIKE if line in read.makes_like else read.lines.get(line, _OTHER)
     called = PLACE.match(lines[depth - 1]) if depth else None
     if called is not None:
         kind = read.calls.get((line, called["function"]), kind)
@@ -195,17 +203,19 @@ class _Reader:
             return _FLOAT32
         target = self._target(node)
         if is_method and name in _CASTS:
-            self.read.casts_back |= target == _OTHER and receiver in (_FLOAT32, _WEIGHT)
+            self.read.casts_back |= target == _OTHER and receiver in _CHOSEN
             return receiver if target == _PLAIN else target
         kind = _widest(receiver, *kinds.values())
+        if name in _FACTORIES and any(_is_type_of_variable(word) for word in node.keywords):
+            self.read.makes_like.update(self._before + line for line in _lines_of(node))
         if name in _PRODUCTS or name.startswith("conv"):
             kind = _OTHER
-        elif target in (_FLOAT32, _WEIGHT) and name not in _FACTORIES:
+        elif target in _CHOSEN and name not in _FACTORIES:
             if is_own:  # a function of the job's that casts its argument, and computes nothing
                 return target
             kind = target
-        elif is_own and kind in (_FLOAT32, _WEIGHT):
-            given = frozenset((key, one) for key, one in kinds.items() if one in (_FLOAT32, _WEIGHT))
+        elif is_own and kind in _CHOSEN:
+            given = frozenset((key, one) for key, one in kinds.items() if one in _CHOSEN)
             self.read.given |= {(self._before + line, name): given for line in _lines_of(node)}
             if not self._is_defined(name):
                 self._modules.add(kind)
@@ -234,6 +244,12 @@ class _Reader:
         return any(text.lstrip().startswith(f"def {name}(") for text in lines_of(self._path))
 
 
+def _is_type_of_variable(word: ast.keyword) -> bool:
+    """Returns whether a keyword argument is ``dtype=x.dtype``."""
+    value = word.value
+    return isinstance(value, ast.Attribute) and value.attr == "dtype" and isinstance(value.value, ast.Name)
+
+
 def _fits(key: int | str, names: list[str]) -> bool:
     return key < len(names) if isinstance(key, int) else key in names
 
@@ -247,7 +263,7 @@ def _name_of(node: ast.AST) -> str:
 
 def _widest(*kinds: str) -> str:
     """Returns the type of what is computed from operands of some types."""
-    return next((kind for kind in (_FLOAT32, _WEIGHT, _OTHER) if kind in kinds), _PLAIN)
+    return next((kind for kind in (*_CHOSEN, _OTHER) if kind in kinds), _PLAIN)
 
 
 def _single(kinds: set[str]) -> str:

@@ -37,6 +37,11 @@ def kept(x):
     return F.softmax(x.float(), -1)
 
 
+def drop(x):
+    mask = 0.9 + torch.rand(4, dtype=x.dtype)
+    return x * torch.rand(4, dtype=torch.float32)
+
+
 class Adapter(Module):
     def forward(self, x):
         result = self.base(x)
@@ -57,8 +62,10 @@ PLACES = {
     "cast back": "22:scaled",
     "no code": "90:gone",
     "kept": "26:kept",
-    "dropout": "35:forward",
-    "base": "31:forward",
+    "mask": "30:drop",
+    "other mask": "31:drop",
+    "dropout": "40:forward",
+    "base": "36:forward",
 }
 WITHIN = {
     "softmax": f"{TORCH}/functional.py:2209:softmax\n",
@@ -98,6 +105,11 @@ def test_what_the_code_casts_to_float32_runs_in_it(found):
 def test_what_is_cast_back_is_told_apart(found):
     """By the function itself, or by its caller."""
     assert names(found().casts_back) == {"normalize", "weight", "softmax", "in float32"}
+
+
+def test_tensors_made_in_the_type_of_others(found):
+    """The type of x, and not one that is named."""
+    assert names(found().made_like) == {"mask"}
 
 
 def test_a_module_given_the_type_of_a_weight_runs_in_it(found):
