@@ -174,7 +174,7 @@ def made_like_short(step: Step, is_short: Bools) -> Bools:
     """
     storages, uses, calls = step.storages, step.uses, step.module_calls
     created = storages.created_op_id
-    is_like = (created != NONE) & (storages.dtype == "float32")
+    is_like: Bools = (created != NONE) & (storages.dtype == "float32")
     is_like[is_like] = np.isin(step.ops.stack_id[created[is_like]], list(step.made_like))
     is_activation = (storages.dtype == "float32") & ~is_one_of(storages.category, LASTING)
     for storage in np.flatnonzero(is_like).tolist():
