@@ -177,6 +177,10 @@ class Manifest(_Json):
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
             be, or where that is unknown.
         own_casts: Stacks whose code may cast to another type, by their ids; None where the code was not read.
+        own_float32: Stacks whose operators run in float32 by the job's code, whatever the type of the model.
+        own_weight_type: Stacks whose operators run in the type of a weight by the job's code.
+        casts_back: Of both, those whose results the code casts back.
+        made_like: Stacks whose operators make a tensor in the type of another by the job's code.
         notes: Sentences for the reader of a report.
     """
 
@@ -198,6 +202,10 @@ class Manifest(_Json):
     plan: dict[str, Any] | None = None
     undivided: str = ""
     own_casts: tuple[int, ...] | None = None
+    own_float32: tuple[int, ...] = ()
+    own_weight_type: tuple[int, ...] = ()
+    casts_back: tuple[int, ...] = ()
+    made_like: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = ()
     usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)

@@ -14,6 +14,8 @@ _MOST_BYTES = 4 * 2**20
 PLACE = re.compile(r"(?P<path>.+):(?P<line>[0-9]{1,9}):(?P<function>.*)")
 _DEFINES = re.compile(r"\s*(async\s+)?def\s+(?P<name>\w+)")
 _CLASS = re.compile(r"\s*class\s+(\w+)")
+#: A frame of torch itself.
+_TORCH = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")
 #: Files that were read, with their state at that time.
 _read: dict[str, tuple[int, int] | None] = {}
 
@@ -26,6 +28,11 @@ def is_source_file(path: str) -> bool:
     """
     found = _stat(path) if path.endswith(".py") else None
     return found is not None and stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
+
+
+def is_of_torch(frame: str) -> bool:
+    """Returns whether a line of a stack is in torch itself."""
+    return _TORCH.search(frame) is not None
 
 
 @cache

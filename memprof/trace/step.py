@@ -54,6 +54,10 @@ class Step:
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
         optimizers: The optimizers that update in the recorded steps; none in recordings of older versions.
         own_casts: Stacks whose code may cast to another type, by their ids; None where that is unknown.
+        own_float32: Stacks whose operators run in float32 by the job's code, whatever the type of the model.
+        own_weight_type: Stacks whose operators run in the type of a weight by the job's code.
+        casts_back: Of both, those whose results the code casts back.
+        made_like: Stacks whose operators make a tensor in the type of another by the job's code.
         usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
         trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
             evaluates has none of its own.
@@ -80,6 +84,10 @@ class Step:
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()
     own_casts: frozenset[int] | None = None
+    own_float32: frozenset[int] = frozenset()
+    own_weight_type: frozenset[int] = frozenset()
+    casts_back: frozenset[int] = frozenset()
+    made_like: frozenset[int] = frozenset()
     usages: frozenset[str] = frozenset()
     trained_modules: tuple[int, ...] = ()
 

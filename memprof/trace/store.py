@@ -213,6 +213,10 @@ class Trace:
             cut_step(self, number),
             undivided=manifest.undivided,
             own_casts=None if manifest.own_casts is None else frozenset(manifest.own_casts),
+            own_float32=frozenset(manifest.own_float32),
+            own_weight_type=frozenset(manifest.own_weight_type),
+            casts_back=frozenset(manifest.casts_back),
+            made_like=frozenset(manifest.made_like),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )

@@ -128,9 +128,10 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     sum_is_short = _summed_type(casts, backward, is_between, expected, is_short)
     expected = np.where(is_sum, sum_is_short[np.maximum(target, 0)], expected)
     if is_pure:
-        # Inside the model everything is short, except what comes from the loss.
-        is_between &= is_outside & (types.region[np.maximum(reader, 0)] != NONE)
-        expected = np.ones(len(op), dtype=np.bool_)
+        # Inside the model everything is short, except what comes from the loss, and what the job's code casts.
+        is_own = types.is_own[np.maximum(reader, 0)] | types.is_own[np.maximum(backward.owner[storage], 0)]
+        is_between &= is_own | (is_outside & (types.region[np.maximum(reader, 0)] != NONE))
+        expected |= ~is_own
     rows = np.flatnonzero(is_between & (expected != is_short[storage]) & (types.region[op] == NONE))
     if not len(rows):
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.spans import find_spans
@@ -140,8 +141,10 @@ def cast_reads(casts: Casts) -> None:
     is_short = types.is_short[uses.storage_id]
     # The float32 result of spelled-out attention is cast for all its readers, whatever their rule.
     is_handed_on = types.is_recast[uses.storage_id] & (types.attention[uses.op_id] == NONE) & (rule != VIEW)
+    is_handed_on &= ~types.is_own[uses.op_id]
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
+    to_short |= is_read & is_short & (rule == SHORT) & _is_cast_twice(casts)
     rows = np.flatnonzero(to_short | to_float)
     # A trained weight is cast once per region and kept to its end; anything else is cast at every reader.
     is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
@@ -177,9 +180,10 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
         return
     ops, sources = uses.op_id[rows], uses.storage_id[rows]
     region = types.region[ops]
-    # The key of a cast: source and, unless it is kept, reader.
+    # The key of a cast: source and, unless it is kept or the job's code makes it for several readers, reader.
     places = len(step.ops) + len(types.region_end)
-    keys = sources * places + np.where(is_kept, len(step.ops) + region, ops)
+    readers, holders = _own_readers(casts, ops, sources)
+    keys = sources * places + np.where(is_kept, len(step.ops) + region, readers)
     _, first, cast_of = np.unique(keys, return_index=True, return_inverse=True)
     # Arguments are cast from last to first: bias, weight, input. The sizes reveal their order.
     order = np.lexsort((storages.requested_bytes[sources[first]], ~is_kept[first], ops[first]))
@@ -195,6 +199,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     released = nodes.end[saved.released_op_id]
     released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
     last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
+    np.maximum.at(last, cast_of, np.maximum(ops, holders))
     np.maximum.at(last, saved_cast[is_saved], released[is_saved])
     category = np.zeros(len(first), dtype=np.bool_)
     category[saved_cast[is_saved]] = True
@@ -223,6 +228,34 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     is_gone = is_backward.copy()
     is_gone[rows] = False
     _let_go(casts, np.unique(saved.storage_id[is_saved]), is_saved, is_gone)
+
+
+def _is_cast_twice(casts: Casts) -> Bools:
+    """Returns which uses are short tensors that the job's code casts to float32, and autocast back; ``(uses,)``."""
+    types, uses = casts.types, casts.step.uses
+    created = casts.step.storages.created_op_id[uses.storage_id]
+    is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
+    return is_twice
+
+
+def _own_readers(casts: Casts, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
+    """Finds what shares the casts that the job's code makes: one to float32 in a module's call, and one back.
+
+    Returns:
+        The first reader of the cast that each reads, itself where autocast makes the cast; and until when the code
+        holds the cast, NONE for not at all.
+    """
+    step, types = casts.step, casts.types
+    created = step.storages.created_op_id
+    is_own = types.is_own[ops]
+    makers = np.where(is_own, ops, np.maximum(created[sources], 0))
+    is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
+    call, held_until = calls_of_code(step, makers, casts.nodes.innermost)
+    keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
+    _, group = np.unique(keys, return_inverse=True)
+    readers = np.full(len(ops), len(step.ops), dtype=np.int64)
+    np.minimum.at(readers, group, ops)
+    return readers[group], np.where(is_own, held_until, NONE)
 
 
 def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:

@@ -22,6 +22,7 @@ class Nodes:
         end: Last operator of each operator's backward node, ``(ops,)``; the node's saved tensors are freed after it.
         next_start: First operator of the next node that does more than create views, ``(ops,)``; casts of a node's
             gradients run before it.
+        innermost: The innermost module call of each operator, NONE outside; ``(ops,)``.
     """
 
     def __init__(self, step: Step, types: Types) -> None:
@@ -54,7 +55,7 @@ class Nodes:
         for row in range(len(calls)):
             if calls.first_op_id[row] != NONE and calls.last_op_id[row] != NONE:
                 innermost[calls.first_op_id[row] : calls.last_op_id[row] + 1] = row
-        self._innermost = innermost
+        self.innermost: Ints = innermost
         self._step = step
 
     def python_end(self, rows: Ints, last_read: Ints) -> Ints:
@@ -62,7 +63,8 @@ class Nodes:
 
         The caller holds a module's arguments until the call returns, so the storage is freed with the outermost call
         that reads it last and began after its creation; without such a call, after its last read. The caller's own
-        variable may hold it longer (``variable_ends``).
+        variable may hold it longer (``variable_ends``), and a variable that the source shows to hold it does
+        (``held_op_id``): ``_`` in ``x, _ = attention(x)``.
 
         Args:
             rows: The storages.
@@ -73,14 +75,15 @@ class Nodes:
         """
         created = self._step.storages.created_op_id[rows]
         end = last_read.copy()
-        call = self._innermost[last_read]
+        call = self.innermost[last_read]
         while np.any(call != NONE):
             is_after = (call != NONE) & (self._calls.first_op_id[call] > created)
             end = np.where(is_after, np.maximum(end, self._calls.last_op_id[call]), end)
             if not is_after.any():
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
-        return np.maximum(end, variable_ends(self._step, rows, call, end))
+        by_variables = variable_ends(self._step, rows, call, end)
+        return np.maximum(end, np.maximum(by_variables, self._step.storages.held_op_id[rows]))
 
 
 def _after_backward(types: Types) -> int:

@@ -22,7 +22,7 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
     rules,
 )
-from memprof.policies.precision.reached import reached_by_float32
+from memprof.policies.precision.float32 import cast_back, made_like_short, may_cast, reached_by_float32, runs_float32
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
@@ -48,7 +48,10 @@ class Types:
         is_short_out: Whether an operator returns the short type, in backward as its origin does; ``(ops,)``.
         is_primary: Whether a storage is the largest result of the operator that allocates it, ``(storages,)``.
         has_side_results: Whether the smaller results of an operator stay in float32, ``(ops,)``.
-        is_recast: Whether a float32 storage is cast to the short type for its readers: spelled-out attention's result.
+        is_recast: Whether a float32 storage is cast to the short type for its readers: spelled-out attention's result,
+            and what the job's code casts back.
+        is_own: Whether an operator runs in float32 since the job's code casts its operands, ``(ops,)``.
+        is_given: The same, and products, whose operands autocast casts again.
         attention: The spelled-out attention each operator is part of, NONE elsewhere; ``(ops,)``.
     """
 
@@ -65,6 +68,8 @@ class Types:
     is_primary: Bools
     has_side_results: Bools
     is_recast: Bools
+    is_own: Bools
+    is_given: Bools
     attention: Ints
 
 
@@ -111,6 +116,9 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         # Code for short weights casts further from where it computes, and in the names of settings.
         is_open = np.True_ if is_pure else may_cast(step)
         rule = np.where((rule == WIDEST) & is_one_of(names, often) & is_open, FLOAT32, rule)
+    is_given = runs_float32(step, is_pure=is_pure) & (region != NONE)
+    is_own = is_given & (rule == WIDEST)
+    rule = np.where(is_own, FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)
@@ -129,9 +137,16 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         # With short weights the norms' statistics are short too on a CPU.
         is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
         stays &= ~is_norm
-    is_recast = _handed_on(step, names, attention)
-    reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
-    is_short = is_inside & ~stays & ~reached
+    handed_on = is_recast = _handed_on(step, names, attention)
+    is_like = np.zeros(len(storages), dtype=np.bool_)
+    while True:
+        reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_like, is_pure=is_pure)
+        is_short = is_inside & ~stays & ~reached
+        # What is cast back makes more tensors short, and these are cast to float32 and back further on.
+        found = handed_on | cast_back(step, is_own, is_short | is_recast), made_like_short(step, is_short)
+        if np.array_equal(found, (is_recast, is_like)):
+            break
+        is_recast, is_like = found
     forward = _forward_of(step, region)
     origin = _origin_of(forward)
     return Types(
@@ -148,15 +163,10 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_primary=is_primary,
         has_side_results=has_side_results,
         is_recast=is_recast,
+        is_own=is_own,
+        is_given=is_given,
         attention=attention,
     )
-
-
-def may_cast(step: Step) -> Bools:
-    """Returns which operators the job's code may give tensors of another type, unseen in float32, ``(ops,)``."""
-    if step.own_casts is None:
-        return np.ones(len(step.ops), dtype=np.bool_)
-    return np.isin(step.ops.stack_id, [NONE, *step.own_casts])
 
 
 def _regions(step: Step) -> tuple[Ints, Ints]:

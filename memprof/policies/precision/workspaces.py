@@ -72,6 +72,9 @@ def short_workspaces(
     # A pointwise operator with operands of two types first copies the short ones to float32.
     is_mixed = (types.region != NONE) & (types.rule == WIDEST) & ~types.is_short_out
     is_copied = is_mixed[uses.op_id] & (uses.role == "read") & is_short[uses.storage_id]
+    # In backward it multiplies a float32 gradient by what forward saved.
+    is_product = (forward != NONE) & (types.names == "mul") & (types.rule[of_op] == WIDEST) & ~types.is_short_out
+    is_copied |= is_product[uses.op_id] & (uses.role == "read") & types.is_short[uses.storage_id]
     np.add.at(own, uses.op_id[is_copied], storages.requested_bytes[uses.storage_id[is_copied]])
     runs_short = is_inside & types.is_short_out[of_op]
     has_kernels = SHORT_TYPES[dtype] in step.short_types

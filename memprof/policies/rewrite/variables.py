@@ -49,7 +49,8 @@ def result_ends(step: Step, inner: Ints) -> Ints:
 
     A model may return more than the next layer needs, such as attention's weights in an object beside its output. This
     shows in storages that live on after the forward has returned although nothing uses them and no node has saved them.
-    Others of their shape that the same call made may be held as long; NONE for the rest.
+    Others of their shape that the same call made may be held as long, or that the calls in the same forward returned;
+    NONE for the rest.
 
     Args:
         step: The step.
@@ -58,17 +59,19 @@ def result_ends(step: Step, inner: Ints) -> Ints:
     storages, uses, calls = step.storages, step.uses, step.module_calls
     created, count = storages.created_op_id, len(storages)
     call = np.where(created != NONE, inner[created], NONE)
+    around = np.where(call != NONE, np.append(calls.parent_call_id, NONE)[call], NONE)
     used = np.full(count, NONE, dtype=np.int64)
     np.maximum.at(used, uses.storage_id, uses.op_id)
     is_saved = np.zeros(count, dtype=np.bool_)
     is_saved[step.saved.storage_id] = True
     freed = np.where(storages.freed_op_id == NONE, len(step.ops), storages.freed_op_id)
-    returned = calls.last_op_id[call] if len(calls) else np.full(count, NONE)
-    is_left = (call != NONE) & ~is_saved & (used <= returned) & (freed > returned)
     shapes = Coded.of(storages.shape)
-    keys = call * len(shapes.distinct) + shapes.codes
-    ends = np.full(int(keys.max(initial=NONE)) + 1, NONE, dtype=np.int64)
-    np.maximum.at(ends, keys[is_left], freed[is_left])
     found = np.full(count, NONE, dtype=np.int64)
-    found[call != NONE] = ends[keys[call != NONE]]
+    for one in (call, around):
+        returned = np.append(calls.last_op_id, NONE)[one]
+        is_left = (one != NONE) & ~is_saved & (used <= returned) & (freed > returned)
+        keys = one * len(shapes.distinct) + shapes.codes
+        ends = np.full(int(keys.max(initial=NONE)) + 1, NONE, dtype=np.int64)
+        np.maximum.at(ends, keys[is_left], freed[is_left])
+        found[one != NONE] = np.maximum(found[one != NONE], ends[keys[one != NONE]])
     return found

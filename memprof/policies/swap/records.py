@@ -124,7 +124,7 @@ def find_records(
     inputs = reruns.storage[goes_in]
     by_rerun = reruns.is_use & np.isin(step.uses.storage_id, inputs)
     is_saved_again = (ops.is_recompute | is_repeated)[forward] & np.isin(storage, inputs)
-    held = _held_otherwise(step, calls, is_packed, is_saved_again, by_rerun, last)
+    held = np.maximum(_held_otherwise(step, calls, is_packed, is_saved_again, by_rerun, last), storages.held_op_id)
     if with_variables:
         moved = np.unique(np.append(storage[is_packed], inputs))
         held = np.maximum(held, _held_by_variables(step, calls, moved))

@@ -23,6 +23,7 @@ from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.source.own_casts import find_own_casts
+from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.assemble.steps import step_table
@@ -64,6 +65,7 @@ def assemble_all(
     devices = tuple(recording.memory_events.device for recording in recordings)
     if forget_changed_sources():
         forget_functions()
+        forget_types()
         forget_held()
     return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
 
@@ -92,7 +94,15 @@ def _assemble(
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
     stacks = tables[Stacks]
     assert isinstance(stacks, Stacks)
-    return replace(manifest, own_casts=find_own_casts(ops, stacks)), tables
+    own_types = find_own_types(ops, stacks, on_device=recording.memory_events.device != "cpu")
+    return replace(
+        manifest,
+        own_casts=find_own_casts(ops, stacks),
+        own_float32=own_types.float32,
+        own_weight_type=own_types.weight,
+        casts_back=own_types.casts_back,
+        made_like=own_types.made_like,
+    ), tables
 
 
 @dataclass(frozen=True)

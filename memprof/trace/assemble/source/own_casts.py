@@ -8,14 +8,12 @@ from functools import cache
 import numpy as np
 
 from memprof.trace.schema import NONE, Ops, Stacks
-from memprof.trace.source_lines import PLACE, function_around, lines_of
+from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
 #: In source code: ``x.float()``, ``softmax(x, dtype=torch.float32)``, ``x.to(other.dtype)``, ``x.type_as(other)``.
 _CASTS = re.compile(r"dtype|float32|\.float\(|\.double\(|\.type(_as)?\(|\.(half|bfloat16)\(")
 #: In a function that calls another with the tensor.
 _CASTS_BEFORE = re.compile(r"float32|\.float\(|\.double\(")
-#: Of torch itself: its modules cast where their arguments say so.
-_TORCH = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")
 #: Functions around the innermost one outside torch that are read as well.
 _CALLERS = 2
 
@@ -40,7 +38,7 @@ def find_own_casts(ops: Ops, stacks: Stacks) -> tuple[int, ...]:
 
 
 def _may_cast(frames: str) -> bool:
-    own = [frame for frame in frames.splitlines() if not _TORCH.search(frame)][: _CALLERS + 1]
+    own = [frame for frame in frames.splitlines() if not is_of_torch(frame)][: _CALLERS + 1]
     places = [place for frame in own if (place := PLACE.match(frame))]
     if len(places) < len(own) or not places:
         return True

@@ -61,23 +61,35 @@ def forget_functions() -> None:
     _parsed.cache_clear()
 
 
-@cache
-def _parsed(path: str, first: int, last: int) -> Function | None:
+def parse_function(path: str, first: int, last: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Returns the syntax tree of a function, whose lines count from its own first; None where it cannot be read.
+
+    Args:
+        path: The file.
+        first: The function's first line, counted from 0.
+        last: The line behind its last.
+    """
     try:
         tree = ast.parse(textwrap.dedent("\n".join(lines_of(path)[first:last])))
     except (SyntaxError, ValueError, RecursionError):
         return None
     definition = tree.body[0] if tree.body else None
-    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+    return definition if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+@cache
+def _parsed(path: str, first: int, last: int) -> Function | None:
+    definition = parse_function(path, first, last)
+    if definition is None:
         return None
     found = Function(first + 1)
     repeated = {
         id(node)
-        for loop in _own_nodes(definition.body)
+        for loop in own_nodes(definition.body)
         if isinstance(loop, ast.For | ast.While | ast.AsyncFor)
-        for node in _own_nodes(loop.body)
+        for node in own_nodes(loop.body)
     }
-    for node in _own_nodes(definition.body):
+    for node in own_nodes(definition.body):
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return):
             statement = _read(node, first, is_in_loop=id(node) in repeated)
             found.statements.update(dict.fromkeys(range(statement.first, statement.last + 1), statement))
@@ -92,7 +104,7 @@ def _parsed(path: str, first: int, last: int) -> Function | None:
     return found
 
 
-def _own_nodes(body: list[ast.stmt]) -> list[ast.AST]:
+def own_nodes(body: list[ast.stmt]) -> list[ast.AST]:
     """Returns the nodes of a body, without those of functions and classes inside it."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = list(body)
