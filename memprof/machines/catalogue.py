@@ -30,6 +30,9 @@ CONTEXT_BYTES = 768 * 2**20
 #: 14.56 of 16 GiB).
 LEAST_USABLE_SHARE = 0.91
 
+#: Least compute capability with bfloat16 in hardware.
+_FIRST_BF16 = 8.0
+
 #: Words that do not distinguish machines.
 _MAKERS = re.compile(r"apple|nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
 
@@ -67,6 +70,12 @@ class Accelerator:
     flops_per_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     usable_source: str = ""
     note: str = ""
+
+    @property
+    def short_types(self) -> tuple[str, ...]:
+        """Types shorter than float32 it computes in, by their torch names: bfloat16 on NVIDIA's from Ampere on."""
+        has_bf16 = not self.capability or float(self.capability) >= _FIRST_BF16
+        return ("bfloat16", "float16") if has_bf16 else ("float16",)
 
     @property
     def capacity_bytes(self) -> int:

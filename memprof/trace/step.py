@@ -46,7 +46,7 @@ class Step:
         storage_ids: The trace's storage id of each row of ``storages``.
         to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
         from_host_bytes_per_us: The same in the other direction.
-        short_types: Types shorter than float32 that oneDNN computes in on the CPU it ran on.
+        short_types: Types shorter than float32 that the device it ran on computes in; on a CPU, oneDNN.
         has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
         threads: Threads that share an operator there.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 import memprof
 from memprof.errors import PolicyError
+from memprof.machines.catalogue import find_machine
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, SHORT, VIEW, WIDEST, plain_names, rules
+from memprof.policies.precision.candidates import candidates
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
@@ -147,6 +149,19 @@ def test_gradients_and_weights_keep_float32_under_autocast():
     for category in ("parameter", "optimizer_state", "gradient"):
         sizes = [one.storages.allocated_bytes[one.storages.category == category].sum() for one in (step, predicted)]
         assert sizes[0] == sizes[1], category
+
+
+def test_a_gpu_without_bfloat16_is_offered_fp16():
+    """T4 and V100 compute in float16 only; bf16 is refused there by its prediction, as it is when applied."""
+    step = recorded("gpt")
+    storages = step.storages.replace(device=np.full(len(step.storages), "cuda:0", dtype=np.object_))
+    for name, offered in (("t4", "fp16"), ("V100 PCIe 16GB", "fp16"), ("rtx3090", "bf16")):
+        types = find_machine(name).short_types
+        on_card = dataclasses.replace(step, storages=storages, short_types=types)
+        assert candidates(on_card, 1).whole_step == (Precision(offered),)
+        if offered == "fp16":
+            with pytest.raises(PolicyError, match="does not support bf16"):
+                Precision("bf16").transform(on_card)
 
 
 def test_trace_from_cuda_follows_cudas_lists():

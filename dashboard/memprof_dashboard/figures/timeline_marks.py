@@ -149,9 +149,7 @@ def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
     return names
 
 
-def _line_names(
-    marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, theme: Theme
-) -> list[dict[str, object]]:
+def _line_names(marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     """Returns the labels of the budget and the device, at one end of their lines: the one away from the peak's label.
 
     Args:

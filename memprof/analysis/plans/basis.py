@@ -148,9 +148,12 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
     """
     refuse_light(trace)
     found = basis_of_steps(trace) if step_number is None else _basis(trace, trace.step(step_number))
-    step = found.step
     recorded_on = trace.manifest.machine
-    if machine is None or machine_of_device(recorded_on.device_name) is machine:
+    card = machine_of_device(recorded_on.device_name)
+    if recorded_on.device_kind != "cpu" and (target := machine or card) is not None:
+        found = replace(found, step=replace(found.step, short_types=target.short_types))
+    step = found.step
+    if machine is None or card is machine:
         return found
     elsewhere = scale_times(step, rates_of_recording(recorded_on), rates_of(machine))
     if recorded_on.device_kind != "cpu":

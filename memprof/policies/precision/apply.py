@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.misfits import require_recurrent
-from memprof.policies.precision.policy import LBFGS
+from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
 from memprof.policies.runtime.own_types import is_in_transform
@@ -82,9 +82,8 @@ def _refuse(job: Job, policy: Precision) -> None:
     device = job.device.type
     if not torch.amp.autocast_mode.is_autocast_available(device):
         raise PolicyError(f"precision: this torch has no autocast for {device}; leave the policy out.")
-    # Before Ampere torch emulates it: slower than fp32, and with workspaces that the prediction does not cover.
     if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise PolicyError("precision: this GPU does not support bf16; write dtype = 'fp16'.")
+        raise PolicyError(NO_BF16)
     # For the other recurrent layers torch has bf16 kernels of its own.
     recurrent = torch.nn.RNNBase if policy.dtype == "fp16" else torch.nn.LSTM
     if device == "cpu" and any(isinstance(module, recurrent) for module in job.model.modules()):

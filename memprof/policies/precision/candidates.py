@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memprof.policies.base import Candidates
-from memprof.policies.precision.policy import Precision
+from memprof.policies.precision.autocast_lists import SHORT_TYPES
+from memprof.policies.precision.policy import NO_BF16, Precision
 from memprof.trace.step import Step
 
 
@@ -17,8 +18,9 @@ def candidates(step: Step, world_size: int) -> Candidates:
     types = set(step.storages.dtype[wrote.storage_id])
     reduced = sorted(name for name in types if name.startswith(("float8", "float16", "bfloat16", "complex32")))
     bf16 = Precision("bf16")
+    is_older = step.is_on_device() and SHORT_TYPES["bf16"] not in step.short_types
     if reduced:
         return Candidates(unsuitable={bf16: f"The job's matrix products are in {' and '.join(reduced)} already."})
     if not types & {"float32", "float64"}:
         return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
-    return Candidates((bf16,))
+    return Candidates((Precision("fp16"),), {bf16: NO_BF16}) if is_older else Candidates((bf16,))

@@ -28,6 +28,8 @@ LBFGS = (
     "precision: LBFGS runs the model several times per step, which fp16 loss scaling does not support; write "
     "dtype = 'bf16'."
 )
+#: Why bf16 is refused on GPUs before Ampere, where torch emulates it: slower than fp32, with workspaces not predicted.
+NO_BF16 = "precision: this GPU does not support bf16; write dtype = 'fp16'."
 #: The short forms, and the settings they stand for.
 FLAGS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "pure-bf16": ("bf16", "bf16")}
 

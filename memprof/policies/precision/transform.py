@@ -26,7 +26,7 @@ from memprof.policies.precision.misfits import (
     refuse_unscaled,
 )
 from memprof.policies.precision.outputs import cast_outputs
-from memprof.policies.precision.policy import LBFGS
+from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
@@ -67,6 +67,8 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
 def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
         raise PolicyError(LBFGS)
+    if policy.dtype == "bf16" and step.is_on_device() and SHORT_TYPES["bf16"] not in step.short_types:
+        raise PolicyError(NO_BF16)
     types = follow_types(step, is_pure=policy.is_pure, own_casts=own_casts)
     refuse_mixed_types(step, types)
     refuse_recurrent(step, types, policy)
