@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from memprof.analysis.leaks.growth import growth_of_run, steady_rise
-from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
+from memprof.analysis.leaks.leak import Leak
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.cli.main import main
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.variables import read_locals, running_frames

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,31 @@ _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
 _MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
 #: Result of an operator that raised.
 FAILED = object()
+
+
+class OperatorObserver(Protocol):
+    """Is called after every operator.
+
+    Attributes:
+        span: Returns the address of a tensor's memory and its bytes.
+    """
+
+    span: Callable[[torch.Tensor], tuple[int, int]]
+
+    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+        """Prepares for a run of consecutive operators; as in `OperatorRows`."""
+
+    def add(
+        self,
+        operator: OperatorTraits,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        start_ns: int,
+        end_ns: int,
+        frame: FrameType | None,
+    ) -> None:
+        """Observes an operator that has run; as in `OperatorRows`."""
 
 
 class OperatorRows:
