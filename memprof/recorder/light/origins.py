@@ -34,7 +34,7 @@ _SHARE, _ALLOWANCE_NS = 0.005, 100_000_000
 #: A view of memory that ``torch.tensor`` has made without an operator.
 _LIFT = "aten.lift_fresh.default"
 #: What following one operator takes, the dispatch mode included.
-_OPERATOR_NS = 20_000
+_OPERATOR_NS = 10_000
 
 #: Code and position of each frame, innermost first.
 _Stack = tuple[tuple[CodeType, int], ...]
