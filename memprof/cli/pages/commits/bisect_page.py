@@ -67,6 +67,8 @@ def fill_bisection(
     else:
         page.add(Text(f"{culprit.short} is the first commit with {words}.", style="bold"))
         page.add(f"  {culprit.date}  {printable(culprit.author)}  {printable(culprit.subject)}")
+    for merge in found.merges:
+        page.add(f"  merged by {_named(merge.commit)}")
     page.add(printable(headline(change)))
     causes = explain(change)
     for place, cause in enumerate(causes[:_MOST_CAUSES], 1):
@@ -100,6 +102,7 @@ def bisection_to_json(found: Bisection, change: Diff, files: Sequence[str], runs
         "culprit": None if found.between else _commit(found.culprit),
         "candidates": [dataclasses.asdict(commit) for commit in (*found.between, found.culprit.commit)],
         "before": _commit(found.before),
+        "merges": [_commit(one) for one in found.merges],
         "files": list(files),
         "headline": headline(change),
         "causes": [to_json(cause) for cause in explain(change)],
