@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.building.commands import ROOT
-from docs.building.workshop import Outcome, environment, run
+from docs.building.workshop import Outcome, run
 
 TRANSCRIPT = Path(__file__).with_name("fresh_machine.txt")
 #: What pages ask to be installed for their parts, besides torch.
@@ -32,9 +32,11 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 async def main():
     async with Client(stdio_client(StdioServerParameters(command="memprof", args=["mcp"]))) as client:
         print(len((await client.list_tools()).tools), "tools")
-        for tool, words in (("dry_run", {"command": "train.py --epochs 1"}), ("report", {"recording": "run.memprof"})):
+        calls = {"dry_run": {"command": ["train.py", "--epochs", "1"]}, "report": {"recording": "run.memprof"}}
+        for tool, words in calls.items():
             answer = await client.call_tool(tool, words)
-            print(tool, "failed" if answer.is_error else "answered", len(answer.content[0].text.encode()) <= 4096)
+            assert not answer.is_error, answer.content[0].text
+            print(tool, "answered in at most 4096 bytes:", len(answer.content[0].text.encode()) <= 4096)
 
 asyncio.run(main())
 """
@@ -63,7 +65,7 @@ _FILES = {"agent.py": _AGENT, "notebook.py": _NOTEBOOK, "tracker.py": _TRACKER}
 
 @dataclass(frozen=True)
 class Typed:
-    """A command, and the page that says to type it; "" for what a user does beside."""
+    """A command, and the page that says to type it; "" where none has it word for word."""
 
     command: str
     page: str = ""
@@ -134,17 +136,15 @@ def furnish(folder: Path) -> None:
 
 def transcribe(programs: Path, folder: Path) -> list[tuple[Typed, Outcome]]:
     """Types the session in a folder, with an environment's programs first."""
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    variables = {"PATH": path, "PYTHONPATH": "", "MEMPROF_BROWSER": ""}
-    assert "PATH" in environment(folder)
+    variables = {"PATH": os.pathsep.join([str(programs), os.environ["PATH"]]), "PYTHONPATH": ""}
     return [(typed, run(["bash", "-c", typed.command], folder, variables)) for typed in SESSION]
 
 
-def written(done: list[tuple[Typed, Outcome]], folder: Path) -> str:
+def written(done: list[tuple[Typed, Outcome]], programs: Path, folder: Path) -> str:
     """Returns the transcript: every command with what it printed and its exit status, without times and paths."""
     parts = []
     for typed, outcome in done:
-        said = masked((outcome.output + outcome.errors).rstrip(), folder)
+        said = masked((outcome.output + outcome.errors).rstrip(), programs, folder)
         lines = said.splitlines()
         shown = lines if len(lines) <= 40 else [*lines[:40], f"... ({len(lines) - 40} lines more)"]
         place = f"  # {typed.page}" if typed.page else ""
@@ -152,9 +152,9 @@ def written(done: list[tuple[Typed, Outcome]], folder: Path) -> str:
     return "\n".join(parts)
 
 
-def masked(text: str, folder: Path) -> str:
-    """Leaves out what differs from run to run."""
-    text = text.replace(str(folder), "FOLDER").replace(str(ROOT), "CHECKOUT")
+def masked(text: str, programs: Path, folder: Path) -> str:
+    """Leaves out what differs from run to run: places, commits, and the days of commits."""
+    text = text.replace(str(folder), "FOLDER").replace(str(programs), "PROGRAMS").replace(str(ROOT), "CHECKOUT")
     text = re.sub(r"\b[0-9a-f]{7,40}\b(?=[^.])", "HASH", text)
     text = re.sub(r"\d{4}-\d\d-\d\d", "DATE", text)
     return "\n".join(line.rstrip() for line in text.splitlines())
@@ -171,7 +171,8 @@ def main() -> None:
         given = os.environ.get("MEMPROF_FRESH")  # an environment made before
         programs = Path(given) if given else install(folder)
         furnish(folder / "work")
-        TRANSCRIPT.write_text(written(transcribe(programs, folder / "work"), folder / "work"), encoding="utf-8")
+        done = transcribe(programs, folder / "work")
+        TRANSCRIPT.write_text(written(done, programs, folder / "work"), encoding="utf-8")
 
 
 if __name__ == "__main__":

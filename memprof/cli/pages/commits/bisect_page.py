@@ -11,6 +11,7 @@ from memprof.analysis.commits.history_file import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate
+from memprof.analysis.diff.summary import NOTHING
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import headline
 from memprof.json_values import Json, to_json
@@ -75,7 +76,9 @@ def fill_bisection(
         page.add(f"  {place}. {printable(cause.sentence)}")
     modules = modules_of(change)
     if modules:
-        shown = [f"{printable(one.name)} {format_bytes_change(one.bytes)}" for one in modules[:_MOST_NAMES]]
+        names = ["(outside any module)" if one.name == NOTHING else one.name for one in modules[:_MOST_NAMES]]
+        changes = [format_bytes_change(one.bytes) for one in modules]
+        shown = [f"{printable(name)} {change}" for name, change in zip(names, changes, strict=False)]
         page.add(f"Modules: {_listed(shown, len(modules))}")
     if files:
         page.add(f"Files: {_listed([printable(name) for name in files[:_MOST_NAMES]], len(files))}")
