@@ -74,9 +74,9 @@ class Typed:
 SESSION = (
     Typed("memprof doctor", "docs/doctor.md"),
     Typed("memprof record -o run.memprof train.py", "docs/leaks.md"),
-    Typed("memprof report run.memprof", "README.md"),
+    Typed("memprof report run.memprof", "docs/index.md"),
     Typed("memprof report run.memprof --leaks", "docs/leaks.md"),
-    Typed("memprof suggest run.memprof --budget 60%", "docs/suggest.md"),
+    Typed("memprof suggest run.memprof --budget 60% --write plan.toml", "README.md"),
     Typed("memprof bisect v1.0 HEAD -- train.py --epochs 1", "docs/history.md"),
     Typed("memprof history --commits HEAD~3..HEAD train.py --epochs 1"),
     Typed("memprof history --add run.memprof"),
