@@ -103,7 +103,7 @@ class OperatorRows:
         self._current_stream: Callable[[], int] | None = None
         self._stream = 0
         self.on_output: Callable[[torch.Tensor, int], None] | None = None
-        self.span = _span
+        self.span: Callable[[torch.Tensor], tuple[int, int]] = _span
 
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
         """Prepares for a run of consecutive operators, in this thread and where its backward runs.

@@ -70,7 +70,7 @@ class Origins:
         self._log = log
         self._module = module
         self._mode = OperatorMode(log, self, self._give_up, _nothing, _nothing)
-        self.span = owned_span
+        self.span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self._lift = log.intern("names", _LIFT)
         self._began_ns = time.monotonic_ns()
         self._spent_ns = 0

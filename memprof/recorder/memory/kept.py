@@ -238,7 +238,7 @@ def _held_by_graphs(survivors: Sequence[Survivor], computed: list[torch.Tensor],
         lines[survivor.line] = lines.get(survivor.line, frozenset()) | survivor.nodes
     # The smallest first: a loss is what a job keeps by mistake.
     computed = sorted(computed, key=torch.Tensor.numel)[:_MOST_GRAPHS] if lines else []
-    found = graph_holders(lines.items(), computed)
+    found = graph_holders(lines, computed)
     held = find_holders(list(found.values()), seconds=seconds) if found else []
     return {line: one for line, one in zip(found, held, strict=True) if one.chain}
 
