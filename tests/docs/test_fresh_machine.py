@@ -44,6 +44,6 @@ def _entries(text: str) -> list[tuple[str, str, int]]:
 
 
 def _first(said: str) -> list[str]:
-    """Returns the words that a command's output begins with; figures, and what depends on times, are left out."""
+    """Returns the words that a command's output begins with: figures, and which plan is fastest, depend on times."""
     line = next(iter(said.splitlines()), "")
-    return re.findall(r"[a-z]+", line)[:3]
+    return re.findall(r"[A-Za-z]+", line)[:2]
