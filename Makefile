@@ -54,7 +54,7 @@ VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 EXTRAS := .venv-extras
 
 .PHONY: help demo test test-all test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
-    release licences clean
+    release audit licences clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -135,6 +135,9 @@ release: $(EXTRAS)/.ready ## Build dist/ and check it; write the bill of materia
 	build/installed/bin/python -m pip install $(PIP_ARGS) -q -c constraints.txt "$$(ls dist/*.whl)[dashboard]"
 	$(EXTRAS)/bin/cyclonedx-py environment build/installed --output-reproducible --of JSON -o build/sbom/torch-memprof.cdx.json
 	rm -rf build/installed
+
+audit: $(EXTRAS)/.ready ## Check the pinned dependencies for known vulnerabilities, where an index answers.
+	$(EXTRAS)/bin/python packaging/audit.py
 
 licences: $(EXTRAS)/.ready ## List the licences of the dependencies that are installed here.
 	$(EXTRAS)/bin/pip-licenses --from=mixed --order=license --format=markdown

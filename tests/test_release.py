@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,23 @@ def test_bill_of_materials_names_the_dependencies(tmp_path: Path) -> None:
     listed = {(part["name"], part["version"]) for part in json.loads(output.read_text())["components"]}
     installed = {(one.name, one.version) for one in distributions(path=[sysconfig.get_path("purelib")])}
     assert listed >= installed - {("torch-memprof", __version__)}
+
+
+def test_an_audit_fails_for_a_vulnerability_alone() -> None:
+    """Packages that the index has no advisories on are named, and do not fail; a vulnerable version does."""
+    audit = runpy.run_path(str(ROOT / "packaging" / "audit.py"))
+    clean = {"name": "click", "version": "8.4.0", "vulns": []}
+    unknown = {"name": "torch", "skip_reason": "Dependency not found on PyPI and could not be audited: torch (2.13.0)"}
+    flaw = {"id": "PYSEC-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}
+    text, is_vulnerable = audit["describe"]([clean, unknown])
+    assert not is_vulnerable
+    assert text.splitlines() == [
+        "1 of 2 pinned packages audited, 0 known vulnerabilities.",
+        "Not audited, since the index has no advisories on them: torch.",
+    ]
+    text, is_vulnerable = audit["describe"]([clean | {"vulns": [flaw]}, unknown])
+    assert is_vulnerable
+    assert text.startswith("click 8.4.0: PYSEC-1, fixed in 2.0\n")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls import higher_order
-from memprof.recorder.calls.operator_rows import FAILED, OperatorRows
+from memprof.recorder.calls.operator_rows import FAILED, OperatorObserver
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.untraced import untraced
@@ -44,7 +44,7 @@ class OperatorMode(SlidingMode):
     def __init__(
         self,
         log: RawLog,
-        rows: OperatorRows,
+        rows: OperatorObserver,
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
         on_out_of_memory: Callable[[BaseException], None],

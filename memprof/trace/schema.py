@@ -489,7 +489,7 @@ class OutOfMemory(Table):
 
 @dataclass(frozen=True, eq=False)
 class Holders(Table):
-    """One row per tensor whose holder was looked up: what in the job keeps it alive."""
+    """One row per tensor whose holder was looked up: what in the job keeps it alive, and of a few where it was made."""
 
     table_name: ClassVar[str] = "holders"
 
@@ -503,8 +503,15 @@ class Holders(Table):
     shape: Texts = _text("sizes of the tensor, such as 8x128x256")
     dtype: Texts = _text("its element type, such as float32")
     has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
-    tensors: Ints = _int("tensors of this shape, type and graph that Python held then")
+    tensors: Ints = _int(
+        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line"
+    )
     total_bytes: Ints = _int("bytes of their storages")
+    made_step: Ints = _id("step of a light recording that was followed, in which they were made; null elsewhere")
+    op: Texts = _text("operator that made them, such as aten.addmm.default; null where not followed")
+    module_id: Ints = _id("module that ran then; null outside any, and where not followed")
+    made_stack_id: Ints = _id("Python stack of that operator; null where not followed")
+    is_by_graph: Bools = _bool("the chain leads to a tensor whose autograd graph holds them")
 
 
 @dataclass(frozen=True, eq=False)

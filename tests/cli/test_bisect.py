@@ -132,6 +132,39 @@ def test_every_planted_regression_is_found_in_200_commits(tmp_path: Path, name: 
 
 
 @pytest.mark.slow
+def test_a_regression_is_found_in_the_branch_of_a_merge(tmp_path: Path) -> None:
+    """The first bad commit on the main line is a merge: the commit of its branch is named, and the merge."""
+    plant(tmp_path, 99, {}, 3)
+
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org", *words],
+            check=True,
+            capture_output=True,
+        )
+
+    def commit(name: str, text: str, subject: str) -> None:
+        (tmp_path / name).write_text(text)
+        git("add", name)
+        git("commit", "-q", "-m", subject)
+
+    git("checkout", "-q", "-b", "side", "main~1")
+    commit("notes.txt", "one\n", "side 1")
+    commit("net.py", NET.format(**(BEFORE | {"blocks": "6"})), "side 2: wider")
+    commit("notes.txt", "two\n", "side 3")
+    git("checkout", "-q", "main")
+    git("merge", "-q", "--no-ff", "-X", "theirs", "-m", "merge side", "side")
+    commit("notes.txt", "three\n", "change 4")
+    found = json.loads(memprof(tmp_path, "bisect", "--json", "main~3", "main", "--", "train.py").stdout)
+    assert found["culprit"]["subject"] == "side 2: wider"
+    assert found["before"]["subject"] == "side 1"
+    assert [one["subject"] for one in found["merges"]] == ["merge side"]
+    assert "net.py" in found["files"]
+    done = memprof(tmp_path, "bisect", "--history", "h.jsonl", "main~3", "main", "--", "train.py")
+    assert "merge side" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_history_is_kept_and_drawn(tmp_path: Path) -> None:
     """Commits are run once, the change is marked and explained, and bisect takes what is known."""
     plant(tmp_path, 3, REGRESSIONS["adam"][0], count=6)

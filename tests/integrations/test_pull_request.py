@@ -109,7 +109,7 @@ class Hub:
         action = _action()
         values = {name: str(one.get("default", "")) for name, one in action["inputs"].items()}
         values |= {name.replace("_", "-"): value for name, value in inputs.items()} | {"token": "a token"}
-        (step,) = [step for step in action["runs"]["steps"] if "env" in step]
+        (step,) = [step for step in action["runs"]["steps"] if "INPUT_RUN" in step.get("env", {})]
         own = {name: _filled(text, values, self.folder) for name, text in step["env"].items()}
         github = {
             "GITHUB_EVENT_PATH": str(self.folder / "event.json"),

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from memprof.analysis.leaks.growth import growth_of_run, steady_rise
-from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
+from memprof.analysis.leaks.leak import Leak
+from memprof.analysis.leaks.leak_words import describe_holder
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.cli.main import main
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.variables import read_locals, running_frames
@@ -25,7 +27,7 @@ from tests.recorder.recorded import Ended, record
 from tests.trace.importers.writing import MIB, block, frame, segment, snapshot, write
 
 JOBS = Path(__file__).parent / "jobs"
-LEAKING, SETTLING = JOBS / "leaking.py", JOBS / "settling.py"
+LEAKING, SETTLING, SUMMING = JOBS / "leaking.py", JOBS / "settling.py", JOBS / "summing.py"
 #: Line, chain and kind of each planted leak.
 PLANTED = [
     (number, found[1].strip(), found[2])
@@ -89,13 +91,42 @@ def test_a_job_whose_memory_stops_growing_has_no_leak(tmp_path: Path) -> None:
     assert (report.growth.bytes_per_step, report.leaks) == (0, ())
 
 
-def test_a_whole_run_shows_a_leak_by_its_counts(tmp_path: Path) -> None:
-    """With --light, the floor of the peaks rises over the run, and the tensors of which there are more are named."""
-    report = leaks_of(tmp_path, LEAKING, "--light", steps=60)
-    assert report.growth.how == "counts"
-    assert 27 * 64 * 32 * 4 < (report.growth.bytes_per_step or 0) < 45 * 64 * 32 * 4
-    chains = [leak.held_by.chain for leak in report.leaks if leak.held_by is not None]
-    assert any(chain.startswith("BATCHES[") for chain in chains)
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> LeakReport:
+    """What grows in a whole run of the job with all leaks."""
+    return leaks_of(tmp_path_factory.mktemp("followed"), LEAKING, "--light", steps=60)
+
+
+def test_a_whole_run_shows_a_leak_by_its_counts(followed: LeakReport) -> None:
+    """With --light, the floor of the peaks rises over the run."""
+    assert followed.growth.how == "counts"
+    assert 27 * 64 * 32 * 4 < (followed.growth.bytes_per_step or 0) < 45 * 64 * 32 * 4
+
+
+def test_a_whole_run_names_each_line_with_its_growth(followed: LeakReport) -> None:
+    """The steps followed once memory grows show every planted line, and nearly add up to the growth."""
+    lines = {leak.line.rpartition(":")[2]: leak for leak in followed.leaks if leak.line}
+    assert {str(number) for number, *_ in PLANTED} <= set(lines)
+    growth = followed.growth.bytes_per_step or 0
+    assert 0.95 * growth <= sum(leak.bytes_per_step for leak in lines.values()) <= growth
+    for number, chain, kind in PLANTED:
+        held = lines[str(number)].held_by
+        if kind in ("global", "cache", "class"):  # the job's function has returned when the run ends
+            assert held is not None
+            assert (chain in held.chain, held.kind) == (True, kind)
+
+
+def test_a_whole_run_names_the_graph_that_grows(tmp_path: Path) -> None:
+    """What a summed loss keeps is found at the lines of the model, with the variable whose graph holds it."""
+    report = leaks_of(tmp_path, SUMMING, "--light", steps=60)
+    lines = {leak.line.rpartition(":")[2]: leak for leak in report.leaks}
+    for number, line in enumerate(SUMMING.read_text().splitlines(), start=1):
+        if expected := line.partition("  # ")[2]:
+            held = lines[str(number)].held_by
+            assert held is not None
+            assert describe_holder(held).startswith(expected)
+            assert held.place.startswith("summing.py:")
+    assert lines["24"].module
 
 
 def test_a_whole_run_without_a_leak_shows_none(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html, no_update
 
 from memprof.analysis.leaks.growth import find_step_ends
+from memprof.analysis.leaks.leak import Leak
 from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
-from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
 from memprof.units import format_bytes, format_bytes_change

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.analysis.leaks.leaks import HeldBy, Leak, LeakReport
+from memprof.analysis.leaks.leak import HeldBy, Leak
+from memprof.analysis.leaks.leaks import LeakReport
 from memprof.units import format_bytes
 
 _KINDS = {

@@ -16,60 +16,12 @@ from memprof.analysis.leaks.growth import (
     is_rising,
     steady_rise,
 )
+from memprof.analysis.leaks.leak import HeldBy, Leak, held_by
+from memprof.analysis.leaks.whole_run import leaks_of_run
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
 from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
 from memprof.trace.store import Trace
-
-
-@dataclass(frozen=True)
-class HeldBy:
-    """What keeps tensors alive.
-
-    Attributes:
-        kind: As in the table of holders.
-        chain: The references from a variable to a tensor.
-        container: Type of the object that the variable refers to.
-        place: File and line of the variable, "" where unknown.
-        is_by_graph: The tensor at the end of the chain does not refer to the memory itself: its autograd graph does.
-    """
-
-    kind: str
-    chain: str
-    container: str
-    place: str
-    is_by_graph: bool
-
-
-@dataclass(frozen=True)
-class Leak:
-    """Tensors of one line of code of which there are more after every step.
-
-    Attributes:
-        bytes_per_step: Growth per step.
-        kept_bytes: Their bytes at the end of the observation.
-        tensors: How many there are.
-        since_step: Step in which the oldest was made; None if before the recording.
-        category: Category of most of their bytes.
-        shape: Shape of the largest.
-        dtype: Its element type.
-        op: Operator that made it, "" where unknown.
-        module: Its module, "" outside any.
-        line: Line of the user's code that made it, "" where unknown.
-        held_by: What keeps it alive; None where unknown.
-    """
-
-    bytes_per_step: int
-    kept_bytes: int
-    tensors: int
-    since_step: int | None
-    category: str
-    shape: str
-    dtype: str
-    op: str
-    module: str
-    line: str
-    held_by: HeldBy | None
 
 
 @dataclass(frozen=True)
@@ -93,10 +45,7 @@ def find_leaks(trace: Trace) -> LeakReport:
     """
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
-        sources = find_sources(trace.table(Stacks))
-        return LeakReport(
-            run, _sorted(_from_statements(trace.table(Holders), sources, run) if run.bytes_per_step else [])
-        )
+        return LeakReport(run, _sorted(leaks_of_run(trace, run) if run.bytes_per_step else []))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
     if ends is None or count < LEAST_STEPS:
@@ -209,50 +158,3 @@ class _Held:
                         waiting.append(used)
         self._origins[storage_id] = found
         return found
-
-
-def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) -> HeldBy:
-    """Returns a row of the table of holders."""
-    line = sources.of_stack(int(holders.stack_id[row]))
-    return HeldBy(
-        kind=str(holders.kind[row]),
-        chain=str(holders.chain[row]),
-        container=str(holders.container[row]),
-        place="" if line is None else line.place,
-        is_by_graph=is_by_graph,
-    )
-
-
-def _from_statements(holders: Holders, sources: Sources, growth: Growth) -> list[Leak]:
-    """Finds the kinds of tensors of which Python held more at each statement over a run."""
-    kinds: dict[tuple[str, str, str, bool], dict[int, int]] = {}
-    columns = (holders.shape, holders.dtype, holders.device, holders.has_graph, holders.step)
-    for row, (*kind, step) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        kinds.setdefault(tuple(kind), {}).setdefault(step, row)
-    leaks = []
-    for (shape, dtype, _, has_graph), rows in kinds.items():
-        first, last = rows[min(rows)], rows[max(rows)]
-        steps = int(holders.step[last] - holders.step[first])
-        per_tensor = int(holders.total_bytes[last]) // max(int(holders.tensors[last]), 1)
-        grown = int(holders.tensors[last] - holders.tensors[first]) if steps else int(holders.tensors[last])
-        rate = grown / (steps or max(int(holders.step[last]), 1))
-        if grown <= 0 or int(holders.step[last]) < growth.last_step // 2:
-            continue
-        every = [row for row in np.flatnonzero(holders.step == holders.step[last]).tolist() if holders.chain[row]]
-        own = [row for row in every if (holders.shape[row], holders.dtype[row]) == (shape, dtype)]
-        leaks.append(
-            Leak(
-                bytes_per_step=round(rate * per_tensor),
-                kept_bytes=int(holders.total_bytes[last]),
-                tensors=int(holders.tensors[last]),
-                since_step=max(0, round(int(holders.step[last]) - int(holders.tensors[last]) / rate)),
-                category="activation" if has_graph else "unknown",
-                shape=shape,
-                dtype=dtype,
-                op="",
-                module="",
-                line="",
-                held_by=held_by(holders, own[0], sources, is_by_graph=False) if own else None,
-            )
-        )
-    return leaks

@@ -22,6 +22,7 @@ from memprof.analysis.report.breakdown import (
     hold_at,
 )
 from memprof.analysis.report.device_use import DeviceUse, summarise_devices
+from memprof.analysis.report.end_state import is_end_state_only
 from memprof.analysis.report.host_memory import HostProcess, summarise_host_memory
 from memprof.analysis.report.light_run import run_json, run_notes
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
@@ -130,6 +131,7 @@ class Report:
         tree: The modules, one by one or with repeated layers folded into one node.
         sources: Source lines of the trace's stacks.
         reserved_bytes: Peak reserved bytes of the step; None where the allocator has none, as on CPU.
+        has_history: Whether allocations were recorded; a snapshot without them shows what was in use at its end.
         at_peak: Live memory at the step's peak.
         at_moment: Live memory at another requested moment, else None.
         category_maxima: Each category's own maximum over the step.
@@ -159,6 +161,7 @@ class Report:
     tree: ModuleTree
     sources: Sources
     reserved_bytes: int | None
+    has_history: bool
     at_peak: MomentSplit
     at_moment: MomentSplit | None
     category_maxima: dict[str, CategoryMaximum]
@@ -231,6 +234,7 @@ def build_report(
         tree=tree,
         sources=sources,
         reserved_bytes=_reserved_bytes(step),
+        has_history=not is_end_state_only(trace),
         at_peak=_split_moment(step, tree, sources, peak.op_id, earlier),
         at_moment=None if op_id is None else _split_moment(step, tree, sources, op_id, earlier),
         category_maxima=find_category_maxima(step),

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
+from memprof.analysis.leaks.leak import Leak
 from memprof.analysis.leaks.leak_words import describe_growth, describe_holder, describe_leak
-from memprof.analysis.leaks.leaks import Leak, LeakReport, find_leaks
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.cli.page import Page, cell, make_table
 from memprof.json_values import to_json

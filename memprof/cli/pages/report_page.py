@@ -84,6 +84,8 @@ def verdict(report: Report) -> str:
         share = f"; {100 * parts[0].bytes / whole:.0f} % {printable(name)}"
     rank = f" of rank {report.rank}" if report.ranks else ""
     size = format_bytes(peak.allocated_bytes)
+    if not report.has_history:
+        return f"{size} allocated when the snapshot was taken{rank}{share}"
     return f"peak {size} allocated in step {peak.step}{rank}, {printable(peak.describe())}{share}{_steps(report)}"
 
 
@@ -106,14 +108,17 @@ def _facts(report: Report) -> str:
     seen = [step for step in report.steps if step.peak is not None]
     recorded = [step.step for step in seen if step.kind == "recorded"] or [step.step for step in seen]
     is_predicted = manifest.backend.name == PREDICTED
+    times = [
+        f"step{'s' if len(recorded) > 1 else ''} {list_steps(recorded)} {PREDICTED if is_predicted else 'recorded'}",
+        f"step time {format_us(report.step.duration_us)}",
+        f"operator times: {manifest.op_times}",
+    ]
     facts = [
         manifest.target.rsplit("/", 1)[-1],
         f"{'predicted ' if is_predicted else ''}under {report.plan}" if report.plan else "",
         f"torch {manifest.torch_version}" if manifest.torch_version else "",
         manifest.machine.device_name,
-        f"step{'s' if len(recorded) > 1 else ''} {list_steps(recorded)} {PREDICTED if is_predicted else 'recorded'}",
-        f"step time {format_us(report.step.duration_us)}",
-        f"operator times: {manifest.op_times}",
+        *(times if report.has_history else ["no history of allocations"]),
     ]
     return printable(" | ".join(fact for fact in facts if fact))
 
@@ -121,12 +126,14 @@ def _facts(report: Report) -> str:
 def _add_all(page: Page, report: Report, top: int | None) -> None:
     rows, tree_rows = top or _ROWS, top or _TREE_ROWS
     shown = report.shown
-    when = "at the peak" if report.at_moment is None else "then"
+    when = "then" if report.at_moment is not None else "at the peak" if report.has_history else "in the snapshot"
     if report.compared is not None:
         page.add_section("Ranks", rank_tables.peaks(report.compared, top or _RANK_ROWS, report.rank))
     moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
+    moment = moment if report.has_history else ""
     page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
-    page.add_section("Peak of each phase", tables.phase_peaks(report))
+    if report.has_history:
+        page.add_section("Peak of each phase", tables.phase_peaks(report))
     page.add_section(
         f"Live bytes {when}, by module", tables.module_tree(report, shown.by_module, tree_rows), "owner or allocator"
     )
@@ -186,10 +193,11 @@ def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[
     if report.at_moment is not None:
         return [(f"{command} --step {report.step.number}", "the peak of this step")]
     if table is None:
+        further = (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment")
         return [
             *([(f"{command} --by rank", "spread between ranks")] if report.ranks else []),
             (f"{command} --by module", "each layer"),
-            (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment"),
+            further if report.has_history else (f"{command} --allocator", "the segments, and what is free in them"),
         ]
     if table == "storage":
         return [(f"{command} --by stack", "the allocation stacks")]

@@ -37,6 +37,8 @@ _BAR_WIDTH = 16
 _FRAMES_SHOWN = 6
 #: Modules that would free less than this share of the saved tensors are left out of the table.
 _WORTH_A_ROW = 0.01
+#: Sources of a smaller share of a category, which would be shown as 0.0 %, are left out.
+_LEAST_SHARE = 0.0005
 
 
 def categories(report: Report, has_bars: bool) -> Table:
@@ -67,9 +69,11 @@ def categories(report: Report, has_bars: bool) -> Table:
 
 def _sources(sizes: dict[str, int]) -> str:
     """Formats how the bytes of a category were determined: ``phases``, or ``size 90 %, phases 10 %``."""
-    if len(sizes) < 2:
-        return "".join(sizes)
-    return ", ".join(f"{source} {_share(size, sum(sizes.values()))}" for source, size in sizes.items())
+    whole = sum(sizes.values())
+    shown = {source: size for source, size in sizes.items() if size > _LEAST_SHARE * whole} or sizes
+    if len(shown) < 2:
+        return "".join(shown)
+    return ", ".join(f"{source} {_share(size, whole)}" for source, size in shown.items())
 
 
 def phase_peaks(report: Report) -> Table:

@@ -53,7 +53,7 @@ def bisect(
     """Find the first commit after GOOD, up to BAD, at which a job's memory exceeds a gate.
 
     Each commit is checked out into a temporary worktree, and the job is dry-run there: without a GPU, in seconds. The
-    working tree is not touched. Of merges, the first parent is followed.
+    working tree is not touched. First parents are followed; if the first bad commit is a merge, so is its branch.
 
     The exit code is 3 if no commit can be named: the gates pass at BAD, or commits between the two could not be run.
     """
@@ -64,7 +64,7 @@ def bisect(
     from memprof.analysis.diff.summary import Summary
     from memprof.cli.pages.commits.bisect_page import bisection_to_json, fill_bisection, progress_line
     from memprof.errors import InconclusiveError
-    from memprof.launch.commits.bisect import bisect_commits
+    from memprof.launch.commits.bisect import bisect_commits, search_branches
     from memprof.launch.commits.repository import Repository
     from memprof.launch.dry.dry_job import EndedError
 
@@ -89,8 +89,13 @@ def bisect(
             say(progress_line(one, reference[0], judge, runs.count))
             return one
 
+        def branch_of(merge: Commit) -> list[Commit]:
+            reference.clear()  # the branch is compared with its own beginning
+            return repository.branch_of(merge)
+
         try:
             found = bisect_commits(first, later, measure, judge)
+            found = search_branches(found, branch_of, measure, judge)
         except EndedError as error:
             return 128 + signal.Signals(error.number)
     assert found.before.summary is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memprof.analysis.commits.history_file import Commit, Measurement
 from memprof.analysis.diff.summary import Summary
@@ -23,6 +23,7 @@ class Bisection:
         culprit: The first at which they fail.
         between: Commits between these two that could not be measured, any of which may be the first.
         measured: All measurements, in the order in which they were made.
+        merges: The merges that brought the culprit in, the outermost first; none if it is on the line of first parents.
     """
 
     good: Measurement
@@ -30,6 +31,7 @@ class Bisection:
     culprit: Measurement
     between: tuple[Commit, ...]
     measured: tuple[Measurement, ...]
+    merges: tuple[Measurement, ...] = ()
 
 
 def bisect_commits(
@@ -76,6 +78,34 @@ def bisect_commits(
             raise InconclusiveError(_describe_pass(measured[high], base))
     between = tuple(commits[low + 1 : high])
     return Bisection(base, measured[low], measured[high], between, tuple(measured.values()))
+
+
+def search_branches(
+    found: Bisection,
+    branch_of: Callable[[Commit], Sequence[Commit]],
+    measure: Callable[[Commit], Measurement],
+    judge: Judge,
+) -> Bisection:
+    """Follows a culprit that is a merge into the branch that it merged, and into the merges of that.
+
+    Commits of the branch are compared with the one where it began: what happened since on the other line is not in it.
+
+    Args:
+        found: A bisection along first parents.
+        branch_of: Returns the commit where the branch of a merge began, and its commits, oldest first; empty if the
+            commit is not a merge of two.
+        measure: As for `bisect_commits`.
+        judge: As for `bisect_commits`.
+    """
+    while not found.between and (branch := branch_of(found.culprit.commit)):
+        try:
+            inner = bisect_commits(branch[0], branch[1:], measure, judge)
+        except InconclusiveError:
+            return found  # no commit of the branch fails alone, or it cannot be run: the merge is the answer
+        found = replace(
+            inner, good=found.good, measured=(*found.measured, *inner.measured), merges=(*found.merges, found.culprit)
+        )
+    return found
 
 
 def _middle(low: int, high: int, skipped: set[int]) -> int | None:

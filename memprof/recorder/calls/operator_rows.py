@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,31 @@ _MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
 FAILED = object()
 
 
+class OperatorObserver(Protocol):
+    """Is called after every operator.
+
+    Attributes:
+        span: Returns the address of a tensor's memory and its bytes.
+    """
+
+    span: Callable[[torch.Tensor], tuple[int, int]]
+
+    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+        """Prepares for a run of consecutive operators; as in `OperatorRows`."""
+
+    def add(
+        self,
+        operator: OperatorTraits,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        start_ns: int,
+        end_ns: int,
+        frame: FrameType | None,
+    ) -> None:
+        """Observes an operator that has run; as in `OperatorRows`."""
+
+
 class OperatorRows:
     """Logs operators after they ran: their position in the job, and the memory they touched.
 
@@ -78,7 +103,7 @@ class OperatorRows:
         self._current_stream: Callable[[], int] | None = None
         self._stream = 0
         self.on_output: Callable[[torch.Tensor, int], None] | None = None
-        self.span = _span
+        self.span: Callable[[torch.Tensor], tuple[int, int]] = _span
 
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
         """Prepares for a run of consecutive operators, in this thread and where its backward runs.

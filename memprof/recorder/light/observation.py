@@ -17,6 +17,7 @@ from memprof.recorder.light.device_ring import CudaHistory
 from memprof.recorder.light.events import LightEvents
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.marks import Marks
+from memprof.recorder.light.origins import Origins
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
@@ -101,7 +102,9 @@ class LightObservation(ThreadObservation):
         self._stretch_left = 0
         self._stretch_events = 0
         self._marks = Marks()
-        self._kept = KeptTensors(log, owned_span)
+        self._kept = KeptTensors(log, owned_span, is_whole_run=True)
+        self._origins = Origins(log, lambda: self._module)
+        self._counted_bytes = 0  # at the last statement on what is kept
         self._registry.scan()
 
     @property
@@ -153,7 +156,9 @@ class LightObservation(ThreadObservation):
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         self._write(end_ns, is_complete=True)
-        self._kept.state_if_due(self.step)
+        self._origins.end_step()
+        if self._kept.is_due(self.step):
+            self._state_kept()
         if self._events.is_running:
             self._log.record_in_ring("steps", {"step": self.step, "start_ns": self._step_start_ns, "end_ns": end_ns})
             self._stretch_left -= 1
@@ -173,7 +178,8 @@ class LightObservation(ThreadObservation):
             is_failed: The job ends with an error, inside the current step even if that has done nothing yet.
         """
         if self._kept.has_counted:
-            self._kept.state(self.step)
+            self._kept.state(self.step, self._origins.take_survivors(self.step))
+        self._origins.stop()
         if self._events.is_running and self.is_mine() and _graph_task() == -1:
             self._end_stretch()
             self._peaks.how = HEARD_ALL
@@ -194,11 +200,13 @@ class LightObservation(ThreadObservation):
 
     def abandon(self) -> None:
         """Drops the session: the recording failed, or this is a forked child."""
+        self._origins.stop()
         if self.is_mine():
             self._events.abandon()
 
     def step_aside(self) -> None:
         """Yields to the job's own profiler: a process can have only one session."""
+        self._origins.stop()
         if self._events.is_running:
             self._end_stretch()
             self._log.record(
@@ -307,6 +315,16 @@ class LightObservation(ThreadObservation):
         with torch._C.DisableTorchFunction(), untraced():
             self._is_evaluating |= not self._calls and self._trained.is_trained(module, number)
         return EVALUATION if self._is_evaluating else OTHER
+
+    def _state_kept(self) -> None:
+        """States which tensors stay; where memory grows, the next steps are followed to find the lines that made them.
+
+        CUDA's own history has the stacks already.
+        """
+        before, self._counted_bytes = self._counted_bytes, self._count.read()
+        has_grown = self._kept.state(self.step, self._origins.take_survivors(self.step))
+        if self._device is None and (has_grown or 0 < before < self._counted_bytes):
+            self._origins.begin(self.step + 1)
 
     def _sample(self) -> None:
         if self._device is None:

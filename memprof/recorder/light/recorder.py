@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from memprof.phases import follow, unfollow
+from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
 from memprof.recorder.light.storing import StoringObserver
 from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.operators import OperatorMode
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import clear_leftovers
@@ -35,6 +37,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
     def install(self) -> None:
         """Installs the hooks; the job runs unchanged until it calls a model."""
         super().install()
+        skip_compiling(OperatorMode.__torch_dispatch__)
         if self._table.is_available:
             self._count.find()
         follow(self._follow_name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import re
 import sys
+import time
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -61,7 +63,7 @@ class _Search:
     found: dict[int, tuple[Variable, Any]] = field(default_factory=dict)
 
 
-def find_holders(tensors: list[torch.Tensor]) -> list[Holder]:
+def find_holders(tensors: list[torch.Tensor], *, seconds: float = math.inf) -> list[Holder]:
     """Returns what keeps each tensor alive.
 
     Nothing is kept alive: all references of the search are gone when it returns. Finalizers and properties of the job
@@ -69,22 +71,24 @@ def find_holders(tensors: list[torch.Tensor]) -> list[Holder]:
 
     Args:
         tensors: The tensors.
+        seconds: Processor time after which references are followed no further; the longest chains then stay unknown.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _find(tensors)
+        return _find(tensors, time.thread_time() + seconds)
     finally:
         if collects:
             gc.enable()
 
 
-def _find(tensors: list[torch.Tensor]) -> list[Holder]:
+def _find(tensors: list[torch.Tensor], until: float) -> list[Holder]:
     search = _Search(
         modules={id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) in _MODULES},
         local={},
     )
     for frame in running_frames():
+        search.modules.setdefault(id(frame.f_globals), str(frame.f_globals.get("__name__", "")))  # run by runpy or exec
         for name, value in read_locals(frame).items():
             search.local.setdefault(value, local_variable(frame, name))
     own = {id(tensors), id(search.below), id(search.found), id(search.local), id(search.modules)}
@@ -92,7 +96,7 @@ def _find(tensors: list[torch.Tensor]) -> list[Holder]:
     frontier: list[Any] = list(tensors)
     for _ in range(_DEPTH):
         frontier = _round(search, frontier, reached, own)
-        if not frontier:
+        if not frontier or time.thread_time() > until:
             break
     return [_holder(search, tensor) for tensor in tensors]
 
@@ -227,7 +231,7 @@ def _step(one: Any, child: Any) -> str:
     if _is(one, types.CellType):
         return ""
     if _is(one, types.FunctionType):
-        return f" (defaults of {one.__qualname__})"
+        return f" (globals of {one.__qualname__})" if child is one.__globals__ else f" (defaults of {one.__qualname__})"
     if _is(one, types.FrameType):
         name = next((name for name, value in read_locals(one).items() if value == id(child)), "")
         return f" (local {name} of {one.f_code.co_qualname})"

@@ -2,47 +2,93 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
+from memprof.recorder.memory.graphs import graph_holders
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import live_objects
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96
+#: The same in a recording of a whole run, where a tensor of each line that is known is followed besides.
+_MOST_IN_RUN, _MOST_OF_A_KIND_IN_RUN = 12, 2
 #: Growth shows in this many recorded steps; with fewer, there is nothing to explain.
 LEAST_STEPS = 3
 #: A kind is followed if there are this many more than at the count before: one more is what a step leaves behind.
 _LEAST_GROWTH = 2
-#: In a recording of a whole run, statements take at most this share of the run, and begin in this step.
-_SHARE_OF_RUN = 0.005
+#: In a recording of a whole run, statements take at most this share of the run and these seconds, so that short runs
+#: have some too, and begin in this step.
+_SHARE_OF_RUN, _ALLOWANCE_S = 0.005, 0.5
+#: Processor time that every such statement has for following references.
+_LEAST_S = 0.2
 _FIRST_STEP = 8
+
+#: Tensors whose graphs are searched, the oldest and the latest of each kind.
+_MOST_GRAPHS = 20
+_NO_HOLDER = Holder("unknown", "", "", None)
 
 #: Shape, element type and device of a tensor, and whether it has an autograd graph.
 Kind = tuple[str, str, str, bool]
+#: Stack and operator that made a tensor.
+Line = tuple[str, int]
 #: Returns address and bytes of a tensor's storage; address 0 for one without.
 Span = Callable[[torch.Tensor], tuple[int, int]]
+
+
+class Survivor(NamedTuple):
+    """Storages that one line has made in one step, and that are still alive many steps later.
+
+    Attributes:
+        made_step: The step.
+        op: Number of the operator's name.
+        module: Number of the module that ran, -1 outside any.
+        frames: The Python stack, one frame a line, innermost first.
+        shape: Shape of the largest tensor.
+        dtype: Its element type, such as float32.
+        device: Its device.
+        spans: Address and bytes of each storage.
+        nodes: Sequence numbers of the autograd nodes of the operators.
+    """
+
+    made_step: int
+    op: int
+    module: int
+    frames: str
+    shape: str
+    dtype: str
+    device: str
+    spans: list[tuple[int, int]]
+    nodes: frozenset[int]
+
+    @property
+    def line(self) -> Line:
+        """What storages of one line have in common: stack and operator."""
+        return self.frames, self.op
 
 
 class KeptTensors:
     """Counts the tensors that Python holds, by kind, and writes what holds those that have become more."""
 
-    def __init__(self, log: RawLog, span: Span) -> None:
+    def __init__(self, log: RawLog, span: Span, *, is_whole_run: bool = False) -> None:
         """Begins without a count.
 
         Args:
             log: Destination of the statements.
             span: Returns address and bytes of a tensor's storage.
+            is_whole_run: Statements are written over a whole run, in little time.
         """
         self._log = log
         self._span = span
+        self._is_whole_run = is_whole_run
         self._counts: dict[Kind, int] | None = None
         self._began = time.monotonic()
         self._spent = 0.0
@@ -58,55 +104,100 @@ class KeptTensors:
         with torch._C.DisableTorchFunction(), untraced():
             self._counts = {kind: len(alike) for kind, alike in self._by_kind().items()}
 
-    def state_if_due(self, step: int) -> None:
-        """Counts, and writes a statement, if the last one lies far enough back: ever more rarely over a run."""
-        is_due = step >= max(_FIRST_STEP, self._last_step + self._last_step // 2)
-        if is_due and self._spent <= _SHARE_OF_RUN * (time.monotonic() - self._began):
-            self.state(step)
+    def is_due(self, step: int) -> bool:
+        """Whether the last statement lies far enough back for another: ever more rarely over a run."""
+        return step >= max(_FIRST_STEP, self._last_step + self._last_step // 2) and self._seconds_left() >= 0
 
-    def state(self, step: int) -> None:
+    def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
         """Counts, and writes what holds the tensors of which there are more than at the count before.
 
         Args:
             step: The step that has just ended.
+            survivors: Storages whose lines are known, which are written too.
+
+        Returns:
+            Whether there are more tensors of any kind.
         """
-        began = time.monotonic()
+        began = time.thread_time()
         self._last_step = step
         with torch._C.DisableTorchFunction(), untraced():
-            records = self._records(step)
+            records = self._records(step, survivors)
         if records:
             self._log.record("holders", records)
-        self._spent += time.monotonic() - began
+        self._spent += time.thread_time() - began
+        return bool(records)
 
-    def _records(self, step: int) -> list[dict[str, Any]]:
+    def _seconds_left(self) -> float:
+        """Returns the time that statements over a whole run may still take."""
+        return _ALLOWANCE_S + _SHARE_OF_RUN * (time.monotonic() - self._began) - self._spent
+
+    def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         kinds, before = self._by_kind(), self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
         if before is None:
             return []
         grown = [kind for kind, alike in kinds.items() if len(alike) - before.get(kind, 0) >= _LEAST_GROWTH]
         sizes = {kind: sum(self._span(tensor)[1] for tensor in kinds[kind]) for kind in grown}
+        most_tensors, most_of_a_kind = _MOST_TENSORS, _MOST_OF_A_KIND
+        if self._is_whole_run:
+            most_tensors, most_of_a_kind = _MOST_IN_RUN, _MOST_OF_A_KIND_IN_RUN
         chosen: list[tuple[Kind, torch.Tensor]] = []
         for kind in sorted(grown, key=lambda one: -sizes[one]):
             # Those in the middle: a step's tensors lie beside each other, and the latest may be the current step's.
-            most = min(_MOST_OF_A_KIND, _MOST_TENSORS - len(chosen))
+            most = min(most_of_a_kind, most_tensors - len(chosen))
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
+        examples = self._examples(kinds, survivors)
+        computed = [one for kind, alike in kinds.items() if kind[3] for one in (alike[0], alike[-1])]
         kinds.clear()
-        if not chosen:
+        if not chosen and not survivors:
             return []
-        now = clock_ns()
-        held = find_holders([tensor for _, tensor in chosen])
-        return [
+        seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
+        held = find_holders([tensor for _, tensor in [*chosen, *examples.values()]], seconds=seconds)
+        common = {"step": step, "time_ns": clock_ns()}
+        records: list[dict[str, Any]] = [
             {
-                "step": step,
-                "time_ns": now,
+                **common,
                 "address": self._span(tensor)[0],
                 "tensors": self._counts[kind],
                 "bytes": sizes[kind],
                 **_described(kind, one),
             }
-            for (kind, tensor), one in zip(chosen, held, strict=True)
+            for (kind, tensor), one in zip(chosen, held[: len(chosen)], strict=True)
         ]
+        holders = dict(zip(examples, held[len(chosen) :], strict=True))
+        by_graph = _held_by_graphs([one for one in survivors if not _chain(holders, one)], computed, seconds)
+        for survivor in survivors:
+            has_graph = survivor.line in examples and examples[survivor.line][0][3]
+            kind = (survivor.shape, f"torch.{survivor.dtype}", survivor.device, has_graph)
+            records.append(
+                {
+                    **common,
+                    "address": survivor.spans[0][0],
+                    "tensors": len(survivor.spans),
+                    "bytes": sum(size for _, size in survivor.spans),
+                    "made_step": survivor.made_step,
+                    "op": survivor.op,
+                    "module": survivor.module,
+                    "made_at": survivor.frames,
+                    "is_by_graph": survivor.line in by_graph,
+                    **_described(kind, (holders | by_graph).get(survivor.line, _NO_HOLDER)),
+                }
+            )
+        return records
+
+    def _examples(
+        self, kinds: dict[Kind, list[torch.Tensor]], survivors: Sequence[Survivor]
+    ) -> dict[Line, tuple[Kind, torch.Tensor]]:
+        """Returns a tensor of each line's survivors; none for lines whose tensors Python does not hold."""
+        wanted = {address: one.line for one in survivors for address, _ in one.spans}
+        found: dict[Line, tuple[Kind, torch.Tensor]] = {}
+        for kind, alike in kinds.items() if wanted else ():
+            for tensor in alike:
+                line = wanted.get(self._span(tensor)[0])
+                if line is not None:
+                    found.setdefault(line, (kind, tensor))
+        return found
 
     def _by_kind(self) -> dict[Kind, list[torch.Tensor]]:
         """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views."""
@@ -128,6 +219,28 @@ class KeptTensors:
                 kind = (shape, str(tensor.dtype), str(tensor.device), is_computed(tensor))
                 kinds.setdefault(kind, []).append(tensor)
         return kinds
+
+
+def _chain(holders: dict[Line, Holder], survivor: Survivor) -> str:
+    return holders.get(survivor.line, _NO_HOLDER).chain
+
+
+def _held_by_graphs(survivors: Sequence[Survivor], computed: list[torch.Tensor], seconds: float) -> dict[Line, Holder]:
+    """Returns what holds the autograd graphs that hold the survivors of each line.
+
+    Args:
+        survivors: Those without a holder of their own.
+        computed: Tensors with a graph.
+        seconds: Processor time for following references.
+    """
+    lines: dict[Line, frozenset[int]] = {}
+    for survivor in survivors:
+        lines[survivor.line] = lines.get(survivor.line, frozenset()) | survivor.nodes
+    # The smallest first: a loss is what a job keeps by mistake.
+    computed = sorted(computed, key=torch.Tensor.numel)[:_MOST_GRAPHS] if lines else []
+    found = graph_holders(lines, computed)
+    held = find_holders(list(found.values()), seconds=seconds) if found else []
+    return {line: one for line, one in zip(found, held, strict=True) if one.chain}
 
 
 def _described(kind: Kind, held: Holder) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from memprof.analysis.commits.history_file import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate
+from memprof.analysis.diff.summary import NOTHING
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import headline
 from memprof.json_values import Json, to_json
@@ -67,13 +68,17 @@ def fill_bisection(
     else:
         page.add(Text(f"{culprit.short} is the first commit with {words}.", style="bold"))
         page.add(f"  {culprit.date}  {printable(culprit.author)}  {printable(culprit.subject)}")
+    for merge in found.merges:
+        page.add(f"  merged by {_named(merge.commit)}")
     page.add(printable(headline(change)))
     causes = explain(change)
     for place, cause in enumerate(causes[:_MOST_CAUSES], 1):
         page.add(f"  {place}. {printable(cause.sentence)}")
     modules = modules_of(change)
     if modules:
-        shown = [f"{printable(one.name)} {format_bytes_change(one.bytes)}" for one in modules[:_MOST_NAMES]]
+        names = ["(outside any module)" if one.name == NOTHING else one.name for one in modules[:_MOST_NAMES]]
+        changes = [format_bytes_change(one.bytes) for one in modules]
+        shown = [f"{printable(name)} {change}" for name, change in zip(names, changes, strict=False)]
         page.add(f"Modules: {_listed(shown, len(modules))}")
     if files:
         page.add(f"Files: {_listed([printable(name) for name in files[:_MOST_NAMES]], len(files))}")
@@ -100,6 +105,7 @@ def bisection_to_json(found: Bisection, change: Diff, files: Sequence[str], runs
         "culprit": None if found.between else _commit(found.culprit),
         "candidates": [dataclasses.asdict(commit) for commit in (*found.between, found.culprit.commit)],
         "before": _commit(found.before),
+        "merges": [_commit(one) for one in found.merges],
         "files": list(files),
         "headline": headline(change),
         "causes": [to_json(cause) for cause in explain(change)],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.trace.assemble.texts import as_texts
+from memprof.trace.assemble.texts import as_texts, listed
 from memprof.trace.files.spool import Spool
 from memprof.trace.schema import HOLDER_KINDS, NONE, Holders, Ints, Stacks
 
@@ -25,16 +25,17 @@ def holder_table(spool: Spool, storage_id: Ints | None, stacks: Stacks) -> tuple
         stacks: The stacks.
 
     Returns:
-        The table, and the stacks with a row for each variable's place.
+        The table, and the stacks with a row for each variable's place and each stack of the statements.
     """
     records = holder_records(spool)
+    names = listed(spool, "names")
     frames = [str(text) for text in stacks.frames]
     rows: dict[str, int] = {}
     for record in records:
-        frame = record["frame"]
-        if frame and frame not in rows:
-            rows[frame] = len(frames)
-            frames.append(frame)
+        for stack in (record["frame"], record.get("made_at", "")):
+            if stack and stack not in rows:
+                rows[stack] = len(frames)
+                frames.append(stack)
     nodes = [*stacks.fx_nodes.tolist(), *[""] * len(rows)]
     table = Holders.of(
         step=[record["step"] for record in records],
@@ -49,5 +50,10 @@ def holder_table(spool: Spool, storage_id: Ints | None, stacks: Stacks) -> tuple
         has_graph=[record["has_graph"] for record in records],
         tensors=[record["tensors"] for record in records],
         total_bytes=[record["bytes"] for record in records],
+        made_step=[record.get("made_step", NONE) for record in records],
+        op=as_texts([names[record["op"]] if "op" in record else "" for record in records]),
+        module_id=[record.get("module", NONE) for record in records],
+        is_by_graph=[record.get("is_by_graph", False) for record in records],
+        made_stack_id=[rows.get(record.get("made_at", ""), NONE) for record in records],
     )
     return table, Stacks.of(stack_id=np.arange(len(frames)), frames=as_texts(frames), fx_nodes=as_texts(nodes))
