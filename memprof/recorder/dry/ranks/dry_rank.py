@@ -13,13 +13,14 @@ import torch
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
-from memprof.recorder.dry.ranks.replicas import dry_replicas
+from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.ranks.sharding import (
     leave_out_random_states,
     leave_out_shape_propagation,
     show_local_devices,
 )
+from memprof.recorder.dry.ranks.spawning import run_own_rank
 
 
 class DryRank:
@@ -54,9 +55,12 @@ class DryRank:
             return
         from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
 
-        dry_replicas(self._refuse)
+        dry_replicas()
+        end_joins_at_once()
         Objects(self._messages, self._role).install()
         allow_missing_ranks(self._role, self._join)
+        if self._is_given:
+            run_own_rank(self._refuse)
 
     def note_operator(self, func: Any, result: Any) -> None:
         """Adds an operator to the digest by which ranks are compared."""
@@ -75,8 +79,8 @@ class DryRank:
         """Replaces what only distributed jobs use, once the job has created its process group."""
         if self._is_given and multiprocessing.parent_process() is not None:
             self._refuse(
-                "--ranks starts the ranks as torchrun does, but the job starts its own (torch.multiprocessing.spawn): "
-                "leave out --ranks to dry-run all of them."
+                "--ranks starts the ranks as torchrun does, but the job starts its own processes (not with "
+                "torch.multiprocessing.spawn): leave out --ranks to dry-run all of them."
             )
         leave_out_checkpoints(self._count_left_out)
         leave_out_shape_propagation()

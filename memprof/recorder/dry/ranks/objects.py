@@ -18,6 +18,7 @@ import torch.distributed as _distributed
 from memprof.recorder.dry.known import known, note
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.role import Role
+from memprof.recorder.dry.ranks.works import COLLECTIVES, Sent, returning_work
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed
@@ -56,6 +57,9 @@ class Objects:
         for name in ("isend", "irecv", "recv"):  # send calls isend
             self._put(name, self._with_values(getattr(dist, name)))
         self._put("batch_isend_irecv", self._batched(dist.batch_isend_irecv))
+        for name in COLLECTIVES:
+            if hasattr(dist, name):  # torch 2.13 renamed two
+                self._put(name, returning_work(getattr(dist, name)))
 
     @staticmethod
     def _put(name: str, function: Any) -> None:
@@ -163,7 +167,7 @@ class Objects:
             self._role.note_peer(other)
             if "dst" in form.parameters:
                 self._send_values(tensor, other, group)
-                return _Sent(tensor) if isinstance(done, dist.Work) else done
+                return Sent(tensor) if isinstance(done, dist.Work) else done
             if original.__name__ == "recv":
                 self._receive_values(tensor, other, group)
             return done
@@ -194,29 +198,6 @@ class Objects:
         if found is not None:
             with torch._C._DisableTorchDispatch():
                 note(tensor, torch.tensor(found, dtype=tensor.dtype))
-
-
-class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
-    """A tensor being sent. It stays in memory as long as the job keeps this, with NCCL until the job waits for it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """Keeps the tensor."""
-        super().__init__()
-        self._tensor: torch.Tensor | None = tensor
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Returns True without waiting."""
-        if self._tensor is not None and self._tensor.is_cuda:
-            self._tensor = None
-        return True
-
-    def is_completed(self) -> bool:
-        """Returns True."""
-        return True
-
-    def is_success(self) -> bool:
-        """Returns True."""
-        return True
 
 
 def _replacing(original: Any, function: Callable[..., Any]) -> Any:
