@@ -162,7 +162,7 @@ class DryRun:
 
         allow_subclasses()
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.note_operator)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.role)
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)

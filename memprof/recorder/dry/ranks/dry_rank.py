@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -24,7 +24,11 @@ from memprof.recorder.dry.ranks.spawning import run_own_rank
 
 
 class DryRank:
-    """This process as a rank of its job."""
+    """This process as a rank of its job.
+
+    Attributes:
+        role: What it has done so far.
+    """
 
     def __init__(
         self,
@@ -42,8 +46,8 @@ class DryRank:
             count_left_out: Called for each action that is left out.
             is_given: Whether the parent starts each rank, with its number in the environment.
         """
-        self._role = Role()
-        self._messages = Messages(spool, self._role, refuse)
+        self.role = Role()
+        self._messages = Messages(spool, self.role, refuse)
         self._refuse = refuse
         self._count_left_out = count_left_out
         self._is_given = is_given
@@ -57,14 +61,10 @@ class DryRank:
 
         dry_replicas()
         end_joins_at_once()
-        Objects(self._messages, self._role).install()
-        allow_missing_ranks(self._role, self._join)
+        Objects(self._messages, self.role).install()
+        allow_missing_ranks(self.role, self._join)
         if self._is_given:
             run_own_rank(self._refuse)
-
-    def note_operator(self, func: Any, result: Any) -> None:
-        """Adds an operator to the digest by which ranks are compared."""
-        self._role.note_operator(func, result)
 
     def write_role(self, spool: Path) -> None:
         """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.
@@ -72,8 +72,8 @@ class DryRank:
         Raises:
             OSError: It cannot be written.
         """
-        if self._role.world_size and os.getpid() == self._pid:
-            self._role.write(spool)
+        if self.role.world_size and os.getpid() == self._pid:
+            self.role.write(spool)
 
     def _join(self) -> None:
         """Replaces what only distributed jobs use, once the job has created its process group."""

@@ -40,7 +40,7 @@ class Objects:
         """
         self._messages = messages
         self._role = role
-        self._is_inside = False
+        self._is_inside = self._is_batch = False
 
     def install(self) -> None:
         """Replaces the functions of torch.distributed."""
@@ -165,6 +165,8 @@ class Objects:
             tensor, group = given["tensor"], given.get("group")
             other = _rank(group, peer, place)
             self._role.note_peer(other)
+            if tensor.is_cuda:
+                self._role.note_transfer(other, group, is_batched=self._is_batch)
             if "dst" in form.parameters:
                 self._send_values(tensor, other, group)
                 return Sent(tensor) if isinstance(done, dist.Work) else done
@@ -177,7 +179,11 @@ class Objects:
     def _batched(self, original: Any) -> Any:
         @wraps(original)
         def batch(p2p_op_list: Sequence[Any]) -> Any:
-            done = original(p2p_op_list)
+            self._is_batch = True
+            try:
+                done = original(p2p_op_list)
+            finally:
+                self._is_batch = False
             for one in p2p_op_list:
                 if one.op is dist.irecv:
                     self._receive_values(one.tensor, one.peer, one.group)
