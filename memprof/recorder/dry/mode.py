@@ -26,6 +26,7 @@ from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
+from memprof.recorder.dry.routing import Routing
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -64,6 +65,7 @@ class DryMode(FakeTensorMode):
         refuse: Callable[[str], NoReturn],
         device: VirtualDevice | None = None,
         role: Role | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Creates the mode; `torch._C._set_dispatch_mode` or entering it activates it.
 
@@ -73,6 +75,7 @@ class DryMode(FakeTensorMode):
             refuse: Ends the job with a message: an operator cannot be dry-run.
             device: The virtual device; None if the job runs on the machine's processor.
             role: Receives each operator and its result, by which ranks are compared, and the collectives.
+            routing: Divides tokens among experts; equally where it is None.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
@@ -82,6 +85,7 @@ class DryMode(FakeTensorMode):
         self._refuse = refuse
         self._device = device
         self._role = role
+        self._routing = routing or Routing(1.0)
         self._in_place = InPlace()
         self._random = RandomStream()
         self._is_inside = False
@@ -219,6 +223,7 @@ class DryMode(FakeTensorMode):
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         follow_marks(func, args, result)
+        self._routing.follow(func, given, result)
         if drawn is not None:
             note(result, drawn)
         return result
