@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed  # noqa: F401 - defines the operators below, where torch has them
+import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.bounds import most_marked
@@ -69,10 +69,8 @@ class Routing:
         """Returns notes on the routing for the reader of the trace."""
         if not self._exchanges:
             return []
-        return [
-            "where ranks exchange counts of tokens, the experts of each rank receive "
-            f"{self._load:g} times their equal share of all ranks' tokens (--expert-load)"
-        ]
+        load = f"{self._load:g} times their equal share of all ranks' tokens (--expert-load)"
+        return [f"where ranks exchange counts of tokens, the experts of each rank receive {load}"]
 
     def _gathered(self, shares: torch.Tensor, received: torch.Tensor, place: int) -> torch.Tensor:
         """Returns what all ranks send to all experts, of which this rank has those at its place in the group.

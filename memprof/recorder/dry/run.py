@@ -171,9 +171,7 @@ class DryRun:
         allow_subclasses()
         self._kernels = Kernels()
         self._routing = Routing(self._expert_load)
-        self._mode = DryMode(
-            self._answers, self._kernels, self._refuse, self._device, self.rank.role, self._routing
-        )
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.role, self._routing)
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)

@@ -40,8 +40,8 @@ def run_own_rank(refuse: Callable[[str], NoReturn]) -> None:
         on_node = int(os.environ["LOCAL_WORLD_SIZE"])
         if nprocs != on_node:
             refuse(
-                f"the job starts {nprocs:,} processes on each node, and --ranks with --nodes {on_node:,}: start it with "
-                f"--ranks {nprocs}, or {nprocs} times its number of nodes."
+                f"the job starts {nprocs:,} processes on each node, but --ranks and --nodes give each {on_node:,}: use "
+                f"--ranks {nprocs} on one node."
             )
         fn(int(os.environ["LOCAL_RANK"]), *args)
         return None if join else _Ended()

@@ -97,7 +97,6 @@ def returning_work(original: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         original: A function of torch.distributed, whose first argument receives the result.
     """
-
     name = next(iter(inspect.signature(original).parameters))
 
     @wraps(original)
