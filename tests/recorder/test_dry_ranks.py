@@ -182,12 +182,16 @@ def test_communication_hooks_run_on_a_virtual_gpu(tmp_path: Path, hook: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "load"), [("count", 1.0), ("mask", 1.5), ("histogram", 1.5), ("gather", 1.5)])
 def test_tokens_of_experts_are_divided_with_the_stated_load(tmp_path: Path, count: str, load: float) -> None:
-    """The first of two real ranks, sent the load of the words, has the peak of a dry run to the byte."""
+    """The first of two real ranks, sent the load of the words, has the peak of a dry run.
+
+    gloo's threads may still hold what one exchange sent (256 words) and received (256 times the load).
+    """
     words = (str(_JOBS / "experts.py"), count, str(load))
     real = record(tmp_path, "--stop", "--", *_torchrun(2), *words, name="real.memprof")
     dry = record(tmp_path, "--dry-run", "--ranks", "2", "--expert-load", str(load), *words, name="dry.memprof")
     measured, expected = _peaks(real.trace), _peaks(dry.trace)
-    assert abs(measured[0] - expected[0]) <= _LATE_BYTES
+    exchanged = int(256 * (1 + load)) * 64 * 4
+    assert -_LATE_BYTES <= measured[0] - expected[0] <= exchanged + _LATE_BYTES
     assert f"receive {load:g} times their equal share" in " ".join(dry.trace.manifest.notes)
 
 

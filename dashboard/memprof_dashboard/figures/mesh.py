@@ -6,10 +6,11 @@ import numpy as np
 from plotly import graph_objects as go
 
 from memprof.analysis.ranks.rank_report import RankPeak
+from memprof.trace.schema import Floats
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
-from memprof_dashboard.views.mesh import Floats, Mesh
+from memprof_dashboard.views.mesh import Mesh
 
 #: Up to this many ranks each cell shows its rank and peak.
 _MOST_LABELLED = 128

@@ -116,7 +116,7 @@ def _is_one_hot(args: Any) -> bool:
     places, classes = args[0], known(args[1])
     if not isinstance(places, FakeTensor) or places.dim() == 0 or places.shape[-1] != 1 or classes is None:
         return False
-    return classes.dim() == 1 and len(classes.unique()) == len(classes)
+    return classes.dim() == 1 and len(set(classes.tolist())) == len(classes)
 
 
 def _mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:

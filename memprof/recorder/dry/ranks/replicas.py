@@ -29,7 +29,8 @@ def dry_replicas() -> None:
     dist.Logger = _Logger
     dist._broadcast_coalesced = _flatten_in_turn
     dist._verify_params_across_processes = lambda *_: None
-    DistributedDataParallel._check_comm_hook = lambda *_: None  # it looks for the GPUs and the NCCL of this machine
+    wrapper: Any = DistributedDataParallel
+    wrapper._check_comm_hook = lambda *_: None  # it looks for the GPUs and the NCCL of this machine
     dist._register_comm_hook = lambda reducer, state, hook: reducer.register_hook(state, hook)
     dist._register_builtin_comm_hook = lambda reducer, kind: reducer.register_hook(None, builtin_hook(kind))
 

@@ -77,7 +77,8 @@ class Role:
             group: The process group; None for that of all ranks.
             is_batched: Whether it is part of a batch.
         """
-        name = (group or torch.distributed.group.WORLD).group_name
+        groups: Any = torch.distributed.distributed_c10d
+        name = (group or groups.GroupMember.WORLD).group_name
         self._communicate(name if is_batched else f"{name} {rank}", (rank,))
 
     def _communicate(self, key: str, peers: Sequence[int]) -> None:
