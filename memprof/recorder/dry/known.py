@@ -188,7 +188,8 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
             is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            if (is_whole or value.numel() <= MOST_KEPT) and value.layout is torch.strided:
+            is_small = is_whole or value.numel() <= MOST_KEPT or has_shares(value)
+            if is_small and value.layout is torch.strided:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)

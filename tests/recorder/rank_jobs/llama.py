@@ -1,4 +1,4 @@
-"""A Llama 3 of 8 billion parameters: on one device in autocast, on several with fully_shard; ``--checkpoint`` layers."""
+"""A Llama 3 of 8 billion parameters, on one device in autocast or on several with fully_shard: ``[--checkpoint]``."""
 
 from __future__ import annotations
 
