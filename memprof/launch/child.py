@@ -101,7 +101,13 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
         folder = settings.get("snapshots")
         request = SnapshotRequest(Path(folder), settings.get("snapshot_name", "")) if folder else None
         device = VirtualDevice(_card, options_in_force(os.environ), request, is_strict=bool(settings.get("strict")))
-    dry = DryRun(lambda sentence: refuse(sentence, spool), spool, device, is_given_rank=bool(settings.get("ranks")))
+    dry = DryRun(
+        lambda sentence: refuse(sentence, spool),
+        spool,
+        device,
+        is_given_rank=bool(settings.get("ranks")),
+        expert_load=float(settings.get("expert_load", 1.0)),
+    )
     dry.install()
     return dry
 

@@ -27,18 +27,19 @@ class OutsideMemory:
     most_bytes: int
     source: str
 
-    def with_communicators(self, count: int) -> OutsideMemory:
-        """Returns the interval of a process that has NCCL communicators too.
+    def plus(self, other: OutsideMemory, count: int) -> OutsideMemory:
+        """Returns the interval of what takes this, and so many times another interval.
 
         Args:
-            count: How many it has.
+            other: The other interval.
+            count: How many times; 0 returns this one.
         """
         if not count:
             return self
         return OutsideMemory(
-            self.least_bytes + count * NCCL.least_bytes,
-            self.most_bytes + count * NCCL.most_bytes,
-            f"{self.source}; NCCL: {NCCL.source}",
+            self.least_bytes + count * other.least_bytes,
+            self.most_bytes + count * other.most_bytes,
+            f"{self.source}; {other.source}",
         )
 
 
@@ -49,5 +50,20 @@ LAZY = OutsideMemory(
     "processes without tensors hold 148 to 666 MiB in published out-of-memory messages; 274 MiB in "
     "github.com/pytorch/pytorch/pull/86509, 426 MiB on an RTX 6000 Ada in github.com/unslothai/unsloth-zoo/pull/1053",
 )
-#: Of one communicator, of two and of more ranks.
-NCCL = OutsideMemory(544 * _MIB, 688 * _MIB, "four A100 with NVLink in github.com/NVIDIA/nccl/issues/964")
+#: Of one NCCL communicator that runs collectives. Memory is proportional to communicators and to their channels
+#: (github.com/NVIDIA/nccl/issues/986).
+NCCL = OutsideMemory(
+    155 * _MIB,
+    688 * _MIB,
+    "NCCL: 544 MiB for two ranks and 688 MiB for more on four A100 with NVLink in github.com/NVIDIA/nccl/issues/964, "
+    "3.5 times less where connections are made when first used, from NCCL 2.22 on (NVIDIA's announcement of it)",
+)
+#: Of one rank on the same machine, to which a communicator sends or from which it receives.
+NCCL_PEER = OutsideMemory(
+    24 * _MIB,
+    447 * _MIB,
+    "sends: 10 and 2 MiB a channel, and 3.28 GB for seven peers of eight H100 in github.com/NVIDIA/nccl/issues/1685; "
+    "two channels a peer on H20 in github.com/NVIDIA/nccl/issues/1189",
+)
+#: Of a communicator that sends to other machines: one buffer that all such peers share.
+NCCL_FAR = OutsideMemory(0, 512 * _MIB, "between machines: 512 MiB in github.com/NVIDIA/nccl/issues/2363")

@@ -148,6 +148,21 @@ class Window(_Json):
 
 
 @dataclass(frozen=True)
+class Communicators(_Json):
+    """NCCL communicators of a rank, counted in its dry run.
+
+    Attributes:
+        count: How many it used.
+        near_peers: Ranks of its own machine to which it sends, or from which it receives, summed over communicators.
+        sending_far: Communicators with which it sends to other machines, or receives from them.
+    """
+
+    count: int = 0
+    near_peers: int = 0
+    sending_far: int = 0
+
+
+@dataclass(frozen=True)
 class Manifest(_Json):
     """The manifest of one recorded process.
 
@@ -164,6 +179,7 @@ class Manifest(_Json):
         world_size: Processes in the job.
         same_ranks: In dry runs, other ranks that run the same operators on the same sizes, and were not run.
         dry_ranks: In dry runs, the ranks that ``record --ranks`` asked for; 0 where the command starts all processes.
+        communicators: In dry runs of a distributed job, the communicators of this rank.
         pid: The process's id.
         node: Name of the machine it ran on; "" in recordings of older versions.
         clock: Identifies the clock of its times, shared by all processes of one running system; "" where unknown.
@@ -196,6 +212,7 @@ class Manifest(_Json):
     world_size: int = 1
     same_ranks: tuple[int, ...] = ()
     dry_ranks: int = 0
+    communicators: Communicators = field(default_factory=Communicators)
     pid: int = 0
     node: str = ""
     clock: str = ""

@@ -49,8 +49,8 @@ def test_a_job_fits_if_it_does_with_the_upper_end(reserved: int, sentence: str, 
 
 def test_communicators_widen_the_interval_and_name_their_source() -> None:
     """A job of one rank has none; each adds NCCL's published figures."""
-    assert LAZY.with_communicators(0) == LAZY
-    both = LAZY.with_communicators(2)
+    assert LAZY.plus(NCCL, 0) == LAZY
+    both = LAZY.plus(NCCL, 2)
     assert both.least_bytes == LAZY.least_bytes + 2 * NCCL.least_bytes
     assert both.most_bytes == CONTEXT_BYTES + 2 * NCCL.most_bytes
     assert NCCL.source in both.source

@@ -63,7 +63,14 @@ def test_groups_of_record_and_suggest() -> None:
         "Job",
         "Other options",
     ]
-    assert sections["Dry run"] == ["--dry-run / --no-dry-run", "--device NAME", "--strict", "--ranks N", "--nodes N"]
+    assert sections["Dry run"] == [
+        "--dry-run / --no-dry-run",
+        "--device NAME",
+        "--strict",
+        "--ranks N",
+        "--nodes N",
+        "--expert-load X",
+    ]
     assert sections["Plan and policies"][0] == "--plan FILE"
     sections = sections_of(command_of("suggest")[0].get_help(command_of("suggest")[1]))
     assert sections["Budget and device"] == ["--budget SIZE", "--machine NAME"]

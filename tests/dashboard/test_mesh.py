@@ -85,7 +85,7 @@ def test_it_says_what_differs_along_each_dimension() -> None:
 
 def test_the_figure_has_a_cell_for_each_rank() -> None:
     ranks = (*job()[:15], rank(15, None))
-    figure = mesh_figure(MESH, ranks, 3, THEMES["light"])
+    figure = mesh_figure(MESH, ranks, peaks_on(MESH, ranks), 3, THEMES["light"])
     drawn = figure.data[0]
     assert np.array(drawn.z).shape == (4, 4)
     assert drawn.z[0][3] == pytest.approx(111)
@@ -98,13 +98,14 @@ def test_the_figure_has_a_cell_for_each_rank() -> None:
 
 
 def test_names_of_modules_are_text() -> None:
-    figure = mesh_figure(Mesh(("dp",), (2,)), (rank(0, MIB, module="<b>x</b>"), rank(1, MIB)), 0, THEMES["dark"])
+    mesh, ranks = Mesh(("dp",), (2,)), (rank(0, MIB, module="<b>x</b>"), rank(1, MIB))
+    figure = mesh_figure(mesh, ranks, peaks_on(mesh, ranks), 0, THEMES["dark"])
     assert "<b>" not in figure.data[0].hovertext[0][0]
 
 
 def test_a_thousand_ranks_are_small_to_send() -> None:
     mesh = Mesh(("dp", "tp"), (128, 8))
-    figure = mesh_figure(mesh, job(1024), 0, THEMES["light"])
+    figure = mesh_figure(mesh, job(1024), peaks_on(mesh, job(1024)), 0, THEMES["light"])
     assert figure.data[0].text is None
     assert len(json.dumps(figure, cls=PlotlyJSONEncoder)) < 300_000
 

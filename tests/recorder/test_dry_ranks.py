@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+from memprof.machines.outside import LAZY, NCCL, NCCL_PEER
 from memprof.trace.store import Trace
 from tests.recorder.recorded import record
 
@@ -79,6 +81,21 @@ def train(rank):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=2)
 """
+_SPLIT = """
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+half = dist.split_group(split_ranks=[[0, 1], [2, 3]])
+assert dist.get_process_group_ranks(half) == ([0, 1] if dist.get_rank() < 2 else [2, 3])
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    out = net(torch.randn(8, 64, device="cuda"))
+    dist.all_to_all_single(torch.empty_like(out), out.detach(), group=half)
+    out.sum().backward()
+    dist.all_reduce(net.weight.grad)
+    optimizer.step()
+"""
 
 
 def _peaks(trace: Trace) -> dict[int, int]:
@@ -126,14 +143,64 @@ def test_a_script_without_ranks_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_spawns_its_ranks_is_refused_with_ranks(tmp_path: Path) -> None:
-    """One sentence, and status 125; without --ranks all that it spawns are dry-run."""
+def test_ranks_that_a_script_spawns_are_run_in_place_of_its_processes(tmp_path: Path) -> None:
+    """With --ranks the function runs in each rank's process, to the same peak; another number of ranks is refused."""
     (tmp_path / "job.py").write_text(_SPAWNS)
-    ended = record(tmp_path, "--dry-run", "--ranks", "2", "job.py")
+    given = record(tmp_path, "--dry-run", "--ranks", "2", "job.py", name="given.memprof")
+    spawned = record(tmp_path, "--dry-run", "job.py", name="spawned.memprof")
+    assert given.trace.ranks == spawned.trace.ranks == (0, 1)
+    assert _peaks(given.trace) == _peaks(spawned.trace)
+    ended = record(tmp_path, "--dry-run", "--ranks", "4", "job.py", name="four.memprof")
     assert ended.returncode == 125
-    assert "the job starts its own (torch.multiprocessing.spawn): leave out --ranks" in ended.stderr
-    assert not ended.path.exists()
-    assert record(tmp_path, "--dry-run", "job.py").trace.ranks == (0, 1)
+    assert "the job starts 2 processes on each node, but --ranks and --nodes give each 4: use --ranks 2" in ended.stderr
+
+
+@pytest.mark.slow
+def test_split_groups_and_communicators_are_counted(tmp_path: Path) -> None:
+    """Two halves of the group of all ranks, one of them this rank's: two communicators, one of which sends to a peer.
+
+    A half's all-to-all connects the rank to its one other member, which is on the same node.
+    """
+    (tmp_path / "job.py").write_text(_SPLIT)
+    trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "4", "job.py").trace
+    made = trace.manifest_of(3).communicators
+    assert (made.count, made.near_peers, made.sending_far) == (2, 1, 0)
+    fit = dry_fit(trace.rank_trace(3))
+    assert fit is not None
+    assert fit.least_outside_bytes == LAZY.least_bytes + 2 * NCCL.least_bytes + NCCL_PEER.least_bytes
+    assert "2 NCCL communicators" in fit.parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["bf16", "power"])
+def test_communication_hooks_run_on_a_virtual_gpu(tmp_path: Path, hook: str) -> None:
+    """Hooks that need NCCL, or that gloo cannot run; PowerSGD keeps an error of the gradients' size from its step 3."""
+    words = ("--dry-run", "--device", "rtx4090", "--ranks", "2", str(_JOBS / "ddp.py"), hook)
+    assert record(tmp_path, *words).trace.ranks == (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "load"), [("count", 1.0), ("mask", 1.5), ("histogram", 1.5), ("gather", 1.5)])
+def test_tokens_of_experts_are_divided_with_the_stated_load(tmp_path: Path, count: str, load: float) -> None:
+    """The first of two real ranks, sent the load of the words, has the peak of a dry run.
+
+    gloo's threads may still hold what one exchange sent (256 words) and received (256 times the load).
+    """
+    words = (str(_JOBS / "experts.py"), count, str(load))
+    real = record(tmp_path, "--stop", "--", *_torchrun(2), *words, name="real.memprof")
+    dry = record(tmp_path, "--dry-run", "--ranks", "2", "--expert-load", str(load), *words, name="dry.memprof")
+    measured, expected = _peaks(real.trace), _peaks(dry.trace)
+    exchanged = int(256 * (1 + load)) * 64 * 4
+    assert -_LATE_BYTES <= measured[0] - expected[0] <= exchanged + _LATE_BYTES
+    assert f"receive {load:g} times their equal share" in " ".join(dry.trace.manifest.notes)
+
+
+def test_a_load_of_experts_needs_a_dry_run(tmp_path: Path) -> None:
+    """A real run routes its tokens itself."""
+    (tmp_path / "job.py").write_text(_ALONE)
+    ended = record(tmp_path, "--expert-load", "1.5", "job.py")
+    assert ended.returncode == 125
+    assert "--expert-load is for dry runs, which compute no routing: add --dry-run." in ended.stderr
 
 
 @pytest.mark.slow
@@ -145,6 +212,7 @@ def test_a_script_that_spawns_its_ranks_is_refused_with_ranks(tmp_path: Path) ->
         ("ddp.py static", 2, 0),
         ("ddp.py unused", 2, 0),
         ("ddp.py zero", 2, 0),
+        ("ddp.py fp16", 2, 76_288),
         ("fsdp.py mixed", 2, 0),
         ("fsdp.py prefetch", 2, 0),
         ("fsdp.py old", 2, 0),
@@ -160,7 +228,8 @@ def test_a_script_that_spawns_its_ranks_is_refused_with_ranks(tmp_path: Path) ->
 def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: int, late_bytes: int) -> None:
     """Real ranks send through gloo; a dry run of each has the peak to the byte, but for what gloo's threads hold.
 
-    Of functional collectives, they release a whole activation of 64 KiB before or after the peak.
+    Of functional collectives, they release a whole activation of 64 KiB before or after the peak; a communication hook
+    runs in one of these threads, and a bucket may be copied after it.
     """
     script, *words = job.split()
     words = [str(_JOBS / script), *words]

@@ -6,28 +6,30 @@ import numpy as np
 from plotly import graph_objects as go
 
 from memprof.analysis.ranks.rank_report import RankPeak
+from memprof.trace.schema import Floats
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
-from memprof_dashboard.views.mesh import Mesh, peaks_on
+from memprof_dashboard.views.mesh import Mesh
 
 #: Up to this many ranks each cell shows its rank and peak.
 _MOST_LABELLED = 128
 
 
-def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], worst: int | None, theme: Theme) -> go.Figure:
+def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: int | None, theme: Theme) -> go.Figure:
     """Draws one cell for each rank.
 
     Args:
         mesh: The mesh, of all ranks of the job.
         ranks: Ranks that were recorded.
+        found: Their peaks on the mesh (`peaks_on`).
         worst: The rank with the highest peak; None where none ran operators.
         theme: The page's colours.
 
     Returns:
         The figure: a heatmap of peaks in the unit that suits the highest, with the rank as ``customdata``.
     """
-    peaks = peaks_on(mesh, ranks).reshape(mesh.rows, mesh.columns)
+    peaks = found.reshape(mesh.rows, mesh.columns)
     if not np.isfinite(peaks).any():
         return message("No rank ran operators.", theme)
     unit, unit_bytes = unit_of(int(np.nanmax(peaks)))

@@ -75,8 +75,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         except MemprofError as error:
             return message("No mesh to draw.", theme_of(theme)), no_update, parts.error(str(error))
         ranks = with_same_ranks(trace, compared.ranks)
-        figure = mesh_figure(mesh, ranks, compared.worst, theme_of(theme))
         peaks = peaks_on(mesh, ranks)
+        figure = mesh_figure(mesh, ranks, peaks, compared.worst, theme_of(theme))
         words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}".strip()
         return figure, {"height": f"{_height(mesh)}px"}, words
 

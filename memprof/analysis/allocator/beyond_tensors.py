@@ -10,7 +10,7 @@ import numpy as np
 from memprof.machines.catalogue import CONTEXT_BYTES
 from memprof.machines.convolutions import workspace_interval
 from memprof.machines.fourier import work_area_interval
-from memprof.machines.outside import LAZY, OutsideMemory
+from memprof.machines.outside import LAZY, NCCL, NCCL_FAR, NCCL_PEER, OutsideMemory
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import Ops, Storages, Uses
 from memprof.trace.store import Trace
@@ -46,7 +46,12 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
         trace: The recording. What a real card allocated for convolutions is among its tensors.
         world_size: Ranks that the job is to have, if they are more than the recorded ones.
     """
-    outside = LAZY.with_communicators(int(max(trace.manifest.world_size, world_size) > 1))
+    made, is_distributed = trace.manifest.communicators, max(trace.manifest.world_size, world_size) > 1
+    outside = (
+        LAZY.plus(NCCL, made.count or int(is_distributed))  # recordings of older versions do not count them
+        .plus(NCCL_PEER, made.near_peers)
+        .plus(NCCL_FAR, made.sending_far)
+    )
     if trace.manifest.machine.device_kind != "cpu" and trace.manifest.backend.name != DRY_RUN:
         return BeyondTensors(outside, (0, 0), "")
     known = {

@@ -30,6 +30,7 @@ class DryFit:
         chosen_for: What these are for; "" without any.
         largest: The largest category at the fullest step's peak.
         share: Its share of that peak.
+        communicators: NCCL communicators among what is outside the allocator.
     """
 
     machine: str
@@ -42,6 +43,7 @@ class DryFit:
     share: float
     workspace_bytes: tuple[int, int] = (0, 0)
     chosen_for: str = ""
+    communicators: int = 0
 
     @property
     def least_used_bytes(self) -> int:
@@ -75,8 +77,11 @@ class DryFit:
         """What the need is made of, in one clause."""
         reserved, allocated = format_bytes(self.reserved_bytes), format_bytes(self.allocated_bytes)
         outside = format_bytes_between(self.least_outside_bytes, self.outside_bytes)
+        several = "s" if self.communicators > 1 else ""
+        communicators = f", {self.communicators:,} NCCL communicator{several}" if self.communicators else ""
         parts = (
-            f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator (context, libraries)"
+            f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator "
+            f"(context, libraries{communicators})"
         )
         if self.workspace_bytes[1]:
             less, more = (format_bytes_change(count) for count in self.workspace_bytes)
@@ -120,4 +125,5 @@ def dry_fit(trace: Trace) -> DryFit | None:
         share=most.bytes / split.total_bytes if most is not None else 0.0,
         workspace_bytes=beyond.workspace_bytes,
         chosen_for=beyond.chosen_for,
+        communicators=trace.manifest.communicators.count,
     )

@@ -105,6 +105,14 @@ Examples:
     help="With --ranks: number of machines, each with the same number of ranks.  [default: 1]",
 )
 @option(
+    "--expert-load",
+    group="Dry run",
+    type=click.FloatRange(min=1.0),
+    envvar="MEMPROF_EXPERT_LOAD",
+    metavar="X",
+    help="With --dry-run: tokens that the experts of a rank receive, as a multiple of an equal share.  [default: 1.0]",
+)
+@option(
     "--keep-arguments",
     group="Output",
     is_flag=True,
@@ -145,6 +153,7 @@ def record(
     strict: bool,
     ranks: int | None,
     nodes: int | None,
+    expert_load: float | None,
     keep_arguments: bool,
     budget: str | None,
     fail_over_budget: bool,
@@ -183,6 +192,8 @@ def record(
         device = _checked_device(ctx, device, dry_run=dry_run)
     if strict and not device and _is_typed(ctx, "strict"):
         raise CannotStartError("--strict is about a full GPU: name the one to simulate, --dry-run --device rtx4090.")
+    if expert_load is not None and not dry_run and _is_typed(ctx, "expert_load"):
+        raise CannotStartError("--expert-load is for dry runs, which compute no routing: add --dry-run.")
     if dry_run:
         window = read_dry_window(Path.cwd())
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
@@ -226,6 +237,7 @@ def record(
         strict=strict and bool(device),
         ranks=ranks or 0,
         nodes=nodes or 1,
+        expert_load=expert_load or 1.0,
         plan=plan,
         plan_path=plan_path,
         keep_arguments=keep_arguments,

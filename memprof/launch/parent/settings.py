@@ -38,6 +38,7 @@ class Settings:
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
         nodes: Machines, each with the same number of ranks.
+        expert_load: In a dry run, tokens that a rank's experts receive, as a multiple of their equal share.
         plan: Plan to run the job under, or None.
         plan_path: File with the plan or a part of it; None if it is made of flags alone.
         keep_arguments: Write the job's command line unmasked, including likely secrets.
@@ -61,6 +62,7 @@ class Settings:
     strict: bool = False
     ranks: int = 0
     nodes: int = 1
+    expert_load: float = 1.0
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False

@@ -57,6 +57,8 @@ def is_exact(func: Any, args: Any) -> bool:
         return known(args[1]) is not None and args[0].shape == args[1].shape
     if func is _aten.linalg_lstsq.default:
         return bool(args[0].shape[-2] <= args[0].shape[-1])  # else there are residuals, if the matrices have full rank
+    if func is _aten.bincount.default:
+        return True  # its bound is the number of classes that the job gives
     if func is not _aten.index.Tensor:
         return False
     return all(known(index) is not None for index in args[1] if index is not None and index.dtype in _MASKS)
@@ -96,6 +98,8 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
         if packet in (_aten.index_fill, _aten.index_fill_):
             places *= args[0].numel() // max(args[0].shape[args[1]] if args[0].dim() else 1, 1)
         _mark(result, before + places, rises=_SCATTERS[packet])
+    elif packet is _aten.eq and _is_one_hot(args):
+        _mark(result, args[0].numel())
     elif packet in _COPIES or _is_met_by_few(packet, args):
         before = most_marked(args[0])
         if before is not None:
@@ -105,6 +109,14 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
 def _is_met_by_few(packet: Any, args: Any) -> bool:
     test = _COMPARISONS.get(packet)
     return test is not None and isinstance(args[1], (bool, int, float)) and test(args[1])
+
+
+def _is_one_hot(args: Any) -> bool:
+    """Whether each row of a tensor of one column is compared with different numbers, as torch.one_hot does."""
+    places, classes = args[0], known(args[1])
+    if not isinstance(places, FakeTensor) or places.dim() == 0 or places.shape[-1] != 1 or classes is None:
+        return False
+    return classes.dim() == 1 and len(set(classes.tolist())) == len(classes)
 
 
 def _mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
@@ -193,7 +205,14 @@ def _least_squares(
     return solution[..., 0] if is_vector else solution, residuals, rank, values
 
 
+def _bincount(tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor | None:
+    """Counts of as many classes as are given."""
+    kind = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return torch.empty((minlength,), dtype=kind, device=tensor.device) if minlength else None
+
+
 _BOUNDS: dict[Any, Callable[..., Any]] = {
+    _aten.bincount.default: _bincount,
     _aten.nonzero.default: _nonzero,
     _aten.masked_select.default: _masked_select,
     _aten.index.Tensor: _index,

@@ -52,10 +52,14 @@ _COMPUTED = {
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """Values on the processor, and how often a tensor's storage had been written to by then."""
+    """Values on the processor, and how often a tensor's storage had been written to by then.
+
+    Shares are what an equal division gives, not what a real run computes, and may be of a floating-point type.
+    """
 
     values: torch.Tensor
     writes: int
+    are_shares: bool = False
 
     def __deepcopy__(self, memo: Any) -> _Values:
         """Returns itself: copies of a model's tensors share what is never written to, and take no memory for it."""
@@ -106,12 +110,31 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     if func._schema.is_mutable:
         for tensor in _fakes((*args, *kwargs.values())):
             setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
-    elif isinstance(result, FakeTensor) and _is_kept(result):
+    elif isinstance(result, FakeTensor) and (_is_kept(result) or any(map(has_shares, args))):
         values = compute(func, args, kwargs)
         if values is None:
             values = _absorbed(getattr(func, "overloadpacket", None), args, result)
         if values is not None and values.shape == result.shape and values.dtype is result.dtype:
-            note(result, values)
+            setattr(result, _KNOWN, _Values(values, _writes(result), any(map(has_shares, args))))
+
+
+def has_shares(value: Any) -> bool:
+    """Whether a tensor's values are shares of a number that was divided equally, or a list has such a tensor."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_shares, value))
+    kept: _Values | None = getattr(value, _KNOWN, None) if isinstance(value, FakeTensor) else None
+    return kept is not None and kept.are_shares and kept.writes == _writes(value)
+
+
+def shares_of(tensor: Any) -> torch.Tensor:
+    """Returns the values of a tensor that has shares."""
+    kept: _Values = getattr(tensor, _KNOWN)
+    return kept.values
+
+
+def note_shares(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Notes shares as the values of a tensor."""
+    setattr(tensor, _KNOWN, _Values(values, _writes(tensor), are_shares=True))
 
 
 def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -165,7 +188,8 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
             is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            if (is_whole or value.numel() <= MOST_KEPT) and value.layout is torch.strided:
+            is_small = is_whole or value.numel() <= MOST_KEPT or has_shares(value)
+            if is_small and value.layout is torch.strided:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)

@@ -25,10 +25,12 @@ from memprof.recorder.dry.known import compute, follow_values, is_data, known, n
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
-from memprof.recorder.dry.ranks.collectives import returned_argument
+from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
+from memprof.recorder.dry.routing import Routing
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
+    from memprof.recorder.dry.ranks.role import Role
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -62,7 +64,8 @@ class DryMode(FakeTensorMode):
         kernels: Kernels,
         refuse: Callable[[str], NoReturn],
         device: VirtualDevice | None = None,
-        note_operator: Callable[[Any, Any], None] | None = None,
+        role: Role | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Creates the mode; `torch._C._set_dispatch_mode` or entering it activates it.
 
@@ -71,7 +74,8 @@ class DryMode(FakeTensorMode):
             kernels: Measures the temporary memory of kernels.
             refuse: Ends the job with a message: an operator cannot be dry-run.
             device: The virtual device; None if the job runs on the machine's processor.
-            note_operator: Called with each operator and its result, by which ranks are compared.
+            role: Receives each operator and its result, by which ranks are compared, and the collectives.
+            routing: Divides tokens among experts; equally where it is None.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
@@ -80,7 +84,8 @@ class DryMode(FakeTensorMode):
         self._kernels = kernels
         self._refuse = refuse
         self._device = device
-        self._note_operator = note_operator
+        self._role = role
+        self._routing = routing or Routing(1.0)
         self._in_place = InPlace()
         self._random = RandomStream()
         self._is_inside = False
@@ -166,6 +171,8 @@ class DryMode(FakeTensorMode):
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is active inside one
+        if self._role is not None and place_of_group(func) >= 0:
+            self._role.note_collective(func, args)
         argument = returned_argument(func, args, kwargs)
         if argument is not None:
             return argument
@@ -208,14 +215,15 @@ class DryMode(FakeTensorMode):
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and is_data(func, result):
             return func(*args, **kwargs)
-        if self._note_operator is not None:
-            self._note_operator(func, result)
+        if self._role is not None:
+            self._role.note_operator(func, result)
         drawn = self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             _refuse_endless(result)
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         follow_marks(func, args, result)
+        self._routing.follow(func, given, result)
         if drawn is not None:
             note(result, drawn)
         return result

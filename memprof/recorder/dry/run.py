@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
     from memprof.recorder.dry.kernel_probe import Kernels
     from memprof.recorder.dry.mode import DryMode
+    from memprof.recorder.dry.routing import Routing
     from memprof.recorder.log import RawLog
     from memprof.recorder.memory.inventory import Inventory
     from memprof.recorder.operators import OperatorMode
@@ -60,6 +61,7 @@ class DryRun:
         device: VirtualDevice | None = None,
         *,
         is_given_rank: bool = False,
+        expert_load: float = 1.0,
     ) -> None:
         """Changes nothing yet.
 
@@ -68,8 +70,11 @@ class DryRun:
             spool: The recording's spool folder, through which ranks exchange the values that sizes depend on.
             device: The virtual device; None if the job runs on the machine's processor.
             is_given_rank: Whether the parent starts each rank, with its number in the environment.
+            expert_load: Tokens that a rank's experts receive, as a multiple of their equal share.
         """
         self._answers = Answers()
+        self._routing: Routing | None = None
+        self._expert_load = expert_load
         self._device = device
         self._refuse = refuse
         self._mode: DryMode | None = None
@@ -129,7 +134,9 @@ class DryRun:
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
         found = [
-            part.notes() for part in (self._answers, self._kernels, self._regions, self._device) if part is not None
+            part.notes()
+            for part in (self._answers, self._kernels, self._regions, self._device, self._routing)
+            if part is not None
         ]
         return [note for notes in found for note in notes]
 
@@ -158,11 +165,13 @@ class DryRun:
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
+        from memprof.recorder.dry.routing import Routing
         from memprof.recorder.dry.subclasses import allow_subclasses
 
         allow_subclasses()
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.note_operator)
+        self._routing = Routing(self._expert_load)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.role, self._routing)
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memprof.trace.files.private_file import FOLDER_MODE, open_private
@@ -26,6 +26,7 @@ class RankRole:
         groups: The process groups that the job created, each a list of global ranks, in order.
         peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
+        communicators: Values of its `Communicators`.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class RankRole:
     groups: list[list[int]]
     peers: list[int]
     digest: int
+    communicators: dict[str, int] = field(default_factory=dict)
 
     def write(self, spool: Path) -> None:
         """Writes the role into a spool folder.
@@ -54,6 +56,13 @@ def read_role(spool: Path, rank: int) -> RankRole | None:
         return RankRole(**json.loads((spool / FOLDER / f"{_ROLE}{rank}").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def read_communicators(spool: Path) -> dict[str, dict[str, int]]:
+    """Returns the values of each dry-run rank's `Communicators`, by its number; those without any are left out."""
+    ranks = [int(path.name.removeprefix(_ROLE)) for path in (spool / FOLDER).glob(f"{_ROLE}*")]
+    roles = [role for rank in sorted(ranks) if (role := read_role(spool, rank)) is not None]
+    return {str(role.rank): role.communicators for role in roles if role.communicators.get("count")}
 
 
 def write_same(spool: Path, same: Mapping[int, Sequence[int]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -76,13 +77,16 @@ def train(
     device: torch.device,
     optimizer: torch.optim.Optimizer | None = None,
     after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+    around: AbstractContextManager[object] | None = None,
+    steps: int = STEPS,
 ) -> None:
     """Trains with AdamW, unless another optimizer is given, and leaves the process group."""
     optimizer = optimizer or torch.optim.AdamW(parameters, foreach=False)
-    for step in range(STEPS):
-        ids = draw(device)
-        loss_of(model(ids), ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        after_step(step, optimizer)
+    with around or nullcontext():
+        for step in range(steps):
+            ids = draw(device)
+            loss_of(model(ids), ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after_step(step, optimizer)
     dist.destroy_process_group()

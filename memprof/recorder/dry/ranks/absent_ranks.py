@@ -51,8 +51,27 @@ def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
         kwargs = {name: value for name, value in kwargs.items() if name not in ("backend_options", "device_id")}
         return create(ranks, timeout, _FAKE, None, *rest, **kwargs)
 
-    groups.init_process_group, groups._new_group_with_tag = init, new_group
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: Sequence[Sequence[int]] | None = None,
+        timeout: Any = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: Any = None,
+    ) -> Any:
+        """Creates the parts of a group, whose ranks are places in it; returns this rank's own, or None."""
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        members = groups.get_process_group_ranks(parent_pg or groups.GroupMember.WORLD)
+        own = None
+        for places in split_ranks:
+            ranks = sorted(members[place] for place in places)
+            made = groups.new_group(ranks, timeout=timeout, group_desc=group_desc)
+            own = made if role.rank in ranks else own
+        return own
+
+    groups.init_process_group, groups._new_group_with_tag, groups.split_group = init, new_group, split_group
     distributed: Any = torch.distributed
     # A mesh creates the group where the job has not.
     for module in (distributed, distributed.device_mesh):
-        module.init_process_group = init
+        module.init_process_group, module.split_group = init, split_group

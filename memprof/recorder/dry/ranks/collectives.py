@@ -1,10 +1,12 @@
-"""Collectives that return one of their arguments, where torch's shape functions may return a new tensor."""
+"""Collectives as operators: those that return one of their arguments, and the process groups that they use."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _FUNCTIONAL: Any = torch.ops._c10d_functional
 _FIRST = ("wait_tensor", "all_reduce_", "broadcast_", "all_reduce_coalesced_")
@@ -31,3 +33,54 @@ def returned_argument(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _RETURNS_FIRST:
         return args[0]
     return kwargs["out"] if func in _RETURNS_OUT else None
+
+
+#: Names of the parameters for a process group: an object, or its name.
+_GROUPS = ("process_group", "group_name")
+
+
+@cache
+def place_of_group(func: Any) -> int:
+    """Returns the place of the process group among a collective's arguments; -1 for all other operators.
+
+    Sends and receives are not collectives.
+
+    Args:
+        func: The operator.
+    """
+    space, _, name = str(func.name()).partition("::") if hasattr(func, "name") else ("", "", "")
+    if space not in ("c10d", "_c10d_functional") or name.startswith(("send", "recv")):
+        return -1
+    names = [one.name for one in func._schema.arguments]
+    return next((names.index(one) for one in _GROUPS if one in names), -1)
+
+
+def connects_all(func: Any) -> bool:
+    """Whether a collective sends from each rank to each other one.
+
+    Args:
+        func: A collective.
+    """
+    return "alltoall" in str(func).replace("_", "")
+
+
+def device_group(func: Any, args: Any) -> Any:
+    """Returns the process group of a collective on the virtual device; None for others.
+
+    Args:
+        func: A collective.
+        args: Its arguments.
+    """
+    place = place_of_group(func)
+    is_barrier = func is torch.ops.c10d.barrier.default  # NCCL's runs on the device
+    if place >= len(args) or not (is_barrier or any(map(_is_on_device, args))):
+        return None
+    group: Any = args[place]
+    groups: Any = torch.distributed.distributed_c10d
+    return groups._resolve_process_group(group) if isinstance(group, str) else groups.ProcessGroup.unbox(group)
+
+
+def _is_on_device(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_on_device, value))
+    return isinstance(value, FakeTensor) and value.fake_device.type == "cuda"

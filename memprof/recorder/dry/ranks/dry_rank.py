@@ -6,24 +6,29 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
-from memprof.recorder.dry.ranks.replicas import dry_replicas
+from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.ranks.sharding import (
     leave_out_random_states,
     leave_out_shape_propagation,
     show_local_devices,
 )
+from memprof.recorder.dry.ranks.spawning import run_own_rank
 
 
 class DryRank:
-    """This process as a rank of its job."""
+    """This process as a rank of its job.
+
+    Attributes:
+        role: What it has done so far.
+    """
 
     def __init__(
         self,
@@ -41,8 +46,8 @@ class DryRank:
             count_left_out: Called for each action that is left out.
             is_given: Whether the parent starts each rank, with its number in the environment.
         """
-        self._role = Role()
-        self._messages = Messages(spool, self._role, refuse)
+        self.role = Role()
+        self._messages = Messages(spool, self.role, refuse)
         self._refuse = refuse
         self._count_left_out = count_left_out
         self._is_given = is_given
@@ -54,13 +59,12 @@ class DryRank:
             return
         from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
 
-        dry_replicas(self._refuse)
-        Objects(self._messages, self._role).install()
-        allow_missing_ranks(self._role, self._join)
-
-    def note_operator(self, func: Any, result: Any) -> None:
-        """Adds an operator to the digest by which ranks are compared."""
-        self._role.note_operator(func, result)
+        dry_replicas()
+        end_joins_at_once()
+        Objects(self._messages, self.role).install()
+        allow_missing_ranks(self.role, self._join)
+        if self._is_given:
+            run_own_rank(self._refuse)
 
     def write_role(self, spool: Path) -> None:
         """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.
@@ -68,15 +72,15 @@ class DryRank:
         Raises:
             OSError: It cannot be written.
         """
-        if self._role.world_size and os.getpid() == self._pid:
-            self._role.write(spool)
+        if self.role.world_size and os.getpid() == self._pid:
+            self.role.write(spool)
 
     def _join(self) -> None:
         """Replaces what only distributed jobs use, once the job has created its process group."""
         if self._is_given and multiprocessing.parent_process() is not None:
             self._refuse(
-                "--ranks starts the ranks as torchrun does, but the job starts its own (torch.multiprocessing.spawn): "
-                "leave out --ranks to dry-run all of them."
+                "--ranks starts the ranks as torchrun does, but the job starts its own processes (not with "
+                "torch.multiprocessing.spawn): leave out --ranks to dry-run all of them."
             )
         leave_out_checkpoints(self._count_left_out)
         leave_out_shape_propagation()

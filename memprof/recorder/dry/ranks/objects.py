@@ -18,6 +18,7 @@ import torch.distributed as _distributed
 from memprof.recorder.dry.known import known, note
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.role import Role
+from memprof.recorder.dry.ranks.works import COLLECTIVES, Sent, returning_work
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed
@@ -39,7 +40,7 @@ class Objects:
         """
         self._messages = messages
         self._role = role
-        self._is_inside = False
+        self._is_inside = self._is_batch = False
 
     def install(self) -> None:
         """Replaces the functions of torch.distributed."""
@@ -56,6 +57,9 @@ class Objects:
         for name in ("isend", "irecv", "recv"):  # send calls isend
             self._put(name, self._with_values(getattr(dist, name)))
         self._put("batch_isend_irecv", self._batched(dist.batch_isend_irecv))
+        for name in COLLECTIVES:
+            if hasattr(dist, name):  # torch 2.13 renamed two
+                self._put(name, returning_work(getattr(dist, name)))
 
     @staticmethod
     def _put(name: str, function: Any) -> None:
@@ -161,9 +165,11 @@ class Objects:
             tensor, group = given["tensor"], given.get("group")
             other = _rank(group, peer, place)
             self._role.note_peer(other)
+            if tensor.is_cuda:
+                self._role.note_transfer(other, group, is_batched=self._is_batch)
             if "dst" in form.parameters:
                 self._send_values(tensor, other, group)
-                return _Sent(tensor) if isinstance(done, dist.Work) else done
+                return Sent(tensor) if isinstance(done, dist.Work) else done
             if original.__name__ == "recv":
                 self._receive_values(tensor, other, group)
             return done
@@ -173,7 +179,11 @@ class Objects:
     def _batched(self, original: Any) -> Any:
         @wraps(original)
         def batch(p2p_op_list: Sequence[Any]) -> Any:
-            done = original(p2p_op_list)
+            self._is_batch = True
+            try:
+                done = original(p2p_op_list)
+            finally:
+                self._is_batch = False
             for one in p2p_op_list:
                 if one.op is dist.irecv:
                     self._receive_values(one.tensor, one.peer, one.group)
@@ -194,29 +204,6 @@ class Objects:
         if found is not None:
             with torch._C._DisableTorchDispatch():
                 note(tensor, torch.tensor(found, dtype=tensor.dtype))
-
-
-class _Sent(dist.Work):  # type: ignore[misc]  # a class of C++'s
-    """A tensor being sent. It stays in memory as long as the job keeps this, with NCCL until the job waits for it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """Keeps the tensor."""
-        super().__init__()
-        self._tensor: torch.Tensor | None = tensor
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Returns True without waiting."""
-        if self._tensor is not None and self._tensor.is_cuda:
-            self._tensor = None
-        return True
-
-    def is_completed(self) -> bool:
-        """Returns True."""
-        return True
-
-    def is_success(self) -> bool:
-        """Returns True."""
-        return True
 
 
 def _replacing(original: Any, function: Callable[..., Any]) -> Any:

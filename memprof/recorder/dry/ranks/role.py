@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.ranks.collectives import connects_all, device_group
 from memprof.trace.files.rank_roles import RankRole
 
 #: Results up to this size are not compared: one rank may log a loss.
@@ -32,6 +34,8 @@ class Role:
         self._groups: dict[tuple[int, ...], None] = {}
         self._peers: set[int] = set()
         self._digest = 0
+        #: Peers of each NCCL communicator, by its key: none for those that only run collectives among all members.
+        self._communicators: dict[str, set[int]] = {}
 
     def join(self, rank: int, world_size: int) -> None:
         """Notes that the job created its process group."""
@@ -51,6 +55,36 @@ class Role:
         if size > _LEAST_BYTES:
             self._digest = zlib.crc32(f"{func} {size}".encode(), self._digest)
 
+    def note_collective(self, func: Any, args: Any) -> None:
+        """Notes the communicator of a collective on the device; an all-to-all connects each rank to all others.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+        """
+        group = device_group(func, args)
+        if group is not None and group.size() > 1:
+            peers = torch.distributed.get_process_group_ranks(group) if connects_all(func) else ()
+            self._communicate(group.group_name, peers)
+
+    def note_transfer(self, rank: int, group: Any, *, is_batched: bool) -> None:
+        """Notes the communicator of a tensor on the device that is sent or received.
+
+        torch creates one for each pair of ranks, and uses the group's for transfers in a batch.
+
+        Args:
+            rank: The other rank.
+            group: The process group; None for that of all ranks.
+            is_batched: Whether it is part of a batch.
+        """
+        groups: Any = torch.distributed.distributed_c10d
+        name = (group or groups.GroupMember.WORLD).group_name
+        self._communicate(name if is_batched else f"{name} {rank}", (rank,))
+
+    def _communicate(self, key: str, peers: Sequence[int]) -> None:
+        known = self._communicators.setdefault(key, set())
+        known.update(peer for peer in peers if peer != self.rank)
+
     def write(self, spool: Path) -> None:
         """Writes the role into the spool folder, for the parent.
 
@@ -58,7 +92,20 @@ class Role:
             OSError: It cannot be written.
         """
         groups = [list(group) for group in self._groups]
-        RankRole(self.rank, self.world_size, groups, sorted(self._peers), self._digest).write(spool)
+        RankRole(
+            self.rank, self.world_size, groups, sorted(self._peers), self._digest, self._count_communicators()
+        ).write(spool)
+
+    def _count_communicators(self) -> dict[str, int]:
+        """Returns the values of a `Communicators`."""
+        on_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)) or 1
+        node = self.rank // on_node
+        connected = [[peer // on_node == node for peer in peers] for peers in self._communicators.values()]
+        return {
+            "count": len(connected),
+            "near_peers": sum(map(sum, connected)),
+            "sending_far": sum(not all(peers) for peers in connected),
+        }
 
 
 def _size(result: Any) -> int:

@@ -1,0 +1,109 @@
+"""Works and futures that collectives return in a dry run, where nothing is sent and all is complete at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as _distributed
+
+#: torch.distributed, whose names below are not all exported for type checkers.
+dist: Any = _distributed
+#: Collectives whose first argument receives the result.
+COLLECTIVES = (
+    *("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single"),
+)
+
+
+class Work(dist.Work):  # type: ignore[misc]  # a class of C++'s
+    """A collective, or a tensor being sent. Its tensors stay in memory as long as the job keeps this."""
+
+    def __init__(self, tensors: Any) -> None:
+        """Keeps the tensors.
+
+        Args:
+            tensors: What is sent, or what receives the collective's result: a tensor or a list of tensors.
+        """
+        super().__init__()
+        self._tensors = tensors if isinstance(tensors, list) else [tensors]
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns True without waiting."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Returns True."""
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors."""
+        return self._tensors
+
+    def get_future(self) -> Done:
+        """Returns a future of the tensors."""
+        return Done(self._tensors)
+
+
+class Sent(Work):
+    """A tensor being sent. With NCCL it stays in memory until the job waits for it."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns True without waiting."""
+        if self._tensors and self._tensors[0].is_cuda:
+            self._tensors = []
+        return True
+
+
+class Done(torch.futures.Future[Any]):
+    """A future that has its value: torch's own would look for the device memory of tensors, which have none here."""
+
+    def __init__(self, value: Any) -> None:
+        """Keeps the value."""
+        super().__init__()
+        self._value = value
+
+    def done(self) -> bool:
+        """Returns True."""
+        return True
+
+    def wait(self) -> Any:
+        """Returns the value."""
+        return self._value
+
+    def value(self) -> Any:
+        """Returns the value."""
+        return self._value
+
+    def then(self, callback: Callable[..., Any]) -> Done:
+        """Calls a function with this future at once; returns a future of what it returned."""
+        return Done(callback(self))
+
+    def add_done_callback(self, callback: Callable[..., Any]) -> None:
+        """Calls a function with this future at once."""
+        callback(self)
+
+
+def returning_work(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a collective whose work has a future with the result, which the works of absent ranks lack.
+
+    Args:
+        original: A function of torch.distributed, whose first argument receives the result.
+    """
+    name = next(iter(inspect.signature(original).parameters))
+
+    @wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        done = original(*args, **kwargs)
+        if not isinstance(done, dist.Work) or isinstance(done, Work):
+            return done
+        return Work(args[0] if args else kwargs[name])
+
+    return collective
