@@ -43,6 +43,12 @@ RECIPES = {
     ),
     "snapshot.memprof": "memprof import gpu.pickle -o snapshot.memprof",
     "stages.memprof": "memprof record --dry-run --device rtx4090 --ranks 4 -o stages.memprof stages.py 1f1b",
+    "leak.memprof": "memprof record --steps 8 -o leak.memprof tests/pictures/leaking_job.py",
+    "unet.memprof": "memprof record -o unet.memprof tests/zoo/unet.py",
+    "experts.memprof": "memprof record -o experts.memprof tests/zoo/mixture_of_experts.py",
+    "agent.memprof": "memprof record -o agent.memprof tests/zoo/actor_critic.py",
+    "denoiser.memprof": "memprof record --dry-run -o denoiser.memprof tests/benchmarks/jobs/compiled.py diffusion",
+    "lora.memprof": "memprof record --dry-run --device rtx4090 -o lora.memprof tests/pictures/lora_job.py",
     "trace.json.gz": "python profiled.py",
 }
 
@@ -54,6 +60,8 @@ SAME_AS = {
     "main.memprof": "run.memprof",
     "baseline.memprof": "run.memprof",
     "train.*.memprof": "train.1.memprof",
+    "eight.memprof": "stages.memprof",
+    "oom.memprof": "big.memprof",
 }
 
 _PROFILED = """\
@@ -193,5 +201,6 @@ def _furnish(folder: Path) -> None:
     (folder / "package").mkdir()
     shutil.copy(job, folder / "package" / "train.py")
     (folder / "profiled.py").write_text(_PROFILED, encoding="utf-8")
-    (folder / "sample_traces").symlink_to(ROOT / "sample_traces")
+    for name in ("sample_traces", "tests"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / "lengths.txt").write_text("64\n128\n512, 96\n", encoding="utf-8")

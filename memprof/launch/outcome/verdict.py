@@ -16,10 +16,12 @@ from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.budget import BudgetVerdict
+    from memprof.analysis.out_of_memory.post_mortem import PostMortem
     from memprof.analysis.report.moments import Moment
     from memprof.policies.plan.plan import Plan
     from memprof.trace.files.pack import PackResult
     from memprof.trace.manifest import Capture
+    from memprof.trace.store import Trace
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         target: The job, as the user named it.
     """
     from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.light_run import describe_highest
     from memprof.analysis.report.steps_in_words import describe_steps
@@ -112,7 +115,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
-    fit = dry_fit(trace)
+    failure = examine(trace)
+    fit = dry_fit(trace) if failure is None or failure.is_caught else None
     compiled = [f"{note}." for note in trace.manifest.notes if is_dry and note.startswith(COMPILED)]
     made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
@@ -134,7 +138,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
     is_empty = bool(unused) or not (has_operators or followed)
     verdict = Verdict(" ".join(filter(None, sentences)), command, is_empty=is_empty)
-    return _with_post_mortem(verdict, trace)
+    return verdict if failure is None else _with_post_mortem(verdict, trace, failure)
 
 
 def _describe_part(path: Path) -> str:
@@ -145,17 +149,11 @@ def _describe_part(path: Path) -> str:
     return f"It is one part of {stem}.memprof, which opens as a whole once all other parts are in the same folder."
 
 
-def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
-    """Adds why memory ran out, if it did, and what to do about it."""
+def _with_post_mortem(verdict: Verdict, trace: Trace, found: PostMortem) -> Verdict:
+    """Adds why memory ran out, and what to do about it."""
     from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
-    from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.report.light_run import is_light
-    from memprof.trace.store import Trace
 
-    assert isinstance(trace, Trace)
-    found = examine(trace)
-    if found is None:
-        return verdict
     explained = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
     if found.is_caught or is_light(trace):
         return explained

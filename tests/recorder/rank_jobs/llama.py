@@ -1,4 +1,4 @@
-"""A Llama 3 of 8 billion parameters, on one device in autocast or on several with fully_shard: ``[--checkpoint]``."""
+"""A Llama 3 of 8 billion parameters, on one device, or on several with fully_shard: ``[--checkpoint] [--offload]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn import functional
 
 LAYERS, WIDTH, HEADS, GROUPS, INNER, WORDS, LENGTH = 32, 4096, 32, 8, 14336, 128256, 8192
@@ -75,10 +75,11 @@ if "--checkpoint" in sys.argv:
     apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
 if is_distributed:
     mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    place = CPUOffloadPolicy() if "--offload" in sys.argv else OffloadPolicy()
     for layer in model.layers:
-        fully_shard(layer, mp_policy=mixed)
-    fully_shard(model, mp_policy=mixed)
-    model.to_empty(device="cuda")
+        fully_shard(layer, mp_policy=mixed, offload_policy=place)
+    fully_shard(model, mp_policy=mixed, offload_policy=place)
+    model.to_empty(device="cpu" if "--offload" in sys.argv else "cuda")
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 for _ in range(4):
     ids = torch.randint(WORDS, (1, LENGTH + 1), device="cuda")
