@@ -50,6 +50,11 @@ class ModuleRegistry:
         """Returns the number of a module seen before, -1 for others."""
         return -1 if module is None or self._is_new(module) else self._numbers[id(module)][1]
 
+    def at(self, address: int) -> int:
+        """Returns the number of the live module at an address, -1 if none is known there."""
+        known = self._numbers.get(address)
+        return -1 if known is None or known[0]() is None else known[1]
+
     def scan(self) -> None:
         """Numbers every live module: first additions to known models, then new models."""
         self._walk_roots()

@@ -19,6 +19,7 @@ from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
+from memprof.recorder.dry.compiling.provenance import Provenance
 from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _SETTINGS: dict[str, Any] = {
 #: Precedes the names of fused kernels among those of operators.
 _NAMESPACE = "inductor"
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
+#: Operator that the allocation of a buffer is recorded as.
+_EMPTY = torch.ops.aten.empty_strided.default
 
 
 class CompiledRegions:
@@ -67,6 +70,8 @@ class CompiledRegions:
         self._operators: OperatorMode | None = None
         self._sources: MemorySources | None = None
         self._kernels: dict[str, OperatorTraits] = {}
+        self._allocation: OperatorTraits | None = None
+        self._provenance = Provenance()
         self._graphs = 0
         self._eager: Counter[str] = Counter()
         self._is_ready: bool | None = None
@@ -74,6 +79,7 @@ class CompiledRegions:
     def adopt(self, operators: OperatorMode, sources: MemorySources) -> None:
         """Sets the recorder's components, once it records."""
         self._operators, self._sources = operators, sources
+        self._provenance.adopt(operators.rows)
 
     def notes(self) -> list[str]:
         """Returns notes on the graphs that were compiled, and on those that were not."""
@@ -118,6 +124,7 @@ class CompiledRegions:
             replace_generated_calls(self._run_fake, self._born, self._ran)
         except AttributeError:
             return False
+        self._provenance.observe()
         folder = tempfile.mkdtemp(prefix="torchinductor_memprof_")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[_CACHE] = folder
@@ -187,22 +194,37 @@ class CompiledRegions:
             made: torch.Tensor = function(*args, **kwargs)
         return made
 
-    def _born(self, tensor: torch.Tensor) -> None:
-        sources = self._sources
-        if sources is not None and sources.is_open and sources.on_output is not None:
+    def _born(self, tensor: torch.Tensor, frame: FrameType) -> None:
+        operators, sources = self._recording(), self._sources
+        if operators is not None:
+            if self._allocation is None:
+                self._allocation = OperatorTraits(_EMPTY, operators.intern(str(_EMPTY)))
+            self._add_row(operators, self._allocation, (), tensor, frame)
+        elif sources is not None and sources.is_open and sources.on_output is not None:
             sources.on_output(tensor, clock_ns())
 
     def _ran(self, kernel: Kernel, arguments: Sequence[Any], frame: FrameType) -> None:
-        operators, now_ns = self._operators, clock_ns()
-        if operators is None or not operators.is_on or not operators.is_here():
+        operators = self._recording()
+        if operators is None:
             return
         traits = self._kernels.get(kernel.name)
         if traits is None:
             traits = OperatorTraits(kernel, operators.intern(f"{_NAMESPACE}.{kernel.name}"))
             traits.mutated, traits.flags = kernel.written, FLAG_MUTATES
             self._kernels[kernel.name] = traits
+        self._add_row(operators, traits, arguments, None, frame)
+
+    def _recording(self) -> OperatorMode | None:
+        """Returns the recorder's mode while it logs the operators of this thread."""
+        operators = self._operators
+        return operators if operators is not None and operators.is_on and operators.is_here() else None
+
+    def _add_row(
+        self, operators: OperatorMode, traits: OperatorTraits, arguments: Sequence[Any], result: Any, frame: FrameType
+    ) -> None:
+        now_ns = clock_ns()
         with self._suspended():
-            operators.rows.add(traits, arguments, None, None, now_ns, now_ns, frame)
+            operators.rows.add(traits, arguments, None, result, now_ns, now_ns, frame)
 
     @contextmanager
     def _suspended(self) -> Iterator[None]:

@@ -1,0 +1,228 @@
+"""Which modules and source lines the buffers, kernels and operators of generated code come from.
+
+Inductor keeps, for every buffer that its code makes, the FX nodes that the buffer is computed by, and TorchDynamo keeps
+for every FX node the modules whose forward was running and the Python stack. Both are read when a graph has been
+lowered, and looked up by the line of generated code that is running.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from memprof.recorder.calls.operator_rows import OperatorRows
+from memprof.recorder.steps.progress import OpenCall
+
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+_TORCH = str(Path(__import__("torch").__file__).parent)
+#: Frames of torch between generated code and an operator that it calls.
+_MOST_FRAMES = 6
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a buffer is computed in the job's code.
+
+    Attributes:
+        modules: Addresses of the modules whose forward was running, innermost last.
+        frames: The Python stack inside the region as ``file:line:function``, innermost first.
+    """
+
+    modules: tuple[int, ...]
+    frames: tuple[str, ...]
+
+
+@dataclass
+class Region:
+    """What the forward and the backward of one region have in common.
+
+    Attributes:
+        module: Number of the module that was running when the region was last called; -1 outside any.
+        stack: Number of the stack that called it.
+    """
+
+    module: int = -1
+    stack: int = -1
+
+
+@dataclass
+class GeneratedFile:
+    """One file of generated code.
+
+    Attributes:
+        region: The region it belongs to.
+        lines: Its lines.
+        origins: Origin of each buffer by name.
+        found: Origins by line number and the positions of the arguments that a kernel writes to.
+    """
+
+    region: Region
+    lines: list[str]
+    origins: Mapping[str, Origin]
+    found: dict[tuple[int, frozenset[int]], Origin | None] = field(default_factory=dict)
+
+    def at(self, line: int, written: frozenset[int]) -> Origin | None:
+        """Returns the origin of what a line makes.
+
+        Args:
+            line: Its number, from 1.
+            written: Positions of the arguments that a fused kernel writes to; empty for anything else.
+
+        Returns:
+            The modules common to all buffers that the line makes, and the stack of the last; None if it is unknown.
+        """
+        key = line, written
+        if key not in self.found:
+            names = made_by(self.lines[line - 1], written) if line <= len(self.lines) else []
+            self.found[key] = _common([self.origins[name] for name in names if name in self.origins])
+        return self.found[key]
+
+
+class Provenance:
+    """Finds the module and the stack of what generated code allocates and runs."""
+
+    def __init__(self) -> None:
+        """Knows no generated code yet."""
+        self.unknown = 0
+        self._files: dict[str, GeneratedFile] = {}
+        self._regions: dict[Any, Region] = {}
+        self._rows: OperatorRows | None = None
+
+    def observe(self) -> bool:
+        """Reads every graph that inductor lowers from now on; returns whether this torch supports it."""
+        from torch._inductor import graph
+
+        lowering: Any = graph.GraphLowering
+        original = getattr(lowering, "compile_to_module", None)
+        if original is None:
+            return False
+
+        @wraps(original)
+        def compile_to_module(this: Any, *args: Any, **kwargs: Any) -> Any:
+            module = original(this, *args, **kwargs)
+            self._add(module, this)
+            return module
+
+        lowering.compile_to_module = compile_to_module
+        return True
+
+    def adopt(self, rows: OperatorRows) -> None:
+        """Supplies the rows of a recording with modules and stacks."""
+        self._rows = rows
+        rows.find_place = self._place
+
+    def _add(self, module: Any, graph: Any) -> None:
+        path, buffers = getattr(module, "__file__", None), getattr(graph, "name_to_buffer", None)
+        if path is None or buffers is None:
+            self.unknown += 1
+            return
+        region = self._regions.setdefault(getattr(graph, "graph_id", None), Region())
+        self._files[path] = GeneratedFile(region, Path(path).read_text("utf-8").splitlines(), _origins(graph, buffers))
+
+    def _place(
+        self, frame: FrameType | None, written: frozenset[int], call: OpenCall | None, *, is_backward: bool
+    ) -> tuple[int, int] | None:
+        """Returns the module and the stack of an operator; None if no generated code has called it."""
+        rows = self._rows
+        for _ in range(_MOST_FRAMES):
+            if frame is None or frame.f_code.co_filename in self._files:
+                break
+            frame = frame.f_back
+        file = None if frame is None else self._files.get(frame.f_code.co_filename)
+        if rows is None or frame is None or file is None:
+            return None
+        region = file.region
+        line = frame.f_lineno
+        if not is_backward:
+            while frame.f_back is not None and (
+                frame.f_code.co_filename in self._files or frame.f_code.co_filename.startswith(_TORCH)
+            ):
+                frame = frame.f_back
+            region.module = -1 if call is None else call.module
+            region.stack = rows.stacks.outside(frame, -1 if call is None else call.stack)
+        origin = file.at(line, written)
+        if origin is None:
+            return region.module, -1
+        numbers = (rows.registry.at(address) for address in reversed(origin.modules))
+        module = next((number for number in numbers if number >= 0), region.module)
+        return module, rows.stacks.inside(origin.frames, region.stack)
+
+
+def made_by(line: str, written: frozenset[int]) -> list[str]:
+    """Returns the names of the buffers that a line of generated code makes or changes.
+
+    Args:
+        line: One statement or several.
+        written: Positions of the arguments that a fused kernel writes to; empty for anything else.
+    """
+    try:
+        (statement, *_) = ast.parse(line.strip()).body or [None]
+    except SyntaxError:
+        return []
+    if isinstance(statement, ast.Assign):
+        return [name for target in statement.targets for name in _names(target)]
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return []
+    call = statement.value
+    if written:
+        return [name for place, value in enumerate(call.args) if place in written for name in _names(value)[:1]]
+    outputs = [keyword.value for keyword in call.keywords if keyword.arg == "out"] or call.args[:1]
+    return [name for value in outputs for name in _names(value)]
+
+
+def _names(expression: ast.expr) -> list[str]:
+    """Returns the variables in an expression, without the functions it calls."""
+    called = {id(node.func) for node in ast.walk(expression) if isinstance(node, ast.Call)}
+    return [node.id for node in ast.walk(expression) if isinstance(node, ast.Name) and id(node) not in called]
+
+
+def _origins(graph: Any, buffers: Mapping[str, Any]) -> dict[str, Origin]:
+    """Returns the origin of each buffer of a lowered graph that has one."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    found = {}
+    for name, buffer in buffers.items():
+        for node in _candidates(buffer, order):
+            origin = _origin(node)
+            if origin is not None:
+                found[name] = origin
+                break
+    return found
+
+
+def _candidates(buffer: Any, order: Mapping[Any, int]) -> Iterator[Any]:
+    """Yields the FX nodes that compute a buffer: first the one whose value it holds, then the latest."""
+    own = getattr(buffer, "origin_node", None)
+    if own is not None:
+        yield own
+    yield from sorted(getattr(buffer, "origins", ()), key=lambda node: order.get(node, -1), reverse=True)
+
+
+def _origin(node: Any) -> Origin | None:
+    """Returns the origin of an FX node; None where the compiler made it, as a constant."""
+    meta = node.meta
+    trace = meta.get("stack_trace")
+    if not trace:
+        return None
+    modules = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    # A key is the module's address, followed by @ and a number from its second call on.
+    addresses = [str(key).partition("@")[0] for key in modules]
+    frames = [f"{file}:{line}:{function}" for file, line, function in reversed(_FRAME.findall(trace))]
+    return Origin(tuple(int(address) for address in addresses if address.isdigit()), tuple(frames))
+
+
+def _common(origins: list[Origin]) -> Origin | None:
+    """Returns the modules that all origins share, and the stack of the last; None without origins."""
+    if not origins:
+        return None
+    shared = 0
+    for level in zip(*(origin.modules for origin in origins), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared += 1
+    return Origin(origins[-1].modules[:shared], origins[-1].frames)
