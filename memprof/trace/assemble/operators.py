@@ -11,7 +11,6 @@ from memprof.trace.assemble.devices.kernels import has_kernels, on_device, strea
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.phases import operator_phases
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.assemble.regions import region_ends
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
 from memprof.trace.files.spool import (
     FLAG_CALL_RECOMPUTE,
@@ -87,9 +86,6 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     is_recompute = (flags & FLAG_RECOMPUTE) != 0
     names = texts.look_up(recording.names, raw["name"]).astype(np.object_)
     forward = links.forward_of(raw["sequence"], raw["node_sequence"], names, (flags & FLAG_MUTATES) != 0)
-    ends = region_ends(raw)
-    in_region = (forward != NONE) & (ends[forward] != NONE)
-    forward[in_region] = ends[forward[in_region]]
     # Backward belongs where its forward ran: the same module and line of user code.
     module, stack = raw["module"].copy(), stack_rows[raw["stack"]]
     linked = forward != NONE

@@ -21,17 +21,15 @@ from memprof.trace.assemble.memory.storages import memory_samples, memory_tables
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
-from memprof.trace.assemble.regions import region_ends, saved_in_regions
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.source.own_casts import find_own_casts
 from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.assemble.steps import step_table
-from memprof.trace.files.spool import DRY_RUN, Spool
+from memprof.trace.files.spool import DRY_RUN, FLAG_IN_REGION, Spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
-    NONE,
     AllocatorEvents,
     DeviceMemory,
     Holders,
@@ -138,10 +136,7 @@ def _tables(
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
     steps = with_roofline(steps, ops) if is_dry else steps
-    ends = recording.spread(recording.rows_of(region_ends(recording.raw)), NONE)
-    saved = saved_in_regions(
-        saved_for_backward(memory.uses, memory.storages, ops), memory.uses, memory.storages, ops, ends
-    )
+    is_inside = recording.spread((recording.raw["flags"] & FLAG_IN_REGION) != 0, fill=False)
     failures, stacks = failure_table(recording, ops, stacks, exit_record)
     held = held_by_variables(ops, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
@@ -152,7 +147,7 @@ def _tables(
         Ops: ops,
         Storages: kept_for_backward(memory.storages.replace(held_op_id=held), failures, ops),
         Uses: memory.uses,
-        Saved: saved,
+        Saved: saved_for_backward(memory.uses, memory.storages, ops, is_inside),
         Memory: memory_samples(recording, memory.counter),
         AllocatorEvents: allocator_events(recording),
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),

@@ -82,7 +82,7 @@ def saved(
     )
     storages = Storages.of(storage_id=np.arange(len(created)), created_op_id=created)
     table = Uses.of(op_id=[u[0] for u in uses], storage_id=[u[1] for u in uses], role=[u[2] for u in uses])
-    found = saved_for_backward(table, storages, ops)
+    found = saved_for_backward(table, storages, ops, np.array([op.get("inside", False) for op in operators]))
     assert isinstance(found, Saved)
     columns = (found.storage_id, found.forward_op_id, found.module_id, found.released_op_id)
     return list(zip(*(column.tolist() for column in columns), strict=True))
