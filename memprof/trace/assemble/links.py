@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.regions import makers_in_regions
+from memprof.trace.assemble.compiled_saves import makers_in_regions
 from memprof.trace.files.spool import OTHER_THREAD
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
 

@@ -17,7 +17,7 @@ def makers_in_regions(
     Args:
         maker: Forward operator of each use's node; the first operator of a region. Shape (uses,).
         created: Operator that created the storage, NONE when older.
-        use_op: Operator of each use, ascending.
+        use_op: Operator of each use.
         use_storage: Its storage.
         is_inside: Operators that compiled code ran. Shape (ops,).
         is_backward: Operators of backward.
@@ -33,6 +33,7 @@ def makers_in_regions(
     is_own = is_read & (created != NONE) & (region[created] == maker)
     count = int(use_storage.max()) + 1
     readers = np.flatnonzero(region[use_op] != NONE)
+    readers = readers[np.argsort(use_op[readers], kind="stable")]
     known, first = np.unique(region[use_op[readers]] * count + use_storage[readers], return_index=True)
     wanted = maker * count + use_storage
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
