@@ -75,8 +75,9 @@ class OperatorRows:
     Attributes:
         on_output: Called with every output tensor and the time, if the event source needs it; else None.
         span: Returns the address of a tensor's memory and the tensor's own bytes.
-        find_place: Returns the module and the stack of an operator that compiled code called, from the calling frame,
-            the positions of the arguments it writes to, and the open module call; None for other operators.
+        find_place: Returns the module and the stack of an operator that compiled code called, None for others. Called
+            with the calling frame, the positions of the arguments it writes to, the open module call, and the number
+            of the autograd node that is being made or run.
         stacks: Numbers Python stacks.
         registry: Numbers modules.
     """
@@ -179,7 +180,8 @@ class OperatorRows:
             node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
             flags |= recomputes
         if self.find_place is not None:
-            place = self.find_place(frame, operator.mutated, call, is_backward=node is not None)
+            number = sequence - 1 if node is None else node_sequence
+            place = self.find_place(frame, operator.mutated, call, number, is_backward=node is not None)
             if place is not None:
                 module, stack = place
                 flags |= FLAG_IN_REGION

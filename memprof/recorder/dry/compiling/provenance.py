@@ -14,15 +14,49 @@ from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.steps.progress import OpenCall
 
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-_TORCH = str(Path(__import__("torch").__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_SELF = "L['self']"
+_ITEM = re.compile(r"""(?:\._modules)?\[['"]?(\w+)['"]?\]""")
 #: Frames of torch between generated code and an operator that it calls.
 _MOST_FRAMES = 6
+#: Calls of regions whose backward may still run.
+_MOST_CALLS = 4096
+
+
+class Place(NamedTuple):
+    """A module that was running when a region was compiled; a module of an equal model may run the region as well.
+
+    Attributes:
+        address: Its address.
+        path: Its name below the module whose forward was compiled; "" if unknown.
+        kind: Name of its type.
+    """
+
+    address: int
+    path: str
+    kind: str
+
+
+class RegionCall(NamedTuple):
+    """One call of a region.
+
+    Attributes:
+        module: Number of the innermost module that was running; -1 outside any.
+        line: Number of the stack of the line that runs the region.
+        outside: Number of the stack that called the function which was compiled.
+    """
+
+    module: int
+    line: int
+    outside: int
 
 
 @dataclass(frozen=True)
@@ -30,25 +64,12 @@ class Origin:
     """Where a buffer is computed in the job's code.
 
     Attributes:
-        modules: Addresses of the modules whose forward was running, innermost last.
+        modules: The modules whose forward was running, innermost last.
         frames: The Python stack inside the region as ``file:line:function``, innermost first.
     """
 
-    modules: tuple[int, ...]
+    modules: tuple[Place, ...]
     frames: tuple[str, ...]
-
-
-@dataclass
-class Region:
-    """What the forward and the backward of one region have in common.
-
-    Attributes:
-        module: Number of the module that was running when the region was last called; -1 outside any.
-        stack: Number of the stack that called it.
-    """
-
-    module: int = -1
-    stack: int = -1
 
 
 @dataclass
@@ -56,13 +77,11 @@ class GeneratedFile:
     """One file of generated code.
 
     Attributes:
-        region: The region it belongs to.
         lines: Its lines.
         origins: Origin of each buffer by name.
         found: Origins by line number and the positions of the arguments that a kernel writes to.
     """
 
-    region: Region
     lines: list[str]
     origins: Mapping[str, Origin]
     found: dict[tuple[int, frozenset[int]], Origin | None] = field(default_factory=dict)
@@ -91,7 +110,7 @@ class Provenance:
         """Knows no generated code yet."""
         self.unknown = 0
         self._files: dict[str, GeneratedFile] = {}
-        self._regions: dict[Any, Region] = {}
+        self._calls: dict[int, RegionCall] = {}  # by number of the autograd node
         self._rows: OperatorRows | None = None
 
     def observe(self) -> bool:
@@ -122,36 +141,49 @@ class Provenance:
         if path is None or buffers is None:
             self.unknown += 1
             return
-        region = self._regions.setdefault(getattr(graph, "graph_id", None), Region())
-        self._files[path] = GeneratedFile(region, Path(path).read_text("utf-8").splitlines(), _origins(graph, buffers))
+        self._files[path] = GeneratedFile(Path(path).read_text("utf-8").splitlines(), _origins(graph, buffers))
 
     def _place(
-        self, frame: FrameType | None, written: frozenset[int], call: OpenCall | None, *, is_backward: bool
+        self,
+        frame: FrameType | None,
+        written: frozenset[int],
+        open_call: OpenCall | None,
+        node: int,
+        *,
+        is_backward: bool,
     ) -> tuple[int, int] | None:
         """Returns the module and the stack of an operator; None if no generated code has called it."""
-        rows = self._rows
         for _ in range(_MOST_FRAMES):
             if frame is None or frame.f_code.co_filename in self._files:
                 break
             frame = frame.f_back
         file = None if frame is None else self._files.get(frame.f_code.co_filename)
+        rows = self._rows
         if rows is None or frame is None or file is None:
             return None
-        region = file.region
-        line = frame.f_lineno
-        if not is_backward:
-            while frame.f_back is not None and (
-                frame.f_code.co_filename in self._files or frame.f_code.co_filename.startswith(_TORCH)
-            ):
-                frame = frame.f_back
-            region.module = -1 if call is None else call.module
-            region.stack = rows.stacks.outside(frame, -1 if call is None else call.stack)
-        origin = file.at(line, written)
-        if origin is None:
-            return region.module, -1
-        numbers = (rows.registry.at(address) for address in reversed(origin.modules))
-        module = next((number for number in numbers if number >= 0), region.module)
-        return module, rows.stacks.inside(origin.frames, region.stack)
+        call = self._calls.get(node) if is_backward else self._called(rows, frame, open_call, node)
+        origin = file.at(frame.f_lineno, written)
+        if call is None or origin is None:
+            return (-1, -1) if call is None else (call.module, call.line)
+        numbers = (
+            rows.registry.below(call.module, place.path, place.kind, place.address)
+            for place in reversed(origin.modules)
+        )
+        module = next((number for number in numbers if number >= 0), call.module)
+        return module, rows.stacks.inside(origin.frames, call.outside)
+
+    def _called(self, rows: OperatorRows, frame: FrameType, open_call: OpenCall | None, node: int) -> RegionCall:
+        """Returns the call of the region that is running in forward."""
+        while frame.f_back is not None and (
+            frame.f_code.co_filename in self._files or frame.f_code.co_filename.startswith(_TORCH)
+        ):
+            frame = frame.f_back
+        module, stack = (-1, -1) if open_call is None else (open_call.module, open_call.stack)
+        call = RegionCall(module, rows.stacks.number(frame, stack), rows.stacks.outside(frame, stack))
+        self._calls[node] = call
+        if len(self._calls) > _MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+        return call
 
 
 def made_by(line: str, written: frozenset[int]) -> list[str]:
@@ -210,10 +242,16 @@ def _origin(node: Any) -> Origin | None:
     if not trace:
         return None
     modules = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
-    # A key is the module's address, followed by @ and a number from its second call on.
-    addresses = [str(key).partition("@")[0] for key in modules]
     frames = [f"{file}:{line}:{function}" for file, line, function in reversed(_FRAME.findall(trace))]
-    return Origin(tuple(int(address) for address in addresses if address.isdigit()), tuple(frames))
+    return Origin(tuple(_modules(modules)), tuple(frames))
+
+
+def _modules(stack: Mapping[Any, tuple[str, Any]]) -> Iterator[Place]:
+    """Yields the modules of a stack of TorchDynamo's: their source and type by address."""
+    for key, (source, kind) in stack.items():
+        address = str(key).partition("@")[0]  # followed by @ and a number from the second call on
+        path = _ITEM.sub(r".\1", source.removeprefix(_SELF)).strip(".") if source.startswith(_SELF) else ""
+        yield Place(int(address) if address.isdigit() else 0, path, getattr(kind, "__name__", ""))
 
 
 def _common(origins: list[Origin]) -> Origin | None:
