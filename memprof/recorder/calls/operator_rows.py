@@ -180,11 +180,10 @@ class OperatorRows:
             node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
             flags |= recomputes
         if self.find_place is not None:
-            number = sequence - 1 if node is None else node_sequence
-            place = self.find_place(frame, operator.mutated, call, number, is_backward=node is not None)
+            made = sequence - 1 if node is None else node_sequence
+            place = self.find_place(frame, operator.mutated, call, made, is_backward=node is not None)
             if place is not None:
-                module, stack = place
-                flags |= FLAG_IN_REGION
+                (module, stack), flags = place, flags | FLAG_IN_REGION
         if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first
             flags |= FLAG_RECOMPUTE
             node_sequence, module = repeats.sequence - 1, -1

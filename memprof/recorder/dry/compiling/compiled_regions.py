@@ -72,7 +72,7 @@ class CompiledRegions:
         self._kernels: dict[str, OperatorTraits] = {}
         self._allocation: OperatorTraits | None = None
         self._provenance = Provenance()
-        self._graphs = 0
+        self._graphs = self._unplaced = 0
         self._eager: Counter[str] = Counter()
         self._is_ready: bool | None = None
 
@@ -86,6 +86,9 @@ class CompiledRegions:
         notes = []
         if self._graphs:
             notes.append(f"{COMPILED}: {_count(self._graphs, 'graph')} compiled as in a real run, up to the kernels")
+        if self._unplaced:
+            graphs = _count(self._unplaced, "graph")
+            notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
         for reason, count in self._eager.items():
             notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
         return notes
@@ -169,10 +172,12 @@ class CompiledRegions:
 
         @wraps(compile_inner)
         def compile_graph(*args: Any, **kwargs: Any) -> Any:
+            placed = self._provenance.graphs
             compiled = compile_inner(*args, **kwargs)
             self._graphs += 1
             run = getattr(compiled, "current_callable", None)
             if run is not None:
+                self._unplaced += self._provenance.graphs == placed
 
                 def run_or_refuse(inputs: Any) -> Any:
                     try:

@@ -23,7 +23,8 @@ from memprof.recorder.steps.progress import OpenCall
 
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _TORCH = str(Path(torch.__file__).parent)
-_SELF = "L['self']"
+#: Source of the module whose forward was compiled, also where TorchDynamo calls it through a function of its own.
+_SELF = re.compile(r"^L\['(?:self|fn)'\]")
 _ITEM = re.compile(r"""(?:\._modules)?\[['"]?(\w+)['"]?\]""")
 #: Frames of torch between generated code and an operator that it calls.
 _MOST_FRAMES = 6
@@ -65,7 +66,7 @@ class Origin:
 
     Attributes:
         modules: The modules whose forward was running, innermost last.
-        frames: The Python stack inside the region as ``file:line:function``, innermost first.
+        frames: The Python stack inside the region as ``file:line:function``, innermost first; empty within torch.
     """
 
     modules: tuple[Place, ...]
@@ -104,23 +105,27 @@ class GeneratedFile:
 
 
 class Provenance:
-    """Finds the module and the stack of what generated code allocates and runs."""
+    """Finds the module and the stack of what generated code allocates and runs.
+
+    Attributes:
+        graphs: Number of graphs whose code is known.
+    """
 
     def __init__(self) -> None:
         """Knows no generated code yet."""
-        self.unknown = 0
+        self.graphs = 0
         self._files: dict[str, GeneratedFile] = {}
         self._calls: dict[int, RegionCall] = {}  # by number of the autograd node
         self._rows: OperatorRows | None = None
 
-    def observe(self) -> bool:
-        """Reads every graph that inductor lowers from now on; returns whether this torch supports it."""
+    def observe(self) -> None:
+        """Reads every graph that inductor lowers from now on, if this torch supports it."""
         from torch._inductor import graph
 
         lowering: Any = graph.GraphLowering
         original = getattr(lowering, "compile_to_module", None)
         if original is None:
-            return False
+            return
 
         @wraps(original)
         def compile_to_module(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +134,6 @@ class Provenance:
             return module
 
         lowering.compile_to_module = compile_to_module
-        return True
 
     def adopt(self, rows: OperatorRows) -> None:
         """Supplies the rows of a recording with modules and stacks."""
@@ -139,8 +143,8 @@ class Provenance:
     def _add(self, module: Any, graph: Any) -> None:
         path, buffers = getattr(module, "__file__", None), getattr(graph, "name_to_buffer", None)
         if path is None or buffers is None:
-            self.unknown += 1
             return
+        self.graphs += 1
         self._files[path] = GeneratedFile(Path(path).read_text("utf-8").splitlines(), _origins(graph, buffers))
 
     def _place(
@@ -170,7 +174,7 @@ class Provenance:
             for place in reversed(origin.modules)
         )
         module = next((number for number in numbers if number >= 0), call.module)
-        return module, rows.stacks.inside(origin.frames, call.outside)
+        return module, rows.stacks.inside(origin.frames, call.outside) if origin.frames else call.line
 
     def _called(self, rows: OperatorRows, frame: FrameType, open_call: OpenCall | None, node: int) -> RegionCall:
         """Returns the call of the region that is running in forward."""
@@ -238,11 +242,11 @@ def _candidates(buffer: Any, order: Mapping[Any, int]) -> Iterator[Any]:
 def _origin(node: Any) -> Origin | None:
     """Returns the origin of an FX node; None where the compiler made it, as a constant."""
     meta = node.meta
-    trace = meta.get("stack_trace")
-    if not trace:
-        return None
     modules = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
-    frames = [f"{file}:{line}:{function}" for file, line, function in reversed(_FRAME.findall(trace))]
+    trace = _FRAME.findall(meta.get("stack_trace") or "")
+    if not modules and not trace:
+        return None
+    frames = [f"{file}:{line}:{function}" for file, line, function in reversed(trace)]
     return Origin(tuple(_modules(modules)), tuple(frames))
 
 
@@ -250,7 +254,7 @@ def _modules(stack: Mapping[Any, tuple[str, Any]]) -> Iterator[Place]:
     """Yields the modules of a stack of TorchDynamo's: their source and type by address."""
     for key, (source, kind) in stack.items():
         address = str(key).partition("@")[0]  # followed by @ and a number from the second call on
-        path = _ITEM.sub(r".\1", source.removeprefix(_SELF)).strip(".") if source.startswith(_SELF) else ""
+        path = _ITEM.sub(r".\1", _SELF.sub("", source)).strip(".") if _SELF.match(source) else ""
         yield Place(int(address) if address.isdigit() else 0, path, getattr(kind, "__name__", ""))
 
 
