@@ -76,8 +76,8 @@ class OperatorRows:
         on_output: Called with every output tensor and the time, if the event source needs it; else None.
         span: Returns the address of a tensor's memory and the tensor's own bytes.
         find_place: Returns the module and the stack of an operator that compiled code called, None for others. Called
-            with the calling frame, the positions of the arguments it writes to, the open module call, and the number
-            of the autograd node that is being made or run.
+            with the calling frame, the positions of the arguments it writes to, the open module call, and the numbers
+            of the autograd nodes made last and running.
         stacks: Numbers Python stacks.
         registry: Numbers modules.
     """
@@ -180,8 +180,7 @@ class OperatorRows:
             node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
             flags |= recomputes
         if self.find_place is not None:
-            made = sequence - 1 if node is None else node_sequence
-            place = self.find_place(frame, operator.mutated, call, made, is_backward=node is not None)
+            place = self.find_place(frame, operator.mutated, call, sequence - 1, node_sequence)
             if place is not None:
                 (module, stack), flags = place, flags | FLAG_IN_REGION
         if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first

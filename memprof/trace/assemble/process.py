@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.devices.allocator_history import segment_table
@@ -30,6 +32,7 @@ from memprof.trace.assemble.steps import step_table
 from memprof.trace.files.spool import DRY_RUN, FLAG_IN_REGION, Spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
+    NONE,
     AllocatorEvents,
     DeviceMemory,
     Holders,
@@ -138,7 +141,9 @@ def _tables(
     steps = with_roofline(steps, ops) if is_dry else steps
     is_inside = recording.spread((recording.raw["flags"] & FLAG_IN_REGION) != 0, fill=False)
     failures, stacks = failure_table(recording, ops, stacks, exit_record)
-    held = held_by_variables(ops, memory.storages, memory.uses, calls.table, stacks)
+    # Compiled code has no variables of the job's.
+    eager = ops.replace(stack_id=np.where(is_inside, NONE, ops.stack_id))
+    held = held_by_variables(eager, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
     tables: dict[type[Table], Table] = {
         Modules: modules,

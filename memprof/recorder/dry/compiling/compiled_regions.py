@@ -23,6 +23,7 @@ from memprof.recorder.dry.compiling.provenance import Provenance
 from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
 
 if TYPE_CHECKING:
+    from memprof.recorder.calls.operator_rows import OperatorRows
     from memprof.recorder.dry.mode import DryMode
     from memprof.recorder.operators import OperatorMode
     from memprof.recorder.profiler.sources import MemorySources
@@ -76,10 +77,10 @@ class CompiledRegions:
         self._eager: Counter[str] = Counter()
         self._is_ready: bool | None = None
 
-    def adopt(self, operators: OperatorMode, sources: MemorySources) -> None:
+    def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources) -> None:
         """Sets the recorder's components, once it records."""
         self._operators, self._sources = operators, sources
-        self._provenance.adopt(operators.rows)
+        self._provenance.adopt(rows)
 
     def notes(self) -> list[str]:
         """Returns notes on the graphs that were compiled, and on those that were not."""

@@ -78,11 +78,13 @@ class GeneratedFile:
     """One file of generated code.
 
     Attributes:
+        is_backward: It is the backward of a region.
         lines: Its lines.
         origins: Origin of each buffer by name.
         found: Origins by line number and the positions of the arguments that a kernel writes to.
     """
 
+    is_backward: bool
     lines: list[str]
     origins: Mapping[str, Origin]
     found: dict[tuple[int, frozenset[int]], Origin | None] = field(default_factory=dict)
@@ -145,16 +147,16 @@ class Provenance:
         if path is None or buffers is None:
             return
         self.graphs += 1
-        self._files[path] = GeneratedFile(Path(path).read_text("utf-8").splitlines(), _origins(graph, buffers))
+        lines = Path(path).read_text("utf-8").splitlines()
+        self._files[path] = GeneratedFile(bool(getattr(graph, "is_backward", False)), lines, _origins(graph, buffers))
 
     def _place(
         self,
         frame: FrameType | None,
         written: frozenset[int],
         open_call: OpenCall | None,
-        node: int,
-        *,
-        is_backward: bool,
+        made: int,
+        running: int,
     ) -> tuple[int, int] | None:
         """Returns the module and the stack of an operator; None if no generated code has called it."""
         for _ in range(_MOST_FRAMES):
@@ -165,10 +167,12 @@ class Provenance:
         rows = self._rows
         if rows is None or frame is None or file is None:
             return None
-        call = self._calls.get(node) if is_backward else self._called(rows, frame, open_call, node)
+        call = self._calls.get(running) if file.is_backward else self._called(rows, frame, open_call, made)
+        if call is None:
+            return None  # its forward was not recorded
         origin = file.at(frame.f_lineno, written)
-        if call is None or origin is None:
-            return (-1, -1) if call is None else (call.module, call.line)
+        if origin is None:
+            return call.module, call.line
         numbers = (
             rows.registry.below(call.module, place.path, place.kind, place.address)
             for place in reversed(origin.modules)
@@ -198,9 +202,10 @@ def made_by(line: str, written: frozenset[int]) -> list[str]:
         written: Positions of the arguments that a fused kernel writes to; empty for anything else.
     """
     try:
-        (statement, *_) = ast.parse(line.strip()).body or [None]
+        statements = ast.parse(line.strip()).body
     except SyntaxError:
-        return []
+        return []  # part of a longer statement
+    statement = statements[0] if statements else None
     if isinstance(statement, ast.Assign):
         return [name for target in statement.targets for name in _names(target)]
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
