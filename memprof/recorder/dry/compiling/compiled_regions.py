@@ -70,7 +70,7 @@ class CompiledRegions:
         self._is_virtual = is_virtual
         self._operators: OperatorMode | None = None
         self._sources: MemorySources | None = None
-        self._kernels: dict[str, OperatorTraits] = {}
+        self._kernels: dict[tuple[str, frozenset[int]], OperatorTraits] = {}
         self._allocation: OperatorTraits | None = None
         self._provenance = Provenance()
         self._graphs = self._unplaced = 0
@@ -213,11 +213,12 @@ class CompiledRegions:
         operators = self._recording()
         if operators is None:
             return
-        traits = self._kernels.get(kernel.name)
+        key = kernel.name, kernel.written  # kernels of two graphs may have one name
+        traits = self._kernels.get(key)
         if traits is None:
             traits = OperatorTraits(kernel, operators.intern(f"{_NAMESPACE}.{kernel.name}"))
             traits.mutated, traits.flags = kernel.written, FLAG_MUTATES
-            self._kernels[kernel.name] = traits
+            self._kernels[key] = traits
         self._add_row(operators, traits, arguments, None, frame)
 
     def _recording(self) -> OperatorMode | None:
