@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from memprof.recorder.dry.compiling.generated_code import _written
+from memprof.recorder.dry.compiling.provenance import made_by
 from tests.recorder.recorded import Ended, record, record_script
 
 _MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"
@@ -26,6 +28,33 @@ compiled = torch.compile(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(4):
     compiled(torch.randn(64, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_LAYERS = """
+import torch
+from torch import nn
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 32), nn.Linear(32, 16)
+    def forward(self, x):
+        hidden = self.one(x)
+        return self.two(hidden.exp())
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+model = Model()
+for layer in model.layers:
+    layer.compile()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.randn(64, 16)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -49,6 +78,10 @@ def test_buffers_are_those_of_the_generated_code(tmp_path: Path) -> None:
     (relu,) = np.flatnonzero([name.startswith("inductor.cpp_fused") and "relu" in name for name in step.ops.name])[:1]
     assert step.ops.mutates[relu]
     assert step.ops.written_bytes[relu] == 64 * 32 * 4
+    assert step.modules.name[step.ops.module_id[relu]] == "_orig_mod.1"
+    (kept,) = np.flatnonzero(hidden & forward)
+    assert step.modules.name[step.storages.module_id[kept]] == "_orig_mod.0"
+    assert step.modules.name[step.saved.module_id[step.saved.storage_id == kept]].tolist() == ["_orig_mod.0"]
     assert _compiled_notes(ended) == ["torch.compile: 2 graphs compiled as in a real run, up to the kernels"]
     assert _compiled_notes(ended)[0] in ended.stderr
 
@@ -81,6 +114,48 @@ def test_regions_that_cannot_be_compiled_here_run_eagerly_and_are_named(
     assert reason in note
     assert note in ended.stderr
     assert ended.peak == peak
+
+
+@pytest.mark.slow
+def test_layers_that_share_a_graph_have_their_own_modules_and_lines(tmp_path: Path) -> None:
+    """Each layer is compiled on its own, and torch compiles one graph for both; backward runs it in reverse."""
+    ended = record_script(tmp_path, _LAYERS, "--dry-run")
+    step, lines = ended.step, _LAYERS.splitlines()
+    activations = step.storages.take(
+        (step.storages.category == "activation") & (step.storages.allocated_bytes == 64 * 32 * 4)
+    )
+    assert step.modules.name[activations.module_id].tolist() == ["layers.0.one", "layers.1.one"]
+    kernels = np.flatnonzero([name.startswith("inductor.") for name in step.ops.name] & (step.ops.phase == "forward"))
+    assert step.modules.name[step.ops.module_id[kernels]].tolist() == ["layers.0", "layers.1"]
+    for ops, line in (activations.created_op_id, "hidden = self.one(x)"), (kernels, "return self.two(hidden.exp())"):
+        stacks = step.stacks.frames[step.ops.stack_id[ops]]
+        numbers = [int(re.findall(r"job\.py:(\d+):forward", stack)[0]) for stack in stacks]
+        assert {lines[number - 1].strip() for number in numbers} == {line}
+    (products,) = np.nonzero((step.ops.name == "aten.mm.out") & (step.ops.phase == "backward"))
+    called = step.modules.name[step.ops.module_id[products]].tolist()
+    assert [name.removeprefix("layers.")[0] for name in called] == sorted((name[7] for name in called), reverse=True)
+    assert set(called) == {f"layers.{layer}.{name}" for layer in (0, 1) for name in ("one", "two")}
+    assert not [note for note in _compiled_notes(ended) if "unknown" in note]
+
+
+@pytest.mark.slow
+def test_modules_inside_are_unknown_where_inductor_keeps_no_buffers(tmp_path: Path) -> None:
+    """The region is recorded as a whole then, to the same peak, and a note says so."""
+    known = _dry_run(tmp_path)
+    peak = known.peak
+    setup = (
+        "from torch._inductor.graph import GraphLowering as Graph\n"
+        "lower = Graph.compile_to_module\n"
+        "def forget(graph):\n"
+        "    made = lower(graph)\n"
+        "    del graph.name_to_buffer\n"
+        "    return made\n"
+        "Graph.compile_to_module = forget"
+    )
+    ended = _dry_run(tmp_path, setup)
+    assert any("modules and lines inside 2 graphs are unknown with torch" in note for note in _compiled_notes(ended))
+    assert ended.peak == peak
+    assert not {"_orig_mod.0", "_orig_mod.1"} & set(ended.step.modules.name[ended.step.saved.module_id])
 
 
 @pytest.mark.slow
@@ -141,3 +216,22 @@ def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
 def test_what_a_kernel_writes_is_read_from_its_source(sources: tuple[object, ...], written: set[int]) -> None:
     """The types of its arguments in C++, the names of its parameters in Triton."""
     assert _written(sources) == written
+
+
+@pytest.mark.parametrize(
+    ("line", "written", "names"),
+    [
+        ("    buf4 = buf3; del buf3  # reuse", set(), ["buf4"]),
+        ("    extern_kernels.mm(buf1, reinterpret_tensor(buf2, (4, ), (1, ), 0), out=buf8)", set(), ["buf8"]),
+        ("    cpp_fused_add_0(buf1, reinterpret_tensor(buf2, (4, ), (1, ), 0), buf3)", {1, 2}, ["buf2", "buf3"]),
+        ("    triton_poi_0.run(buf1, buf2, 64, stream=stream0)", {1}, ["buf2"]),
+        ("    aten.index_put_(buf5, [buf6], buf7, True)", set(), ["buf5"]),
+        ("    with torch.cuda._DeviceGuard(0):", set(), []),
+        ("    del buf3", set(), []),
+        ("", set(), []),
+    ],
+    ids=["reuse", "operator", "C++", "Triton", "in place", "no statement", "del", "empty"],
+)
+def test_what_a_line_makes_is_read_from_generated_code(line: str, written: set[int], names: list[str]) -> None:
+    """Assigned names, the keyword out, what a kernel writes to, or the first argument of an in-place operator."""
+    assert made_by(line, frozenset(written)) == names

@@ -35,6 +35,8 @@ class ModuleRegistry:
         self._root_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
         self._own_bytes: dict[int, int] = {}
+        self._places: list[tuple[int, str, str]] = []  # root number, qualified name, type of each module
+        self._named: dict[tuple[int, str], int] = {}
 
     def number(self, module: torch.nn.Module) -> int:
         """Returns a module's number, finding the model it belongs to if it is new."""
@@ -49,6 +51,26 @@ class ModuleRegistry:
     def find(self, module: torch.nn.Module | None) -> int:
         """Returns the number of a module seen before, -1 for others."""
         return -1 if module is None or self._is_new(module) else self._numbers[id(module)][1]
+
+    def below(self, number: int, path: str, kind: str, address: int) -> int:
+        """Returns the number of a module inside another, -1 if none is known.
+
+        Args:
+            number: Number of the outer module; -1 for any.
+            path: The module's name below the outer one; "" if unknown.
+            kind: Name of its type.
+            address: Its address, or that of a module with the same place in an equal model.
+        """
+        known = self._numbers.get(address)
+        exact = -1 if known is None or known[0]() is None else known[1]
+        if number < 0:
+            return exact
+        root, name = self._places[number][:2]
+        prefix = f"{name}." if name else ""
+        if exact >= 0 and self._places[exact][0] == root and self._places[exact][1].startswith(prefix):
+            return exact
+        found = self._named.get((root, prefix + path), -1) if path else -1
+        return found if found >= 0 and self._places[found][2] == kind else exact
 
     def scan(self) -> None:
         """Numbers every live module: first additions to known models, then new models."""
@@ -131,6 +153,8 @@ class ModuleRegistry:
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)
         self._met += 1
+        self._places.append((root_number, name, type(module).__name__))
+        self._named[root_number, name] = number
         self._own_bytes[number] = own_bytes
         self.holders += bool(own or module._buffers)
         self._numbers[id(module)] = (weakref.ref(module), number)

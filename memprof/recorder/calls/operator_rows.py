@@ -20,6 +20,7 @@ from memprof.trace.files.spool import (
     FLAG_EVAL_MODE,
     FLAG_GRAD_ENABLED,
     FLAG_IN_CLOSURE,
+    FLAG_IN_REGION,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
     FLAG_VIEW,
@@ -74,6 +75,11 @@ class OperatorRows:
     Attributes:
         on_output: Called with every output tensor and the time, if the event source needs it; else None.
         span: Returns the address of a tensor's memory and the tensor's own bytes.
+        find_place: Returns the module and the stack of an operator that compiled code called, None for others. Called
+            with the calling frame, the positions of the arguments it writes to, the open module call, and the numbers
+            of the autograd nodes made last and running.
+        stacks: Numbers Python stacks.
+        registry: Numbers modules.
     """
 
     def __init__(
@@ -95,8 +101,8 @@ class OperatorRows:
         """
         self._log = log
         self._progress = progress
-        self._stacks = stacks
-        self._registry = registry
+        self.stacks = stacks
+        self.registry = registry
         self._after_operator = after_operator
         self._tensor_number = log.tensor_number
         self._thread = _get_ident()
@@ -104,6 +110,7 @@ class OperatorRows:
         self._stream = 0
         self.on_output: Callable[[torch.Tensor, int], None] | None = None
         self.span: Callable[[torch.Tensor], tuple[int, int]] = _span
+        self.find_place: Callable[..., tuple[int, int] | None] | None = None
 
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
         """Prepares for a run of consecutive operators, in this thread and where its backward runs.
@@ -162,8 +169,8 @@ class OperatorRows:
         call_number, module = (-1, -1) if call is None else (call.number, call.module)
         if node is None:
             node_sequence = -1
-            stack = self._stacks.number(frame, -1 if call is None else call.stack)
-            storing = self._stacks.storing[stack]
+            stack = self.stacks.number(frame, -1 if call is None else call.stack)
+            storing = self.stacks.storing[stack]
             if storing >= 0 and phase != OPTIMIZER:
                 phase = storing
             name = named_phase()
@@ -172,6 +179,10 @@ class OperatorRows:
         else:
             node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
             flags |= recomputes
+        if self.find_place is not None:
+            place = self.find_place(frame, operator.mutated, call, sequence - 1, node_sequence)
+            if place is not None:
+                (module, stack), flags = place, flags | FLAG_IN_REGION
         if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first
             flags |= FLAG_RECOMPUTE
             node_sequence, module = repeats.sequence - 1, -1
@@ -218,13 +229,13 @@ class OperatorRows:
         if node_sequence >= _ACCUMULATE:
             node_sequence = -2
             variable = getattr(node, "variable", None)
-            module = self._registry.parameter(variable)[1] if variable is not None else -1
+            module = self.registry.parameter(variable)[1] if variable is not None else -1
         elif is_elsewhere and not grad_enabled and _is_in_checkpoint(frame):
             node_sequence += OTHER_THREAD
         if not grad_enabled:
             return node_sequence, module, -1, 0
-        stack = self._stacks.number(frame, -1 if call is None else call.stack)
-        recomputes = (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack)
+        stack = self.stacks.number(frame, -1 if call is None else call.stack)
+        recomputes = (call is not None and call.is_recompute) or self.stacks.has_checkpoint(stack)
         return node_sequence, module, stack, FLAG_RECOMPUTE if recomputes else 0
 
     def _touch(

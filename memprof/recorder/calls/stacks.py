@@ -37,6 +37,7 @@ class StackTable:
         self._boundary, self._other = boundary, other or boundary
         self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that an id always names the same one
         self._numbers: dict[tuple[int, ...], int] = {}
+        self._inside: dict[tuple[tuple[str, ...], int], int] = {}
         self._has_checkpoint: list[bool] = []
         self._in_function: list[bool] = []
         self._functions = FunctionCode()
@@ -58,6 +59,27 @@ class StackTable:
         found = self._numbers.get(tuple(key))
         if found is None:
             found = self._add(tuple(key), frame, parent if len(key) % 2 else -1)
+        return found
+
+    def outside(self, frame: FrameType, parent: int) -> int:
+        """Returns the number of the stack that called `frame`, which continues as `parent` beyond the boundary."""
+        caller = frame.f_back
+        is_boundary = caller is not None and (caller.f_code is self._boundary or caller.f_code is self._other)
+        return parent if is_boundary else self.number(caller, parent)
+
+    def inside(self, frames: tuple[str, ...], parent: int) -> int:
+        """Returns the number of a stack of compiled code.
+
+        Args:
+            frames: Its frames as ``file:line:function``, innermost first.
+            parent: The stack that called the code, -1 if unknown.
+        """
+        found = self._inside.get((frames, parent))
+        if found is None:
+            found = self._inside[frames, parent] = self._log.intern("stacks", (frames, parent), [parent, list(frames)])
+            self._has_checkpoint.append(parent >= 0 and self._has_checkpoint[parent])
+            self._in_function.append(parent >= 0 and self._in_function[parent])
+            self.storing.append(self.storing[parent] if parent >= 0 else -1)
         return found
 
     def has_checkpoint(self, number: int) -> bool:

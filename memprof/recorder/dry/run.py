@@ -27,6 +27,7 @@ from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
+    from memprof.recorder.calls.operator_rows import OperatorRows
     from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
     from memprof.recorder.dry.kernel_probe import Kernels
@@ -97,7 +98,9 @@ class DryRun:
             mark_lent()
         self.rank.install()
 
-    def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
+    def adopt(
+        self, mode: OperatorMode, rows: OperatorRows, inventory: Inventory, sources: MemorySources, log: RawLog
+    ) -> None:
         """Adapts the components of a recording to fake tensors."""
         from torch._subclasses.fake_tensor import FakeTensor
 
@@ -105,7 +108,7 @@ class DryRun:
         mode.fake_type = FakeTensor
         self._sources = sources
         if self._regions is not None:
-            self._regions.adopt(mode, sources)
+            self._regions.adopt(mode, rows, sources)
         if device is None:
             mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span

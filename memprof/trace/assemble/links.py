@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.trace.assemble.compiled_saves import makers_in_regions
 from memprof.trace.files.spool import OTHER_THREAD
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
 
@@ -60,7 +61,7 @@ def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools
     return link
 
 
-def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
+def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bools) -> Saved:
     """Returns which storages were saved for backward, and by which forward operator.
 
     Derived, so that no hook is needed in the job: a storage was saved by forward operator f when an operator of
@@ -72,6 +73,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
         uses: Which operator uses which storage.
         storages: The storages.
         ops: The operators.
+        is_inside: Operators that compiled code ran. Shape (ops,).
     """
     reads = uses.role != "write"
     use_op, use_storage = uses.op_id[reads], uses.storage_id[reads]
@@ -80,6 +82,8 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
     created_op = storages.created_op_id
     maker = forward_op[use_op]
     created = created_op[use_storage]
+    if is_inside.any():
+        maker = makers_in_regions(maker, created, use_op, use_storage, is_inside, is_backward)
     by_node = (maker != NONE) & ~is_recompute[use_op] & (created <= maker)
     # A node that runs forward again detaches what that forward saves: these reads are not of what the node saved.
     is_detached = ops.name[use_op] == "aten.detach.default"

@@ -15,6 +15,7 @@ from memprof.trace.assemble.times import Partners, corrected_durations, find_par
 from memprof.trace.files.spool import (
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
+    FLAG_IN_REGION,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
     FLAG_RNG,
@@ -91,6 +92,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     repeats = np.flatnonzero(linked & is_recompute & (module == NONE))
     forward[repeats] = _first_runs(raw, repeats)
     linked &= ~is_recompute | (module == NONE)
+    linked &= ((flags & FLAG_IN_REGION) == 0) | (module == NONE)
     module[linked] = raw["module"][forward[linked]]
     unplaced = (forward != NONE) & (stack == NONE)
     stack[unplaced] = stack[forward[unplaced]]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.devices.allocator_history import segment_table
@@ -27,9 +29,10 @@ from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.assemble.steps import step_table
-from memprof.trace.files.spool import DRY_RUN, Spool
+from memprof.trace.files.spool import DRY_RUN, FLAG_IN_REGION, Spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
+    NONE,
     AllocatorEvents,
     DeviceMemory,
     Holders,
@@ -136,8 +139,11 @@ def _tables(
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
     steps = with_roofline(steps, ops) if is_dry else steps
+    is_inside = recording.spread((recording.raw["flags"] & FLAG_IN_REGION) != 0, fill=False)
     failures, stacks = failure_table(recording, ops, stacks, exit_record)
-    held = held_by_variables(ops, memory.storages, memory.uses, calls.table, stacks)
+    # Compiled code has no variables of the job's.
+    eager = ops.replace(stack_id=np.where(is_inside, NONE, ops.stack_id))
+    held = held_by_variables(eager, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
     tables: dict[type[Table], Table] = {
         Modules: modules,
@@ -146,7 +152,7 @@ def _tables(
         Ops: ops,
         Storages: kept_for_backward(memory.storages.replace(held_op_id=held), failures, ops),
         Uses: memory.uses,
-        Saved: saved_for_backward(memory.uses, memory.storages, ops),
+        Saved: saved_for_backward(memory.uses, memory.storages, ops, is_inside),
         Memory: memory_samples(recording, memory.counter),
         AllocatorEvents: allocator_events(recording),
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),

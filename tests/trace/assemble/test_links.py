@@ -82,7 +82,7 @@ def saved(
     )
     storages = Storages.of(storage_id=np.arange(len(created)), created_op_id=created)
     table = Uses.of(op_id=[u[0] for u in uses], storage_id=[u[1] for u in uses], role=[u[2] for u in uses])
-    found = saved_for_backward(table, storages, ops)
+    found = saved_for_backward(table, storages, ops, np.array([op.get("inside", False) for op in operators]))
     assert isinstance(found, Saved)
     columns = (found.storage_id, found.forward_op_id, found.module_id, found.released_op_id)
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -149,3 +149,14 @@ def test_nothing_is_saved_without_backward() -> None:
     """Inference keeps nothing."""
     assert saved([FORWARD, FORWARD], [NONE, 0], [(0, 0, "read"), (0, 1, "write"), (1, 1, "read")]) == []
     assert saved([], [], []) == []
+
+
+def test_what_a_compiled_region_saves_is_told_by_the_operator_that_made_it() -> None:
+    """One node for two operators and another for a third; the older input belongs to its first reader in each."""
+    inside = {"inside": True}
+    operators = [inside, inside, inside, backward(2) | inside, backward(0) | inside, backward(0) | inside]
+    uses = [(0, 1, "write"), (1, 0, "read"), (1, 1, "read"), (1, 2, "write"), (2, 2, "read"), (2, 0, "read")]
+    uses += [(3, 0, "read"), (3, 2, "read"), (4, 1, "read"), (4, 2, "read"), (4, 3, "write"), (5, 0, "read")]
+    uses += [(5, 3, "read")]
+    found = saved(operators, [NONE, 0, 1, 4], uses)
+    assert sorted(found) == [(0, 1, 11, 5), (0, 2, 12, 3), (1, 0, 10, 4), (2, 1, 11, 4), (2, 2, 12, 3)]

@@ -19,9 +19,11 @@ from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
+from memprof.recorder.dry.compiling.provenance import Provenance
 from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
 
 if TYPE_CHECKING:
+    from memprof.recorder.calls.operator_rows import OperatorRows
     from memprof.recorder.dry.mode import DryMode
     from memprof.recorder.operators import OperatorMode
     from memprof.recorder.profiler.sources import MemorySources
@@ -45,6 +47,8 @@ _SETTINGS: dict[str, Any] = {
 #: Precedes the names of fused kernels among those of operators.
 _NAMESPACE = "inductor"
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
+#: Operator that the allocation of a buffer is recorded as.
+_EMPTY = torch.ops.aten.empty_strided.default
 
 
 class CompiledRegions:
@@ -66,20 +70,26 @@ class CompiledRegions:
         self._is_virtual = is_virtual
         self._operators: OperatorMode | None = None
         self._sources: MemorySources | None = None
-        self._kernels: dict[str, OperatorTraits] = {}
-        self._graphs = 0
+        self._kernels: dict[tuple[str, frozenset[int]], OperatorTraits] = {}
+        self._allocation: OperatorTraits | None = None
+        self._provenance = Provenance()
+        self._graphs = self._unplaced = 0
         self._eager: Counter[str] = Counter()
         self._is_ready: bool | None = None
 
-    def adopt(self, operators: OperatorMode, sources: MemorySources) -> None:
+    def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources) -> None:
         """Sets the recorder's components, once it records."""
         self._operators, self._sources = operators, sources
+        self._provenance.adopt(rows)
 
     def notes(self) -> list[str]:
         """Returns notes on the graphs that were compiled, and on those that were not."""
         notes = []
         if self._graphs:
             notes.append(f"{COMPILED}: {_count(self._graphs, 'graph')} compiled as in a real run, up to the kernels")
+        if self._unplaced:
+            graphs = _count(self._unplaced, "graph")
+            notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
         for reason, count in self._eager.items():
             notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
         return notes
@@ -118,6 +128,7 @@ class CompiledRegions:
             replace_generated_calls(self._run_fake, self._born, self._ran)
         except AttributeError:
             return False
+        self._provenance.observe()
         folder = tempfile.mkdtemp(prefix="torchinductor_memprof_")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[_CACHE] = folder
@@ -162,10 +173,12 @@ class CompiledRegions:
 
         @wraps(compile_inner)
         def compile_graph(*args: Any, **kwargs: Any) -> Any:
+            placed = self._provenance.graphs
             compiled = compile_inner(*args, **kwargs)
             self._graphs += 1
             run = getattr(compiled, "current_callable", None)
             if run is not None:
+                self._unplaced += self._provenance.graphs == placed
 
                 def run_or_refuse(inputs: Any) -> Any:
                     try:
@@ -187,22 +200,38 @@ class CompiledRegions:
             made: torch.Tensor = function(*args, **kwargs)
         return made
 
-    def _born(self, tensor: torch.Tensor) -> None:
-        sources = self._sources
-        if sources is not None and sources.is_open and sources.on_output is not None:
+    def _born(self, tensor: torch.Tensor, frame: FrameType) -> None:
+        operators, sources = self._recording(), self._sources
+        if operators is not None:
+            if self._allocation is None:
+                self._allocation = OperatorTraits(_EMPTY, operators.intern(str(_EMPTY)))
+            self._add_row(operators, self._allocation, (), tensor, frame)
+        elif sources is not None and sources.is_open and sources.on_output is not None:
             sources.on_output(tensor, clock_ns())
 
     def _ran(self, kernel: Kernel, arguments: Sequence[Any], frame: FrameType) -> None:
-        operators, now_ns = self._operators, clock_ns()
-        if operators is None or not operators.is_on or not operators.is_here():
+        operators = self._recording()
+        if operators is None:
             return
-        traits = self._kernels.get(kernel.name)
+        key = kernel.name, kernel.written  # kernels of two graphs may have one name
+        traits = self._kernels.get(key)
         if traits is None:
             traits = OperatorTraits(kernel, operators.intern(f"{_NAMESPACE}.{kernel.name}"))
             traits.mutated, traits.flags = kernel.written, FLAG_MUTATES
-            self._kernels[kernel.name] = traits
+            self._kernels[key] = traits
+        self._add_row(operators, traits, arguments, None, frame)
+
+    def _recording(self) -> OperatorMode | None:
+        """Returns the recorder's mode while it logs the operators of this thread."""
+        operators = self._operators
+        return operators if operators is not None and operators.is_on and operators.is_here() else None
+
+    def _add_row(
+        self, operators: OperatorMode, traits: OperatorTraits, arguments: Sequence[Any], result: Any, frame: FrameType
+    ) -> None:
+        now_ns = clock_ns()
         with self._suspended():
-            operators.rows.add(traits, arguments, None, None, now_ns, now_ns, frame)
+            operators.rows.add(traits, arguments, None, result, now_ns, now_ns, frame)
 
     @contextmanager
     def _suspended(self) -> Iterator[None]:

@@ -61,14 +61,14 @@ class Kernel:
 
 def replace_generated_calls(
     run_fake: Callable[..., torch.Tensor],
-    born: Callable[[torch.Tensor], None],
+    born: Callable[[torch.Tensor, FrameType], None],
     ran: Callable[[Kernel, Sequence[Any], FrameType], None],
 ) -> None:
     """Replaces, for the rest of the process, the functions that generated code takes from torch when it is loaded.
 
     Args:
         run_fake: Runs an operator with the dry run's mode alone, unrecorded.
-        born: Called with every buffer that is allocated.
+        born: Called with every buffer that is allocated, and the calling frame.
         ran: Called with every kernel that would run, its arguments and the calling frame.
 
     Raises:
@@ -86,7 +86,7 @@ def replace_generated_calls(
     def allocating(device: str) -> Callable[..., torch.Tensor]:
         def allocate(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
             made = run_fake(torch.empty_strided, size, stride, dtype=dtype, device=device)
-            born(made)
+            born(made, sys._getframe(1))
             return made
 
         skip_compiling(allocate)
