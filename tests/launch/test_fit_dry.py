@@ -104,17 +104,17 @@ def rehearsal(script: str, recorded_bytes: int, device: str = "") -> tuple[Rehea
 def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None:
     """A refused dry run is reported once, with a warning, and not repeated."""
     script = (
-        "import os, torch\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='29500')\n"
-        "torch.distributed.init_process_group('gloo', rank=0, world_size=2)\n"
-        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
-        "model.register_comm_hook(None, lambda state, bucket: None)\n"
+        "import torch\nlibrary = torch.library.Library('mine', 'DEF')\nlibrary.define('odd(Tensor x) -> Tensor')\n"
+        "library.impl('odd', torch.clone, 'CPU')\nmodel = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "(model(torch.ones(1)) + torch.ops.mine.odd(torch.ones(1))).backward()\noptimizer.step()\n"
     )
     runs, found, said = rehearsal(script, 1000)
     plan = Plan((Checkpoint(modules=("0",)),))
     assert runs.peak_under(plan) is None
     assert runs.peak_under(plan) is None
     (sentence,) = said
-    assert "the job cannot be dry-run: communication hooks of DistributedDataParallel" in sentence
+    assert "the job cannot be dry-run: mine::odd cannot be dry-run: its result shape is unknown" in sentence
     assert sentence.endswith("plans are tried in real runs only.")
     assert found.warnings == (sentence,)
 

@@ -12,6 +12,7 @@ from memprof.analysis.ranks.rank_report import job_notes
 from memprof.planners.search.explore import SearchRequest, explore
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan_file import write_plan
+from memprof.replay.live import live_bytes
 from tests.recorder.recorded import Ended, record
 
 pytestmark = pytest.mark.timeout(600)
@@ -173,6 +174,16 @@ def test_what_is_in_host_memory_is_not_on_the_device(tmp_path: Path) -> None:
     sizes = storages.allocated_bytes[(storages.category == "optimizer_state") & (storages.device == "cuda:0")]
     assert plain.peak - kept.peak == int(sizes.sum())
     assert plain.peak - moved.peak == int(sizes[sizes >= 2**16].sum()) - 512
+
+
+def test_fused_sgd_writes_to_its_arguments_only(tmp_path: Path) -> None:
+    """torch has no shapes for this operator, which returns nothing; its momenta are there without temporaries."""
+    job = _ON_DEVICE.replace("AdamW(model.parameters())", "SGD(model.parameters(), lr=0.1, momentum=0.9)")
+    (tmp_path / "job.py").write_text(job)
+    words = ("--dry-run", "--device", "a100-80g")
+    plain = record(tmp_path, *words, "job.py")
+    fused = record(tmp_path, *words, "--optimizer", "fused", "job.py", name="fused.memprof")
+    assert fused.peak == int(live_bytes(OptimizerPolicy(loop="fused").transform(plain.step)).during.max())
 
 
 def test_a_job_that_clips_gradients_fits_in_less_than_its_static_state(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ _SETTINGS = (
     *("OUTPUT", "FORCE", "QUIET", "SKIP", "STEPS", "STOP", "LIGHT", "DRY_RUN", "DEVICE", "STRICT", "PLAN", "BUDGET"),
 )
 _OWN = tuple(
-    f"MEMPROF_{name}" for name in (*_SETTINGS, "RANKS", "NODES", "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG")
+    f"MEMPROF_{name}"
+    for name in (*_SETTINGS, "RANKS", "NODES", "EXPERT_LOAD", "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG")
 )
 #: Variables that a recording sets for its job: present if doctor runs inside one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")

@@ -203,7 +203,9 @@ class DryMode(FakeTensorMode):
                 self._refuse(_cannot(func, "its result depends on values"))
             return self._answers.equality()
         except (UnsupportedOperatorException, NotImplementedError) as error:
-            self._refuse(_without_kernel(func, error))
+            if func._schema.returns:
+                self._refuse(_without_kernel(func, error))
+            result = None  # it only writes to its arguments, such as fused SGD
         except RuntimeError as error:
             if _NO_FAKE in str(error):
                 self._refuse(_without_kernel(func, None))
