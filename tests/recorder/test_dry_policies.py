@@ -176,6 +176,7 @@ def test_what_is_in_host_memory_is_not_on_the_device(tmp_path: Path) -> None:
     assert plain.peak - moved.peak == int(sizes[sizes >= 2**16].sum()) - 512
 
 
+@pytest.mark.slow
 def test_fused_sgd_writes_to_its_arguments_only(tmp_path: Path) -> None:
     """torch has no shapes for this operator, which returns nothing; its momenta are there without temporaries."""
     job = _ON_DEVICE.replace("AdamW(model.parameters())", "SGD(model.parameters(), lr=0.1, momentum=0.9)")

@@ -12,7 +12,7 @@ from memprof_dashboard.pages import PAGES
 from tests.dashboard.browser.conftest import Served, Shown
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tab", list(PAGES))
 def test_view_is_drawn(look: Callable[..., Shown], two: Served, tmp_path: Path, tab: str, theme: str) -> None:
     """The page holds something, no wider than the window, in the theme's own colours."""
