@@ -92,14 +92,15 @@ class Origins:
             return
         self._forget()
         self._step, self._steps_left = step, _STEPS
+        self._sequence = _sequence_number()
         self._mode.slide_in()
 
     def end_step(self) -> None:
         """Ends a step, and follows no more operators after the last."""
         self._of_node.clear()
         if not self._mode.is_on:
-            if self._has_failed:
-                self.stop()
+            if self._mode.is_here():  # it was stopped within an operator, or by another thread
+                self._mode.slide_out()
             return
         self._steps_left -= 1
         self._step += 1
@@ -176,7 +177,8 @@ class Origins:
         key = tuple(frames)
         stack = self._stacks.setdefault(key, key)
         if node is None:
-            self._of_node[_sequence_number() - 1] = stack
+            # Operators without a node of their own follow the one whose node this is.
+            self._of_node.setdefault(_sequence_number() - 1, stack)
         return stack
 
     def _forget(self) -> None:

@@ -116,7 +116,7 @@ class KeptTensors:
             survivors: Storages whose lines are known, which are written too.
 
         Returns:
-            Whether there are more tensors of any kind.
+            Whether there are more tensors of any kind, or survivors.
         """
         began = time.thread_time()
         self._last_step = step
