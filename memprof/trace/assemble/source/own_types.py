@@ -18,7 +18,7 @@ from memprof.trace.assemble.source.statements import own_nodes, parse_function
 from memprof.trace.schema import NONE, Ops, Stacks
 from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
-#: Types of an expression: float32, that of a weight, another, none since it is no tensor.
+#: Types of an expression: float32, that of a weight, another, or that of a value that is not a tensor.
 _FLOAT32, _WEIGHT, _OTHER, _PLAIN = "float32", "weight", "other", "plain"
 _CHOSEN = (_FLOAT32, _WEIGHT)
 #: Of a stack: that of some other tensor.
