@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memprof.recorder.calls.higher_order import tensors_in
 from memprof.recorder.calls.operator_rows import FAILED
 from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.faults import explain_fault, raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import owned_span
@@ -69,7 +70,7 @@ class Origins:
         """
         self._log = log
         self._module = module
-        self._mode = OperatorMode(log, self, self._give_up, _nothing, _nothing)
+        self._mode = OperatorMode(log, self, self._give_up, clean_uncaught, _nothing)
         self.span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self._lift = log.intern("names", _LIFT)
         self._began_ns = time.monotonic_ns()
@@ -216,4 +217,4 @@ def _line_number(code: CodeType, position: int) -> int:
 
 
 def _nothing(*_given: object) -> None:
-    """A failed operator needs nothing here: the observation records how the job ends."""
+    """Running out of memory needs nothing here: the observation records how the job ends."""
