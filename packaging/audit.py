@@ -24,9 +24,11 @@ def main() -> int:
     try:
         found = json.loads(done.stdout)["dependencies"]
     except ValueError:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        print(f"Nothing was audited: pip-audit had no answer from an index ({reason[0]}).")
-        return 0 if is_unreachable(done.stderr) else 1
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        is_offline = is_unreachable(done.stderr)
+        cause = "no index answered" if is_offline else "pip-audit failed"
+        print(f"Nothing was audited: {cause} ({reason}).")
+        return 0 if is_offline else 1
     text, is_vulnerable = describe(found)
     print(text)
     return int(is_vulnerable)

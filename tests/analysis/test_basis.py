@@ -51,6 +51,17 @@ def test_times_of_another_machine_are_modelled(recorded: Basis) -> None:
     assert len(whole_steps(Trace.open(GPT), machine)) == len(whole_steps(Trace.open(GPT)))
 
 
+def test_all_steps_have_the_short_types_of_the_device_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the card that was recorded on, or of the target; steps besides the fullest too."""
+    trace = Trace.open(GPT)
+    machine = dataclasses.replace(trace.manifest.machine, device_kind="cuda", device_name="Tesla T4")
+    monkeypatch.setattr(trace, "manifest", dataclasses.replace(trace.manifest, machine=machine))
+    for target, types in ((None, ("float16",)), (find_machine("rtx3090"), ("bfloat16", "float16"))):
+        found = basis_of(trace, machine=target)
+        steps = (found.step, *found.others, *whole_steps(trace, target))
+        assert {step.short_types for step in steps} == {types}
+
+
 def test_the_less_certain_source_counts(recorded: Basis) -> None:
     """A step at another size says how it was obtained, unless its times are known from less."""
     assert dataclasses.replace(recorded, scaled_by="rule").source == "rule"

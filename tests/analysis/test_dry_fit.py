@@ -149,7 +149,7 @@ class Spectral(nn.Module):
 model = Spectral().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    model(torch.randn(32, 1, 128, 128, device="cuda")).square().mean().backward()
+    model(torch.randn(4096, 1, 128, 128, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -160,9 +160,11 @@ def test_work_areas_of_fourier_transforms_are_an_interval_too(tmp_path: Path) ->
     done = record_script(tmp_path, _SPECTRAL, "--dry-run", "--device", "rtx4090")
     fit = dry_fit(done.trace)
     assert fit is not None
-    # The complex side: [32, 8, 128, 65] of 8 B. Backward transforms all of [32, 8, 128, 128], which is 32 MiB: eight
+    # The complex side: [4096, 8, 128, 65] of 8 B. Backward transforms all of [4096, 8, 128, 128], which is 4 GiB: eight
     # times that and less than was counted is more than cuDNN's 128 MiB.
-    whole = 32 * 8 * 128 * 128 * 8
+    whole = 4096 * 8 * 128 * 128 * 8
     assert 8 * whole - 2 * whole <= fit.workspace_bytes[1] <= 8 * whole
     assert "convolutions, which cuDNN chooses, and of Fourier transforms, which cuFFT chooses" in done.stderr
     assert any("one to eight times its complex elements" in note for note in done.trace.manifest.notes)
+    assert beyond_tensors(done.trace).room_bytes > find_machine("rtx4090").budget_bytes
+    assert judge_device(done.trace).budget == ""

@@ -83,7 +83,7 @@ class Budget:
         return min(measured, key=lambda rival: rival.peak_bytes, default=None)
 
     def fits(self, rival: Rival) -> bool:
-        """Tells whether a rival was measured within the budget."""
+        """Returns whether a rival was measured within the budget."""
         return 0 < rival.peak_bytes <= self.budget_bytes
 
     def cell(self, rivals: Sequence[Rival]) -> str:
@@ -95,7 +95,7 @@ class Budget:
         return f"{best.ratio:.2f}{over}"
 
     def is_won(self) -> bool:
-        """Tells whether the fastest that fits is one of ours; ours also wins where nobody fits."""
+        """Returns whether the fastest that fits is one of ours; ours also wins where nobody fits."""
         fitting = [rival for column in self.columns for rival in column if self.fits(rival)]
         best = min(fitting, key=lambda rival: rival.ratio, default=None)
         return best is None or best.is_ours

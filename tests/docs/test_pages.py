@@ -109,6 +109,11 @@ def test_the_page_of_python_has_every_public_name() -> None:
     assert set(re.findall(r"^\| `memprof\.(\w+)", page, re.MULTILINE)) == set(memprof.__all__)
 
 
+def test_no_page_has_a_mark_where_text_is_missing() -> None:
+    """Such as @@FIGURES@@, which is written until a figure is measured."""
+    assert not [name_of(page) for page in pages() if re.search(r"@@\w+@@", page.read_text(encoding="utf-8"))]
+
+
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "DECISIONS.md"], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is to a file of the repository or a generated page, every anchor to a heading there."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memprof.analysis.commits.history_file import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import Summary, summarise_step
 from memprof.errors import BadInputError, InconclusiveError, UsageError
-from memprof.launch.commits.bisect import bisect_commits
+from memprof.launch.commits.bisect import bisect_commits, search_branches
 from memprof.launch.commits.repository import Repository
 from tests.building import Op, Storage, make_step
 
@@ -116,6 +116,30 @@ def test_a_bad_commit_at_which_no_gate_fails_is_reported(summary: Summary) -> No
 
     with pytest.raises(InconclusiveError, match="bad commit 0000000000 cannot be measured: broken"):
         bisect_commits(commits[0], commits[1:], measure, lambda *_: False)
+
+
+@pytest.mark.parametrize("is_in_branch", [True, False])
+def test_the_branch_of_a_merge_is_searched(summary: Summary, *, is_in_branch: bool) -> None:
+    """Commits 0 and 1 and the merge 4 are the main line, 2 and 3 the branch from 0; no commit is listed twice."""
+    commits = _commits(5)
+    bad = commits[3:] if is_in_branch else commits[4:]
+
+    def measure(commit: Commit) -> Measurement:
+        return Measurement(commit, JOB, _summary(150 if commit in bad else 100, summary))
+
+    def judge(base: Summary, head: Summary) -> bool:
+        return head.peak.bytes > base.peak.bytes
+
+    def branch_of(commit: Commit) -> list[Commit]:
+        return [commits[0], *commits[2:4]] if commit == commits[4] else []
+
+    found = bisect_commits(commits[0], [commits[1], commits[4]], measure, judge)
+    assert found.culprit.commit == commits[4]
+    found = search_branches(found, branch_of, measure, judge)
+    assert found.culprit.commit == bad[0]
+    assert [merge.commit for merge in found.merges] == (commits[4:] if is_in_branch else [])
+    listed = [one.commit.hash for one in found.measured]
+    assert len(listed) == len(set(listed))
 
 
 def test_a_repository_lists_its_commits(repository: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
+from memprof.recorder.dry.ranks.replicas import Reducer
 from tests.recorder.recorded import record
 
 _JOB = """
@@ -54,3 +57,16 @@ def test_runs_on_a_card(tmp_path: Path) -> None:
         _write(tmp_path, options)
         peaks.append(record(tmp_path, "--dry-run", "--device", "rtx4090", "job.py", name="card.memprof").peak)
     assert peaks[0] > peaks[1]
+
+
+def test_the_first_buckets_are_freed_before_the_second_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch, which clears its buckets first: both at once would take the gradients' bytes twice."""
+    parameters = [torch.zeros(8, requires_grad=True) for _ in range(3)]
+    reducer = Reducer(parameters, [[0], [1, 2]], [32, 32], None, [], 32, False, False, None, 32)
+    reducer.prepare_for_backward([])
+    torch.stack(parameters).sum().backward()
+    first = [weakref.ref(bucket.buffer) for bucket in reducer._buckets]
+    kept: list[bool] = []
+    monkeypatch.setattr(reducer, "_allocate", lambda _: kept.extend(one() is not None for one in first))
+    assert reducer._rebuild_buckets()
+    assert kept == [False, False]

@@ -66,7 +66,8 @@ def judge_device(trace: Trace, budget_bytes: int | None = None) -> DeviceVerdict
     if fit is not None:
         machine = machine_of_device(trace.manifest.machine.device_name)
         state = FITS if fit.fits else MAY_NOT_FIT if fit.least_used_bytes <= fit.capacity_bytes else DOES_NOT_FIT
-        budget = "" if machine is None else spell_bytes_below(machine.budget_bytes - beyond_tensors(trace).room_bytes)
+        left = 0 if machine is None else machine.budget_bytes - beyond_tensors(trace).room_bytes
+        budget = spell_bytes_below(left) if left > 0 else ""
         return DeviceVerdict(state, fit.headline, fit.parts, budget, counts_reserved=True)
     uses = [use for use in summarise_devices(trace.table(DeviceMemory)) if use.total_bytes > 0]
     if not uses or trace.manifest.machine.device_kind == "cpu":

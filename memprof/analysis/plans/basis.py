@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -148,12 +149,10 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
     """
     refuse_light(trace)
     found = basis_of_steps(trace) if step_number is None else _basis(trace, trace.step(step_number))
+    step, *others = _with_short_types(trace, (found.step, *found.others), machine)
+    found = replace(found, step=step, others=tuple(others))
     recorded_on = trace.manifest.machine
-    card = machine_of_device(recorded_on.device_name)
-    if recorded_on.device_kind != "cpu" and (target := machine or card) is not None:
-        found = replace(found, step=replace(found.step, short_types=target.short_types))
-    step = found.step
-    if machine is None or card is machine:
+    if machine is None or machine_of_device(recorded_on.device_name) is machine:
         return found
     elsewhere = scale_times(step, rates_of_recording(recorded_on), rates_of(machine))
     if recorded_on.device_kind != "cpu":
@@ -173,9 +172,19 @@ def basis_of_steps(trace: Trace) -> Basis:
         InconclusiveError: It contains no complete step, for example because memory ran out in the first.
     """
     require_whole_step(trace)
-    step, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
-    others = (trace.step(number) for number in peaks if number != step.number)
-    return replace(_basis(trace, step), others=distinct_steps(step, others), peaks=peaks)
+    fullest, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
+    less_full = distinct_steps(fullest, (trace.step(number) for number in peaks if number != fullest.number))
+    step, *others = _with_short_types(trace, (fullest, *less_full))
+    return replace(_basis(trace, step), others=tuple(others), peaks=peaks)
+
+
+def _with_short_types(trace: Trace, steps: Iterable[Step], machine: Accelerator | None = None) -> tuple[Step, ...]:
+    """Returns steps recorded on a device with the short types of the target machine, or of their own without one."""
+    recorded_on = trace.manifest.machine
+    target = machine or machine_of_device(recorded_on.device_name)
+    if recorded_on.device_kind == "cpu" or target is None:
+        return tuple(steps)
+    return tuple(replace(step, short_types=target.short_types) for step in steps)
 
 
 def _basis(trace: Trace, step: Step) -> Basis:
@@ -199,7 +208,8 @@ def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step,
     require_whole_step(trace)
     steps = trace.table(Steps)
     whole = set(steps.step[steps.is_complete].tolist())
-    found = tuple(trace.step(number) for number in trace.step_peaks() if number in whole)
+    recorded = (trace.step(number) for number in trace.step_peaks() if number in whole)
+    found = _with_short_types(trace, recorded, machine)
     recorded_on = trace.manifest.machine
     if machine is None or machine_of_device(recorded_on.device_name) is machine:
         return found

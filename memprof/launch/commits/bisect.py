@@ -102,9 +102,9 @@ def search_branches(
             inner = bisect_commits(branch[0], branch[1:], measure, judge)
         except InconclusiveError:
             return found  # no commit of the branch fails alone, or it cannot be run: the merge is the answer
-        found = replace(
-            inner, good=found.good, measured=(*found.measured, *inner.measured), merges=(*found.merges, found.culprit)
-        )
+        before = {one.commit.hash for one in found.measured}  # the branch may begin at one of these
+        measured = (*found.measured, *(one for one in inner.measured if one.commit.hash not in before))
+        found = replace(inner, good=found.good, measured=measured, merges=(*found.merges, found.culprit))
     return found
 
 

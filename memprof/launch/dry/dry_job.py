@@ -196,8 +196,9 @@ def _outcome(done: Recorded, errors: str) -> DryOutcome:
         return DryOutcome(None, done.verdict.sentence)
     try:
         trace = Trace.open(done.output)
-        on_device = dry_fit(trace)
+        measured = measure(trace)
+        on_device = dry_fit(trace.rank_trace(measured.rank))
         reserved = 0 if on_device is None else on_device.reserved_bytes
-        return DryOutcome(measure(trace).peak_bytes, reserved_bytes=reserved)
+        return DryOutcome(measured.peak_bytes, reserved_bytes=reserved)
     except (BadInputError, InconclusiveError) as error:
         return DryOutcome(None, str(error))

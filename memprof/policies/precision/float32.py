@@ -136,9 +136,10 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
     frames = dict(zip(step.stacks.stack_id.tolist(), map(str, step.stacks.frames.tolist()), strict=True))
     stack_of, calls, ends = step.ops.stack_id.tolist(), innermost[ops], np.full(len(ops), NONE, dtype=np.int64)
     outside: dict[str, Ints] = {}
-    for row, op in enumerate(ops.tolist()):
-        if stack_of[op] not in step.own_float32 and stack_of[op] not in step.own_weight_type:
-            continue
+    own = step.own_float32 | step.own_weight_type
+    of_code = [(row, op) for row, op in enumerate(ops.tolist()) if stack_of[op] in own]
+    stacks_of = _stacks_of_functions(frames) if of_code else {}
+    for row, op in of_code:
         lines = frames[stack_of[op]].splitlines()
         of_torch = list(takewhile(is_of_torch, lines))
         depth = sum(_MODULE_CALL in line for line in of_torch)
@@ -148,13 +149,21 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
             calls[row] = step.module_calls.parent_call_id[calls[row]] if calls[row] != NONE else NONE
         function = _function_of(lines[len(of_torch)])
         if function not in outside:
-            inside = [number for number, text in frames.items() if function in map(_function_of, text.splitlines())]
-            is_inside = np.isin(step.ops.stack_id, inside) & (step.ops.phase == "forward")
+            is_inside = np.isin(step.ops.stack_id, stacks_of[function]) & (step.ops.phase == "forward")
             outside[function] = np.append(np.flatnonzero(~is_inside), len(step.ops))
         ends[row] = outside[function][np.searchsorted(outside[function], op)] - 1
         if calls[row] != NONE:
             ends[row] = min(ends[row], step.module_calls.last_op_id[calls[row]])
     return calls, ends
+
+
+def _stacks_of_functions(frames: dict[int, str]) -> dict[str, list[int]]:
+    """Returns the ids of the stacks that each function is in."""
+    found: dict[str, list[int]] = {}
+    for number, text in frames.items():
+        for function in set(map(_function_of, text.splitlines())):
+            found.setdefault(function, []).append(number)
+    return found
 
 
 def _function_of(frame: str) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.bounds import most_marked
 from memprof.recorder.dry.known import has_shares, known, note_shares, shares_of
+from memprof.recorder.dry.ranks.collectives import resolve_group
 
 _aten = torch.ops.aten
 
@@ -60,10 +60,10 @@ class Routing:
                 note_shares(received, _times(shares_of(sent), self._load))
         elif func is _GATHER or func is _GATHERED:
             sent, received = (args[1], args[0]) if func is _GATHER else (args[0], result)
-            group = args[2]
             if has_shares(sent) and sent.numel():
                 self._exchanges += 1
-                note_shares(received, self._gathered(shares_of(sent), received, _place(group)))
+                place = int(resolve_group(args[2]).rank())
+                note_shares(received, self._gathered(shares_of(sent), received, place))
 
     def notes(self) -> list[str]:
         """Returns notes on the routing for the reader of the trace."""
@@ -85,13 +85,6 @@ class Routing:
         rest = (ranks - self._load) / (ranks - 1) if ranks > 1 else 1.0
         table = torch.where(is_own, table * self._load, table * max(rest, 0.0))
         return table.ceil().to(received.dtype).view(received.shape)
-
-
-def _place(group: Any) -> int:
-    """Returns this rank's place in a process group, given as an operator's argument."""
-    groups: Any = torch.distributed.distributed_c10d
-    found = groups._resolve_process_group(group) if isinstance(group, str) else groups.ProcessGroup.unbox(group)
-    return int(found.rank())
 
 
 def _equal_shares(total: int, like: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memprof.recorder.calls.higher_order import tensors_in
 from memprof.recorder.calls.operator_rows import FAILED
 from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.faults import explain_fault, raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import owned_span
@@ -69,7 +70,7 @@ class Origins:
         """
         self._log = log
         self._module = module
-        self._mode = OperatorMode(log, self, self._give_up, _nothing, _nothing)
+        self._mode = OperatorMode(log, self, self._give_up, clean_uncaught, _nothing)
         self.span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self._lift = log.intern("names", _LIFT)
         self._began_ns = time.monotonic_ns()
@@ -92,14 +93,15 @@ class Origins:
             return
         self._forget()
         self._step, self._steps_left = step, _STEPS
+        self._sequence = _sequence_number()
         self._mode.slide_in()
 
     def end_step(self) -> None:
         """Ends a step, and follows no more operators after the last."""
         self._of_node.clear()
         if not self._mode.is_on:
-            if self._has_failed:
-                self.stop()
+            if self._mode.is_here():  # it was stopped within an operator, or by another thread
+                self._mode.slide_out()
             return
         self._steps_left -= 1
         self._step += 1
@@ -176,7 +178,8 @@ class Origins:
         key = tuple(frames)
         stack = self._stacks.setdefault(key, key)
         if node is None:
-            self._of_node[_sequence_number() - 1] = stack
+            # Operators without a node of their own follow the one whose node this is.
+            self._of_node.setdefault(_sequence_number() - 1, stack)
         return stack
 
     def _forget(self) -> None:
@@ -214,4 +217,4 @@ def _line_number(code: CodeType, position: int) -> int:
 
 
 def _nothing(*_given: object) -> None:
-    """A failed operator needs nothing here: the observation records how the job ends."""
+    """Running out of memory needs nothing here: the observation records how the job ends."""

@@ -19,7 +19,7 @@ from memprof.recorder.memory.live_objects import live_objects
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96
-#: The same in a recording of a whole run, where a tensor of each line that is known is followed besides.
+#: The same in a recording of a whole run, where one tensor of each known line is followed too.
 _MOST_IN_RUN, _MOST_OF_A_KIND_IN_RUN = 12, 2
 #: Growth shows in this many recorded steps; with fewer, there is nothing to explain.
 LEAST_STEPS = 3
@@ -116,7 +116,7 @@ class KeptTensors:
             survivors: Storages whose lines are known, which are written too.
 
         Returns:
-            Whether there are more tensors of any kind.
+            Whether there are more tensors of any kind, or survivors.
         """
         began = time.thread_time()
         self._last_step = step

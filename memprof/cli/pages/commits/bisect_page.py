@@ -76,9 +76,10 @@ def fill_bisection(
         page.add(f"  {place}. {printable(cause.sentence)}")
     modules = modules_of(change)
     if modules:
-        names = ["(outside any module)" if one.name == NOTHING else one.name for one in modules[:_MOST_NAMES]]
-        changes = [format_bytes_change(one.bytes) for one in modules]
-        shown = [f"{printable(name)} {change}" for name, change in zip(names, changes, strict=False)]
+        shown = [
+            f"{'(outside any module)' if one.name == NOTHING else printable(one.name)} {format_bytes_change(one.bytes)}"
+            for one in modules[:_MOST_NAMES]
+        ]
         page.add(f"Modules: {_listed(shown, len(modules))}")
     if files:
         page.add(f"Files: {_listed([printable(name) for name in files[:_MOST_NAMES]], len(files))}")

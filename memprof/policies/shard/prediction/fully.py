@@ -155,7 +155,8 @@ class Fully(Sharding):
             if read_at[group].min() <= at:
                 raise PolicyError(
                     "The job runs backward again after an update, as with several models and optimizers; sharding of "
-                    "parameters and gradients is predicted for one update behind all of backward. Use ddp or zero1."
+                    "parameters and gradients can only be predicted for one update after all of backward. "
+                    "Use ddp or zero1."
                 )
             self._events.append((at + 1, _AFTER, partial(self._scatter_unit, group, at)))
 

@@ -75,7 +75,15 @@ def device_group(func: Any, args: Any) -> Any:
     is_barrier = func is torch.ops.c10d.barrier.default  # NCCL's runs on the device
     if place >= len(args) or not (is_barrier or any(map(_is_on_device, args))):
         return None
-    group: Any = args[place]
+    return resolve_group(args[place])
+
+
+def resolve_group(group: Any) -> Any:
+    """Returns a process group.
+
+    Args:
+        group: The argument of a collective: the group's name, or the group as C++ passes it.
+    """
     groups: Any = torch.distributed.distributed_c10d
     return groups._resolve_process_group(group) if isinstance(group, str) else groups.ProcessGroup.unbox(group)
 

@@ -107,8 +107,8 @@ class Reducer:
         if not self._can_rebuild or len(self._arrived) < len(self._parameters):
             return False
         self._can_rebuild = False
-        self._views.clear()
-        self._buckets.clear()
+        for kept in (self._views, self._buckets, self._bucket_of):  # buffers are freed before new ones are allocated
+            kept.clear()
         members = [self._parameters[number] for number in self._arrived]
         found, _ = dist._compute_bucket_assignment_by_size(members, self._limits)
         self._allocate([[self._arrived[place] for place in bucket] for bucket in found])

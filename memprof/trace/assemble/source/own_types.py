@@ -18,12 +18,14 @@ from memprof.trace.assemble.source.statements import own_nodes, parse_function
 from memprof.trace.schema import NONE, Ops, Stacks
 from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
-#: Types of an expression: float32, that of a weight, another, none since it is no tensor.
+#: Types of an expression: float32, that of a weight, another, or that of a value that is not a tensor.
 _FLOAT32, _WEIGHT, _OTHER, _PLAIN = "float32", "weight", "other", "plain"
 _CHOSEN = (_FLOAT32, _WEIGHT)
 #: Of a stack: that of some other tensor.
 _LIKE = "like"
 _TO_FLOAT32 = ("float", "double")
+_FLOAT32_TYPES = tuple(f"torch.{name}" for name in ("float32", "float", "float64", "double"))
+_SHORT_TYPES = tuple(f"torch.{name}" for name in ("float16", "half", "bfloat16"))
 _TO_OTHERS = ("type_as", "half", "bfloat16")
 _CASTS = ("to", "type", *_TO_OTHERS)
 #: Autocast runs these in the short type, whatever they are given.
@@ -129,7 +131,12 @@ def _type_of(frames: str, on_device: bool) -> tuple[str, bool]:
 @cache
 def _read(path: str, first: int, last: int, given: _Given, on_device: bool) -> _Read:
     definition = parse_function(path, first, last)
-    return _Read() if definition is None else _Reader(definition, path, first, given, on_device).read
+    if definition is None:
+        return _Read()
+    try:
+        return _Reader(definition, path, first, given, on_device).read
+    except RecursionError:  # generated code, such as a sum of a thousand terms
+        return _Read()
 
 
 class _Reader:
@@ -231,11 +238,11 @@ class _Reader:
             return _OTHER
         for value in (*node.args, *(word.value for word in node.keywords if word.arg == "dtype")):
             text = ast.unparse(value)
-            if text in ("torch.float32", "torch.float", "torch.float64", "torch.double"):
+            if text in _FLOAT32_TYPES:
                 return _FLOAT32
             if text.endswith(".weight.dtype"):
                 return _WEIGHT if self._follows_weights else _OTHER
-            if text.endswith("dtype"):
+            if text.endswith("dtype") or text in _SHORT_TYPES:
                 return _OTHER
         return _PLAIN
 

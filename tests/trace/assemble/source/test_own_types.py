@@ -50,6 +50,16 @@ class Adapter(Module):
         return result + self.up(self.down(
             self.drop(x)
         ))
+
+
+def shortened(x):
+    x = x.float() * 2
+    x = x.to(torch.bfloat16)
+    return x + 1
+
+
+def long(x):
+    return SUM
 """
 PLACES = {
     "normalize": "3:normalize\n{path}:6:forward",
@@ -66,6 +76,8 @@ PLACES = {
     "other mask": "31:drop",
     "dropout": "40:forward",
     "base": "36:forward",
+    "shortened": "47:shortened",
+    "long": "51:long",
 }
 WITHIN = {
     "softmax": f"{TORCH}/functional.py:2209:softmax\n",
@@ -80,7 +92,7 @@ WITHIN = {
 def found(tmp_path):
     """Returns the types of the stacks above by their names, on a processor or a device."""
     path = tmp_path / "model.py"
-    path.write_text(SOURCE)
+    path.write_text(SOURCE.replace("SUM", "x.float()" + " + x" * 1500))  # a sum too deep to follow
     frames = [WITHIN.get(name, "") + f"{path}:{place.format(path=path)}" for name, place in PLACES.items()]
 
     def find(*, on_device: bool = False) -> OwnTypes:
