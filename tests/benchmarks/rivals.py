@@ -42,7 +42,7 @@ class Rival:
         plan: Returns the arguments, or raises; may set what it predicts.
         is_ours: Whether memprof planned it.
         predicted_bytes: Predicted peak; 0 where none is given.
-        refused: Why there is no result; empty where there is one.
+        refused: The reason if the tool has no result, otherwise empty.
         arguments: The arguments.
         peak_bytes: Highest count of the allocator in a later step; 0 where the tool has no result.
         loss: Of the last step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
@@ -66,7 +65,7 @@ def judge_device(trace: Trace, budget_bytes: int | None = None) -> DeviceVerdict
     if fit is not None:
         machine = machine_of_device(trace.manifest.machine.device_name)
         state = FITS if fit.fits else MAY_NOT_FIT if fit.least_used_bytes <= fit.capacity_bytes else DOES_NOT_FIT
-        left = 0 if machine is None else machine.budget_bytes - beyond_tensors(trace).room_bytes
+        left = 0 if machine is None else machine.budget_bytes - fit.room_bytes
         budget = spell_bytes_below(left) if left > 0 else ""
         return DeviceVerdict(state, fit.headline, fit.parts, budget, counts_reserved=True)
     uses = [use for use in summarise_devices(trace.table(DeviceMemory)) if use.total_bytes > 0]

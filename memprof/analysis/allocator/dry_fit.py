@@ -31,6 +31,7 @@ class DryFit:
         largest: The largest category at the fullest step's peak.
         share: Its share of that peak.
         communicators: NCCL communicators among what is outside the allocator.
+        room_bytes: What a budget of the device's tensor capacity has to leave free (`beyond_tensors`).
     """
 
     machine: str
@@ -44,6 +45,7 @@ class DryFit:
     workspace_bytes: tuple[int, int] = (0, 0)
     chosen_for: str = ""
     communicators: int = 0
+    room_bytes: int = 0
 
     @property
     def least_used_bytes(self) -> int:
@@ -126,4 +128,5 @@ def dry_fit(trace: Trace) -> DryFit | None:
         workspace_bytes=beyond.workspace_bytes,
         chosen_for=beyond.chosen_for,
         communicators=trace.manifest.communicators.count,
+        room_bytes=beyond.room_bytes,
     )

@@ -74,13 +74,13 @@ class CUDAGraph:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Does nothing: there is no graph."""
+        """Has no effect: a dry run builds no graph."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Does nothing: there is no graph."""
+        """Has no effect: a dry run builds no graph."""
 
     def get_graph_data(self) -> dict[str, Any]:
-        """Returns nothing: there is no graph."""
+        """Returns an empty dictionary: a dry run builds no graph."""
         return {}
 
     def raw_cuda_graph(self) -> int:
