@@ -49,9 +49,8 @@ def apply(
         raise PolicyError(f"memprof.apply takes a torch.nn.Module, not a {type(model).__name__}.")
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     check_model(plan.prediction, model)
-    inside = unwrapped(model)
-    job = Job(inside, optimizers_in(optimizer))
-    return apply_to(fitted(plan, {name for name, _ in inside.named_modules()}), plan, job)
+    job = Job(model, optimizers_in(optimizer))
+    return apply_to(fitted(plan, set(job.modules_named())), plan, job)
 
 
 def apply_to(part: Plan, plan: Plan, job: Job) -> Job:

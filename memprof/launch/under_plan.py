@@ -23,7 +23,6 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.wrappers import unwrapped
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.live_objects import live_objects
@@ -154,7 +153,7 @@ class UnderPlan:
             self._register(inner)
         if not part.policies:
             return
-        apply_to(part, self._plan, Job(unwrapped(module), _optimizers_of(module)))
+        apply_to(part, self._plan, Job(module, _optimizers_of(module)))
         self._applied |= chosen
         mark_applied(self._spool, sorted(self._applied))
 

@@ -104,7 +104,7 @@ class Observation(ThreadObservation):
         rows = OperatorRows(log, self.progress, stacks, self._registry, follow)
         mode = OperatorMode(log, rows, on_fault, on_operator_error, self._note_out_of_memory)
         if dry is not None:
-            dry.adopt(mode, rows, self._inventory, sources, log)
+            dry.adopt(mode, rows, self._inventory, sources, log, self._usages)
         self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, is_late=is_late)
         self._registry.scan()
         self._step_first_op = self._last_step = 0

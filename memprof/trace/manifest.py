@@ -179,6 +179,7 @@ class Manifest(_Json):
         world_size: Processes in the job.
         same_ranks: In dry runs, other ranks that run the same operators on the same sizes, and were not run.
         dry_ranks: In dry runs, the ranks that ``record --ranks`` asked for; 0 where the command starts all processes.
+        dry_nodes: The nodes that ``record --nodes`` distributed these over.
         communicators: In dry runs of a distributed job, the communicators of this rank.
         pid: The process's id.
         node: Name of the machine it ran on; "" in recordings of older versions.
@@ -212,6 +213,7 @@ class Manifest(_Json):
     world_size: int = 1
     same_ranks: tuple[int, ...] = ()
     dry_ranks: int = 0
+    dry_nodes: int = 1
     communicators: Communicators = field(default_factory=Communicators)
     pid: int = 0
     node: str = ""

@@ -11,6 +11,8 @@ GRADIENT_HOOKS = "gradient hooks"
 CHANGES_SETTINGS = "settings changed after backward"
 #: A model is trained in evaluation mode.
 TRAINED_IN_EVALUATION = "trained in evaluation mode"
+#: torch.compile compiles a model, which this dry run runs eagerly.
+COMPILES_MODELS = "compiles models"
 
 #: Update forms that an optimizer may have beside a loop over its parameters.
 FORMS = ("foreach", "fused")

@@ -91,6 +91,15 @@ def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str])
     assert "plan.toml exists already" in message
 
 
+def test_a_plan_for_ranks_is_tried_in_a_dry_run_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorded command starts one process; the options of the dry run start all ranks."""
+    recorded_on = Trace.open("run.memprof").manifest.machine
+    machine = dataclasses.replace(recorded_on, device_kind="cuda", device_name="RTX 4090")
+    rewrite("run.memprof", "ranks.memprof", machine=machine, world_size=16, dry_ranks=16, dry_nodes=2)
+    page = run(capsys, "suggest", "ranks.memprof", "--budget", "80%", "--allow", "checkpoint", "--write", "plan.toml")
+    assert "next: memprof record --dry-run --device 'RTX 4090' --ranks 16 --nodes 2 --plan plan.toml" in page
+
+
 def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the recording contains its machine's speed, times are scaled, labelled so, and kept in the plan."""
     rewrite("run.memprof", "known.memprof", **with_speed(Trace.open("run.memprof").manifest))

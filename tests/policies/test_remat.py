@@ -579,6 +579,8 @@ def test_an_error_in_a_second_run_is_the_jobs_own():
 def test_compiled_models_are_refused():
     """torch.compile hides its operators: the sentence says to leave one of the two out."""
     model = Dropouts()
+    with pytest.raises(PolicyError, match=r"compiled by torch\.compile"):
+        Remat(budget="1GiB").apply(Job(torch.compile(model)))
     model.compile()
     with pytest.raises(PolicyError, match=r"compiled by torch\.compile"):
         Remat(budget="1GiB").apply(Job(model))

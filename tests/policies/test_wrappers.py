@@ -14,6 +14,7 @@ from memprof.errors import PolicyError
 from memprof.launch.apply import find_mismatch, parameter_bytes
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.prediction import Prediction
+from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.model_names import chosen_modules
 from memprof.policies.runtime.wrappers import unwrapped, without_wrappers
 from memprof.policies.swap.policy import Swap
@@ -84,6 +85,24 @@ def test_compiled_modules_are_looked_through() -> None:
         ".",
         "modules.a",
     ]
+
+
+def test_saved_tensors_of_compiled_modules_are_left_alone() -> None:
+    """Modules around and within a compiled one are refused, others are not; nothing is changed."""
+    policy = Swap(("layers.0",), to="disk")
+    with pytest.raises(PolicyError, match=r"The model runs code that torch"):
+        policy.apply(Job(torch.compile(Net())))
+    for compiled in ("", "layers", "layers.0"):
+        model = Net()
+        model.get_submodule(compiled).compile()
+        with pytest.raises(PolicyError, match=f"{compiled or 'The model'} runs code"):
+            policy.apply(Job(model))
+        assert "forward" not in vars(model.layers[0])
+    model = Net()
+    model.layers[1].compile()
+    job = Job(model)
+    policy.apply(job)
+    job.undo()
 
 
 @pytest.mark.usefixtures("nothing_left")

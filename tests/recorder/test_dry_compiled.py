@@ -12,6 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.suggest import suggest
+from memprof.cli.pages.suggestions.next_commands import next_commands
+from memprof.errors import PolicyError
+from memprof.planners.search.explore import SearchRequest
+from memprof.policies.accumulate.batch import find_batch
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.compress.policy import Compress
+from memprof.policies.precision.policy import Precision
+from memprof.policies.remat.policy import Remat
+from memprof.policies.swap.policy import Swap
 from memprof.recorder.dry.compiling.generated_code import _written
 from memprof.recorder.dry.compiling.provenance import made_by
 from tests.recorder.recorded import Ended, record, record_script
@@ -68,10 +80,15 @@ def _compiled_notes(ended: Ended) -> list[str]:
     return [note for note in ended.trace.manifest.notes if note.startswith("torch.compile")]
 
 
-def test_buffers_are_those_of_the_generated_code(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled_dry(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A dry run of a small compiled model."""
+    return _dry_run(tmp_path_factory.mktemp("compiled"))
+
+
+def test_buffers_are_those_of_the_generated_code(compiled_dry: Ended) -> None:
     """ReLU is computed in the memory of the product, where eager operators make two; the verdict says what ran."""
-    ended = _dry_run(tmp_path)
-    step = ended.step
+    ended, step = compiled_dry, compiled_dry.step
     hidden = step.storages.allocated_bytes == 64 * 32 * 4
     forward = step.ops.phase[np.maximum(step.storages.created_op_id, 0)] == "forward"
     assert int((hidden & forward).sum()) == 1
@@ -84,6 +101,30 @@ def test_buffers_are_those_of_the_generated_code(tmp_path: Path) -> None:
     assert step.modules.name[step.saved.module_id[step.saved.storage_id == kept]].tolist() == ["_orig_mod.0"]
     assert _compiled_notes(ended) == ["torch.compile: 2 graphs compiled as in a real run, up to the kernels"]
     assert _compiled_notes(ended)[0] in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Swap(to="disk"), Compress(), Checkpoint((".",)), Precision("bf16"), Remat(budget="1GiB")],
+    ids=lambda policy: policy.name,
+)
+def test_policies_on_operators_of_generated_code_are_refused(compiled_dry: Ended, policy: Policy) -> None:
+    """What they would do to operators that the compiler fuses is not predicted, and the sentence says what helps."""
+    with pytest.raises(PolicyError, match=r"torch\.compile.*(--compile|--dry-run)"):
+        policy.transform(compiled_dry.step)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _HAS_COMPILER, reason="there is no C++ compiler")
+def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compiled_dry: Ended) -> None:
+    """A real run hides the kernels of generated code, so its batch is unknown; a dry run shows them."""
+    assert find_batch(compiled_dry.step).size == 64
+    ended = record_script(tmp_path, _JOB.format(setup=""))
+    with pytest.raises(PolicyError, match="record --dry-run"):
+        find_batch(ended.step)
+    found = suggest(ended.trace, basis_of(ended.trace), SearchRequest(1 << 10))
+    commands = [command for command, _ in next_commands(found, None, None)]
+    assert commands[0].endswith("--budget 1024 --compile")
 
 
 @pytest.mark.slow
@@ -164,6 +205,8 @@ def test_nothing_is_compiled_for_a_virtual_gpu(tmp_path: Path) -> None:
     setup = "model.cuda(); torch.set_default_device('cuda')"
     ended = _dry_run(tmp_path, setup, "--device", "h100-80g")
     assert "ran eagerly, and a real run differs: nothing is compiled for a virtual GPU" in ended.stderr
+    with pytest.raises(PolicyError, match=r"torch\.compile generates"):
+        Swap().transform(ended.step)
     refused = _dry_run(tmp_path, setup, "--device", "h100-80g", "--compile", ".")
     assert refused.returncode == 125
     assert "a dry run compiles for the CPU only" in refused.stderr

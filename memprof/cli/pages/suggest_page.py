@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from itertools import islice
 from pathlib import Path
 
@@ -12,15 +11,13 @@ from rich.text import Text
 
 from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
-from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.check_page import check_table, describe_check, describe_none
 from memprof.cli.pages.drawings import draw_front
 from memprof.cli.pages.plan_page import fill_basis
-from memprof.emit.switches import switches_of
+from memprof.cli.pages.suggestions.next_commands import next_commands
 from memprof.planners.search.candidate import Candidate
-from memprof.trace.secrets.masking import is_masked
 from memprof.units import format_bytes, format_bytes_change, format_us, format_us_between
 
 _MOST_ROWS = 10
@@ -75,7 +72,7 @@ def fill_suggestion(
                 style="dim",
             )
         )
-    for command, reason in _next(found, written, checked):
+    for command, reason in next_commands(found, written, checked):
         page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
 
 
@@ -218,46 +215,3 @@ def _refused_table(found: Suggestion) -> Table:
     for reason, plan in list(by_reason.items())[:_MOST_ROWS]:
         table.add_row(cell(plan), printable(reason))
     return table
-
-
-def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None) -> list[tuple[str, str]]:
-    job = words_for_record(found.manifest)
-    suggest = f"memprof suggest {shlex.quote(found.trace)}"
-    if found.basis.machine:
-        suggest += f" --machine {shlex.quote(found.basis.machine)}"
-    if found.basis.batch is not None:
-        suggest += f" --at-batch {found.basis.batch}"
-    if found.basis.length is not None:
-        suggest += f" --at-length {found.basis.length}"
-    answer = found.answer
-    host = "" if (most := answer.search_request.most_host_bytes) is None else f",pinned={most}"
-    again = f"{suggest} --budget {answer.search_request.budget_bytes}{host}"
-    if answer.best is None:
-        return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}{host}", "what fits")]
-    check = [(f"{again} --check", "dry-run the job under it (seconds)")] if _may_be_checked(found) else []
-    is_known = answer.best.interval.is_exact
-    if written is not None:
-        batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
-        length = "" if found.basis.length is None else f" on sequences of {found.basis.length}"
-        record = f"memprof record --plan {shlex.quote(str(written))} {job}"
-        train = (record, f"train under it{batch}{length}, and compare")
-        return [train] if is_known or checked is not None else [*check, train]
-    if checked:
-        kept = worth_keeping(checked)
-        if kept is None:
-            least = min((one.dry_bytes for one in checked if one.dry_bytes is not None), default=None)
-            more = (f"{again} --check {2 * len(checked)}", "dry-run more plans")
-            return [more] if least is None else [more, (f"{suggest} --budget {least} --check", "what a dry run took")]
-        return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
-    keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
-    # Plans whose peak is not exact are checked first.
-    first = [keep, *check] if is_known else [*check, keep]
-    switches = switches_of(found.basis.step, answer.best.plan)
-    own = [(f"{again} --emit {switches.target}", switches.words)] if switches is not None else []
-    return [*first, (f"{again} --explain 1", "what it does, policy by policy"), *own]
-
-
-def _may_be_checked(found: Suggestion) -> bool:
-    """Returns whether a dry run can check a plan: the command line starts the whole job, and the size is unchanged."""
-    command = found.manifest.command
-    return bool(command) and not is_masked(command) and not found.manifest.dry_ranks and not found.basis.at

@@ -40,6 +40,7 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["strict"] = settings.strict
         if settings.ranks:
             child["ranks"] = settings.ranks
+            child["nodes"] = settings.nodes
         child["expert_load"] = settings.expert_load
         if ranks_of(settings.plan) > 1:
             child["devices"] = 1  # --shard gives each rank a machine of one device

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order
 
 from memprof.errors import PolicyError
+from memprof.policies.rewrite.compiled_code import require_kernels
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -45,8 +46,10 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
         size: The batch size, if known; None to infer it, as the first dimension of the inputs.
 
     Raises:
-        PolicyError: No input shows the batch size, or it is a single sample.
+        PolicyError: No input shows the batch size, it is a single sample, or the step is that of a real run of code
+            that torch.compile generated.
     """
+    require_kernels(step)
     storages = step.storages
     phase = np.append(step.ops.phase, "older")[storages.created_op_id]  # NONE indexes the last entry
     is_backward = phase == "backward"

@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.rewrite.compiled_code import SAVES_ITSELF, is_in_compiled_code
 from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
 from memprof.policies.runtime.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
@@ -58,9 +59,15 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
     """Finds the regions that a policy recomputes in a recorded step.
 
     Raises:
-        PolicyError: No module matches, no matching module is called, or the sequence cannot be divided.
+        PolicyError: No module matches, no matching module is called, one runs in code that torch.compile generated, or
+            the sequence cannot be divided.
     """
     spans = _segments(step, policy) if policy.segments else _calls(step, policy)
+    is_inside = is_in_compiled_code(step)
+    for begin, end, module in spans:
+        if is_inside[begin : end + 1].any():
+            name = module_names(step)[module]
+            raise PolicyError(SAVES_ITSELF.format(what=name or "The model", policy="checkpoint"))
     first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
     parent = np.full(len(first), NONE, dtype=np.int64)
     outermost = np.arange(len(first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memprof.policies.base import Candidates
 from memprof.policies.precision.autocast_lists import SHORT_TYPES
+from memprof.policies.precision.misfits import why_not_compiled
 from memprof.policies.precision.policy import NO_BF16, Precision
 from memprof.trace.step import Step
 
@@ -18,6 +19,8 @@ def candidates(step: Step, world_size: int) -> Candidates:
     types = set(step.storages.dtype[wrote.storage_id])
     reduced = sorted(name for name in types if name.startswith(("float8", "float16", "bfloat16", "complex32")))
     bf16 = Precision("bf16")
+    if reason := why_not_compiled(step, bf16):
+        return Candidates(unsuitable={bf16: reason})
     is_older = step.is_on_device() and SHORT_TYPES["bf16"] not in step.short_types
     if reduced:
         return Candidates(unsuitable={bf16: f"The job's matrix products are in {' and '.join(reduced)} already."})

@@ -10,6 +10,7 @@ from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import RECURRENT, SHORT_TYPES, is_one_of
 from memprof.policies.precision.policy import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.precision.roots import of_trained_models
+from memprof.policies.rewrite.compiled_code import is_in_compiled_code
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
@@ -45,6 +46,26 @@ def refuse_own_autocast(step: Step, policy: Precision) -> None:
                 f"precision: the recorded job already runs under autocast, in {dtype}; leave the policy out, or "
                 "remove autocast (and GradScaler) from the script and record it again."
             )
+
+
+def why_not_compiled(step: Step, policy: Precision) -> str:
+    """Returns why the policy cannot be predicted for code that torch.compile generated; "" without such code."""
+    if not np.any(is_in_compiled_code(step) & (step.ops.phase == "forward")):
+        return ""
+    return (
+        f"precision: torch.compile generates other code in {policy.dtype}, which this recording does not predict; "
+        f"dry-run the job under the policy: memprof record --dry-run --{policy.describe()}."
+    )
+
+
+def refuse_compiled(step: Step, policy: Precision) -> None:
+    """Rejects a step with code that torch.compile generated.
+
+    Raises:
+        PolicyError: Forward calls such code.
+    """
+    if reason := why_not_compiled(step, policy):
+        raise PolicyError(reason)
 
 
 def refuse_mixed_types(step: Step, types: Types) -> None:

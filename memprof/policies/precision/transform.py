@@ -19,6 +19,7 @@ from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.ends import Nodes
 from memprof.policies.precision.flow import OwnCasts, Types, follow_types
 from memprof.policies.precision.misfits import (
+    refuse_compiled,
     refuse_mixed_types,
     refuse_own_autocast,
     refuse_recurrent,
@@ -57,6 +58,7 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
         PolicyError: The step has no model in float32, or one that does not support a short type.
     """
     refuse_own_autocast(step, policy)
+    refuse_compiled(step, policy)
     if at_most and policy.is_pure and is_one_of(plain_names(step.ops.name), OFTEN_FLOAT32_SHORT).any():
         # After its own casts to float32 such a job may go on in float32, or cast back before the next product.
         made = [_rewritten(step, policy, casts) for casts in (OwnCasts.STAY, OwnCasts.BACK)]

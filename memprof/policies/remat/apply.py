@@ -17,8 +17,8 @@ from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.remat.saved import SavedHooks
 from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.transform import OVERLAP
-from memprof.policies.runtime.forwards import outermost_layer
+from memprof.policies.remat.transform import COMPILED, OVERLAP
+from memprof.policies.runtime.compiled_modules import find_compiled
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier
 from memprof.policies.swap.packing import require_unhooked
@@ -137,16 +137,11 @@ def _refuse(job: Job) -> None:
         require_unhooked(job.model, [job.model])
     except PolicyError:
         raise PolicyError(OVERLAP) from None
-    for name, module in job.modules_named().items():
-        own, layer = vars(module).get("forward"), outermost_layer(module)
-        is_compiled = any(hasattr(forward, "_torchdynamo_orig_callable") for forward in (own, layer))
-        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
-            raise PolicyError(
-                f"{name or 'The model'} is compiled by torch.compile, whose operators are invisible to remat: leave "
-                "one of the two out, or set a budget for the compiler itself with --compile."
-            )
-    if type(job.model).__name__ == "OptimizedModule" or job.has_parts:
-        raise PolicyError("remat needs a plain model; this one is sharded over ranks, or compiled by torch.compile.")
+    compiled = find_compiled(job)
+    if compiled is not None:
+        raise PolicyError(COMPILED.format(what=compiled or "The model"))
+    if job.has_parts:
+        raise PolicyError("remat needs a plain model; this one is sharded over ranks.")
 
 
 def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:

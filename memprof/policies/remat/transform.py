@@ -13,6 +13,7 @@ from memprof.policies.evict.outline import outline_of
 from memprof.policies.evict.planned import planned_course
 from memprof.policies.evict.simulation import Course
 from memprof.policies.evict.units import Units, units_of
+from memprof.policies.rewrite.compiled_code import may_be_compiled
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
 from memprof.replay.live import live_bytes
@@ -31,6 +32,11 @@ OPERATOR_US, SAVED_US = 20.0, 12.0
 ROOM = 0.05
 #: Operators inserted by policies that replace saved tensors.
 _OTHERS = (SWAP_OUT, COMPRESS)
+#: Error where torch.compile has compiled what would be recomputed.
+COMPILED = (
+    "{what} is compiled by torch.compile, whose operators are invisible to remat: leave one of the two out, or give "
+    "the compiler a budget with --compile."
+)
 #: Error where both are in one plan.
 OVERLAP = "Two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
 
@@ -44,10 +50,13 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
         at_most: Use a somewhat smaller budget (ROOM): if that is infeasible, the runtime might have to end the job.
 
     Raises:
-        PolicyError: The budget is less than an operator needs at once, or swap or compress were applied before.
+        PolicyError: The budget is less than an operator needs at once, swap or compress were applied before, or part of
+            the step ran in code that torch.compile generated.
     """
     if _replaces_saved(step):
         raise PolicyError(OVERLAP)
+    if may_be_compiled(step).any():
+        raise PolicyError(COMPILED.format(what="Part of the model"))
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
     allowed = 1 - ROOM if at_most else 1.0

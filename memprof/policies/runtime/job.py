@@ -12,6 +12,7 @@ import torch
 from memprof.errors import NoOptimizerError
 from memprof.policies.runtime.copies import CopyGuard, without_hook
 from memprof.policies.runtime.forwards import PlannedForward
+from memprof.policies.runtime.wrappers import is_compiled_as_whole, unwrapped
 
 #: Objects that hold values of the job and that scripts copy and save.
 Owner = torch.nn.Module | torch.optim.Optimizer
@@ -33,15 +34,17 @@ class Job:
     """The job a plan is applied to.
 
     Attributes:
-        model: The root module.
+        model: The root module, without wrappers.
+        is_compiled: Whether torch.compile wraps it.
         optimizers: The optimizers of its parameters, possibly none yet.
         notes: Notes for the user on what was changed or skipped.
         on_note: Called with each note that ``note`` adds.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-        """Takes the model and its optimizers; changes nothing."""
-        self.model = model
+        """Takes the model, possibly wrapped, and its optimizers; changes nothing."""
+        self.model: torch.nn.Module = unwrapped(model)
+        self.is_compiled = is_compiled_as_whole(model)
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None

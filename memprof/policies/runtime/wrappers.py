@@ -19,6 +19,15 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
+def is_compiled_as_whole(model: Any) -> bool:
+    """Returns whether one of the wrappers around a model is torch.compile's."""
+    while unwrapped(model) is not model:
+        if type(model).__name__ == "OptimizedModule":
+            return True
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    return False
+
+
 def without_wrappers(name: str) -> str:
     """Returns a name, or a pattern of names, as the model inside has it."""
     while name.startswith(tuple(f"{place}." for place in WRAPPERS.values())):

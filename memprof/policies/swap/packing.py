@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
+from memprof.policies.runtime.compiled_modules import require_eager
 from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.runtime.forwards import outermost_layer
 from memprof.policies.runtime.job import Job
@@ -155,10 +156,12 @@ class SavedTensors:
         """Wraps the forward of the chosen modules, and of the root.
 
         Raises:
-            PolicyError: Another policy has hooks there, or no chosen module can be called; nothing was wrapped.
+            PolicyError: Another policy has hooks there, they are compiled, or none can be called; nothing was wrapped.
         """
+        names = list(names)
         chosen = callable_modules(job, names)
         require_unhooked(job.model, chosen)
+        require_eager(job, names, "replacing saved tensors")
         step_aside_where_forbidden()
         # Nested ones are wrapped too: the outer one may never be called itself.
         for module in chosen:

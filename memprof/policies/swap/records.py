@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.policies.rewrite.compiled_code import SAVES_ITSELF, may_be_compiled
 from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
@@ -88,12 +89,17 @@ def find_records(
         with_variables: Assume that variables and results of a forward hold what they can, which is not recorded.
 
     Raises:
-        PolicyError: A pattern matches no module, or none that is called, or those run in transforms of torch.func only.
+        PolicyError: A pattern matches no module, or none that is called, or those run in transforms of torch.func only,
+            or call code that torch.compile generated.
     """
     is_chosen = called_modules(step, patterns)
     require_untouched(step, is_chosen)
     ops, storages, saved = step.ops, step.storages, step.saved
     calls = Calls(step, is_chosen)
+    compiled = np.flatnonzero(may_be_compiled(step) & (calls.region_of != NONE))
+    if len(compiled):
+        name = str(step.modules.name[calls.module[calls.region_of[compiled[0]]]])
+        raise PolicyError(SAVES_ITSELF.format(what=name or "The model", policy="replacing saved tensors"))
 
     is_node = (ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward")
     first, last = node_bounds(ops.forward_op_id, is_node)

@@ -111,9 +111,15 @@ def _elements(args: Any, result: Any) -> int | None:
     return args[0].numel() if isinstance(result, FakeTensor) else None
 
 
+def _of_bincount(args: Any, result: Any) -> int | None:
+    """Returns how many elements it counts; None where it sums their weights instead."""
+    has_weights = len(args) > 1 and args[1] is not None
+    return None if has_weights else _elements(args, result)
+
+
 #: Operators that count tokens, and how many they count in all.
 _COUNTED: dict[Any, Callable[[Any, Any], int | None]] = {
-    _aten.bincount.default: _elements,
+    _aten.bincount.default: _of_bincount,
     _aten.histc.default: _elements,
     _aten.sum.dim_IntList: _of_sum,
 }

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from memprof.recorder.memory.inventory import Inventory
     from memprof.recorder.operators import OperatorMode
     from memprof.recorder.profiler.sources import MemorySources
+    from memprof.recorder.steps.usages import Usages
 
 #: torch's own modules that also compile functions in an eager job: cond, scan and the like.
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
@@ -99,7 +100,13 @@ class DryRun:
         self.rank.install()
 
     def adopt(
-        self, mode: OperatorMode, rows: OperatorRows, inventory: Inventory, sources: MemorySources, log: RawLog
+        self,
+        mode: OperatorMode,
+        rows: OperatorRows,
+        inventory: Inventory,
+        sources: MemorySources,
+        log: RawLog,
+        usages: Usages,
     ) -> None:
         """Adapts the components of a recording to fake tensors."""
         from torch._subclasses.fake_tensor import FakeTensor
@@ -108,7 +115,7 @@ class DryRun:
         mode.fake_type = FakeTensor
         self._sources = sources
         if self._regions is not None:
-            self._regions.adopt(mode, rows, sources)
+            self._regions.adopt(mode, rows, sources, usages)
         if device is None:
             mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span

@@ -10,6 +10,7 @@ import torch
 
 from memprof.trace.usages import (
     CHANGES_SETTINGS,
+    COMPILES_MODELS,
     FORMS,
     GRADIENT_HOOKS,
     IS_LBFGS,
@@ -47,6 +48,10 @@ class Usages:
     def train_in_evaluation(self) -> None:
         """Notes that backward runs through a model in evaluation mode."""
         self.seen[TRAINED_IN_EVALUATION] = None
+
+    def compile_model(self) -> None:
+        """Notes that a model which runs eagerly here is compiled in a real run."""
+        self.seen[COMPILES_MODELS] = None
 
     def begin_update(self, optimizer: Any) -> None:
         """Notes how an optimizer that is about to update was used."""

@@ -73,7 +73,7 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         speed: Measured speed of the machine.
     """
     start = spool.records["start"][0]
-    host = start["machine"]
+    host, options = start["machine"], launch.get("options", {})
     return Manifest(
         schema_version=SCHEMA_VERSION,
         memprof_version=start["memprof_version"],
@@ -97,7 +97,8 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         ),
         rank=start["rank"],
         world_size=start["world_size"],
-        dry_ranks=int(launch.get("options", {}).get("ranks", 0)),
+        dry_ranks=int(options.get("ranks", 0)),
+        dry_nodes=int(options.get("nodes", 1)),
         pid=start["pid"],
         node=start.get("node", ""),
         clock=start.get("clock", ""),

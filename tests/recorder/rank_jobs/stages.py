@@ -18,9 +18,9 @@ from torch.distributed.pipelining import (
 )
 
 KIND = sys.argv[1]
-MICRO_BATCHES = 8
 device = begin()
 rank, ranks = dist.get_rank(), dist.get_world_size()
+MICRO_BATCHES = max(8, ranks)  # 1F1B takes no fewer than it has stages
 count = ranks * (2 if KIND in ("interleaved", "zero_bubble") else 1)
 whole = GPT(layers=count)
 places = range(rank, count, ranks)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memprof.recorder.dry.mode import DryMode
     from memprof.recorder.operators import OperatorMode
     from memprof.recorder.profiler.sources import MemorySources
+    from memprof.recorder.steps.usages import Usages
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 #: Settings of inductor that would run kernels while compiling, generate no Python, or read what a real run cached.
@@ -70,6 +71,8 @@ class CompiledRegions:
         self._is_virtual = is_virtual
         self._operators: OperatorMode | None = None
         self._sources: MemorySources | None = None
+        self._usages: Usages | None = None
+        self._leaves_models = False
         self._kernels: dict[tuple[str, frozenset[int]], OperatorTraits] = {}
         self._allocation: OperatorTraits | None = None
         self._provenance = Provenance()
@@ -77,10 +80,12 @@ class CompiledRegions:
         self._eager: Counter[str] = Counter()
         self._is_ready: bool | None = None
 
-    def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources) -> None:
+    def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources, usages: Usages) -> None:
         """Sets the recorder's components, once it records."""
-        self._operators, self._sources = operators, sources
+        self._operators, self._sources, self._usages = operators, sources, usages
         self._provenance.adopt(rows)
+        if self._leaves_models:
+            usages.compile_model()
 
     def notes(self) -> list[str]:
         """Returns notes on the graphs that were compiled, and on those that were not."""
@@ -109,6 +114,10 @@ class CompiledRegions:
             return False
         if self._is_virtual:
             self._eager["nothing is compiled for a virtual GPU"] += 1
+            if isinstance(getattr(function, "__self__", function), torch.nn.Module):
+                self._leaves_models = True
+                if self._usages is not None:
+                    self._usages.compile_model()
             return False
         if self._is_ready is None:
             self._is_ready = self._prepare()

@@ -1,0 +1,59 @@
+"""Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
+
+Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
+recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.wrappers`` says
+which modules of a running job are compiled.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.trace.schema import Bools
+from memprof.trace.step import Step
+from memprof.trace.usages import COMPILES_MODELS
+
+#: Error where a policy would change which tensors generated code saves.
+SAVES_ITSELF = (
+    "{what} runs code that torch.compile generates, which decides by itself what is saved for backward, so {policy} "
+    "has no predictable effect there: leave it out, choose modules that are not compiled, or give the compiler a "
+    "budget with memprof suggest --compile."
+)
+
+#: In the stack of every operator that generated code calls.
+_CALLER = re.compile(r"[/\\]torch[/\\]_inductor[/\\]output_code\.py:")
+#: Operators that only a dry run shows in generated code: its kernels, and its allocations.
+_SHOWN = ("inductor.", "aten.empty_strided")
+
+
+def is_in_compiled_code(step: Step) -> Bools:
+    """Marks the operators that ran in generated code, shape ``(ops,)``; none without stacks."""
+    found = [bool(_CALLER.search(str(frames))) for frames in step.stacks.frames]
+    return np.array([*found, False], dtype=np.bool_)[step.ops.stack_id]
+
+
+def may_be_compiled(step: Step) -> Bools:
+    """Marks the operators that run in generated code here, or in a real run of the job, shape ``(ops,)``.
+
+    A dry run on a virtual GPU compiles nothing. Which of its operators a real run compiles is not recorded.
+    """
+    if COMPILES_MODELS in step.usages:
+        return np.ones(len(step.ops), dtype=np.bool_)
+    return is_in_compiled_code(step)
+
+
+def require_kernels(step: Step) -> None:
+    """Rejects a step with generated code whose kernels are unknown, and with them the sizes of what they compute.
+
+    Raises:
+        PolicyError: The recording is that of a real run.
+    """
+    is_inside = is_in_compiled_code(step)
+    if is_inside.any() and not any(str(name).startswith(_SHOWN) for name in set(step.ops.name[is_inside])):
+        raise PolicyError(
+            "The recording shows only part of what code that torch.compile generated computes, so what grows with the "
+            "batch is unknown: dry-run the job with memprof record --dry-run, and use that recording."
+        )
