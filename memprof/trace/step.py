@@ -47,6 +47,7 @@ class Step:
         to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
         from_host_bytes_per_us: The same in the other direction.
         short_types: Types shorter than float32 that the device it ran on computes in; on a CPU, oneDNN.
+        planned_types: The same of the GPU that it is planned for, where it ran on a CPU; None for no other machine.
         has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
         threads: Threads that share an operator there.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
@@ -78,6 +79,7 @@ class Step:
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
+    planned_types: tuple[str, ...] | None = None
     has_amx: bool = False
     threads: int = 1
     size_errors: tuple[float, float] = (0.0, 0.0)
@@ -98,6 +100,16 @@ class Step:
     def is_on_device(self) -> bool:
         """Returns whether it ran on a device with memory of its own."""
         return bool(np.any(~np.isin(self.storages.device, ("cpu", ""))))
+
+    def targets_device(self) -> bool:
+        """Returns whether it ran on, or is planned for, a device with memory of its own."""
+        return self.planned_types is not None or self.is_on_device()
+
+    def runs_bf16(self) -> bool:
+        """Returns whether the device that it ran on, or is planned for, supports bfloat16, as every CPU does."""
+        if self.planned_types is not None:
+            return "bfloat16" in self.planned_types
+        return not self.is_on_device() or "bfloat16" in self.short_types
 
     def born_bytes(self) -> Ints:
         """Returns the allocated bytes of the storages each operator creates, shape ``(ops,)``."""

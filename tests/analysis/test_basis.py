@@ -62,6 +62,15 @@ def test_all_steps_have_the_short_types_of_the_device_planned_for(monkeypatch: p
         assert {step.short_types for step in steps} == {types}
 
 
+def test_a_recording_on_a_cpu_has_the_types_of_the_gpu_planned_for() -> None:
+    """Its own are those of its kernels, which decide what workspaces were recorded."""
+    trace, target = Trace.open(GPT), find_machine("t4")
+    found = basis_of(trace, machine=target)
+    for step in (found.step, *found.others, *whole_steps(trace, target)):
+        assert (step.planned_types, "bfloat16" in step.short_types) == (("float16",), True)
+    assert basis_of(trace).step.planned_types is None
+
+
 def test_the_less_certain_source_counts(recorded: Basis) -> None:
     """A step at another size says how it was obtained, unless its times are known from less."""
     assert dataclasses.replace(recorded, scaled_by="rule").source == "rule"

@@ -152,16 +152,17 @@ def test_gradients_and_weights_keep_float32_under_autocast():
 
 
 def test_a_gpu_without_bfloat16_is_offered_fp16():
-    """T4 and V100 compute in float16 only; bf16 is refused there by its prediction, as it is when applied."""
+    """T4 and V100 compute in float16 only; bf16 is refused for them, wherever the job was recorded."""
     step = recorded("gpt")
     storages = step.storages.replace(device=np.full(len(step.storages), "cuda:0", dtype=np.object_))
     for name, offered in (("t4", "fp16"), ("V100 PCIe 16GB", "fp16"), ("rtx3090", "bf16")):
         types = find_machine(name).short_types
         on_card = dataclasses.replace(step, storages=storages, short_types=types)
-        assert candidates(on_card, 1).whole_step == (Precision(offered),)
-        if offered == "fp16":
-            with pytest.raises(PolicyError, match="does not support bf16"):
-                Precision("bf16").transform(on_card)
+        for one in (on_card, dataclasses.replace(step, planned_types=types)):
+            assert candidates(one, 1).whole_step == (Precision(offered),)
+            if offered == "fp16":
+                with pytest.raises(PolicyError, match="does not support bf16"):
+                    Precision("bf16").transform(one)
 
 
 def test_trace_from_cuda_follows_cudas_lists():

@@ -179,11 +179,13 @@ def basis_of_steps(trace: Trace) -> Basis:
 
 
 def _with_short_types(trace: Trace, steps: Iterable[Step], machine: Accelerator | None = None) -> tuple[Step, ...]:
-    """Returns steps recorded on a device with the short types of the target machine, or of their own without one."""
+    """Returns steps with the short types of the target machine, or of the device they were recorded on without one."""
     recorded_on = trace.manifest.machine
     target = machine or machine_of_device(recorded_on.device_name)
-    if recorded_on.device_kind == "cpu" or target is None:
+    if target is None:
         return tuple(steps)
+    if recorded_on.device_kind == "cpu":
+        return tuple(replace(step, planned_types=target.short_types) for step in steps)
     return tuple(replace(step, short_types=target.short_types) for step in steps)
 
 

@@ -166,7 +166,7 @@ def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Candidate | None:
     moved = tuple(choice.name for choice in chosen if choice.is_moved)
     policies: list[Policy] = [Checkpoint(again)] if again else []
     if moved:
-        policies.append(Swap(moved, to="host" if bench.step.is_on_device() else "disk"))
+        policies.append(Swap(moved, to="host" if bench.step.targets_device() else "disk"))
     return bench.try_plan(*policies)
 
 

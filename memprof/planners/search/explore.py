@@ -156,7 +156,7 @@ def explore(
         PolicyError: Unknown policy.
         UsageError: A budget for copies in host memory, of a job that ran there.
     """
-    if search_request.most_host_bytes is not None and not step.is_on_device():
+    if search_request.most_host_bytes is not None and not step.targets_device():
         raise UsageError(
             "host= and pinned= bound the copies that plans for a GPU make in host memory; this job ran there itself: "
             "give one size."
@@ -237,7 +237,7 @@ def _may_rematerialise(bench: Workbench, search_request: SearchRequest) -> bool:
     """Whether remat may be used: on a device where it has not been run yet, only when named."""
     if Remat.name in search_request.forbid or search_request.allow:
         return Remat.name in search_request.allow and Remat.name not in search_request.forbid
-    return not bench.step.is_on_device()
+    return not bench.step.targets_device()
 
 
 def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], search_request: SearchRequest) -> None:

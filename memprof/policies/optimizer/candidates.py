@@ -18,7 +18,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
     """
     if not np.any(step.ops.phase == "optimizer"):
         return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
-    if not step.is_on_device() or not _has_forms(step):
+    if not step.targets_device() or not _has_forms(step):
         return Candidates((OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop")))
     settings = [{"loop": "fused"}, {"state": "host"}]
     return Candidates(tuple(OptimizerPolicy(in_backward=early, **one) for early in (True, False) for one in settings))

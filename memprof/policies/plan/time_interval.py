@@ -43,7 +43,7 @@ def time_interval_of(policies: Sequence[Policy], step: Step, predicted_us: float
         The bounds; None if the plan has no policies, the step runs on a GPU, or a policy has no measured errors.
     """
     errors = [policy.time_errors_seen for policy in policies]
-    if not errors or not math.isfinite(predicted_us) or step.is_on_device():
+    if not errors or not math.isfinite(predicted_us) or step.targets_device():
         return None
     below = above = 0.0
     for seen in errors:

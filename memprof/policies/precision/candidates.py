@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memprof.policies.base import Candidates
-from memprof.policies.precision.autocast_lists import SHORT_TYPES
 from memprof.policies.precision.misfits import why_not_compiled
 from memprof.policies.precision.policy import NO_BF16, Precision
 from memprof.trace.step import Step
@@ -21,9 +20,8 @@ def candidates(step: Step, world_size: int) -> Candidates:
     bf16 = Precision("bf16")
     if reason := why_not_compiled(step, bf16):
         return Candidates(unsuitable={bf16: reason})
-    is_older = step.is_on_device() and SHORT_TYPES["bf16"] not in step.short_types
     if reduced:
         return Candidates(unsuitable={bf16: f"The job's matrix products are in {' and '.join(reduced)} already."})
     if not types & {"float32", "float64"}:
         return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
-    return Candidates((Precision("fp16"),), {bf16: NO_BF16}) if is_older else Candidates((bf16,))
+    return Candidates((bf16,)) if step.runs_bf16() else Candidates((Precision("fp16"),), {bf16: NO_BF16})

@@ -87,7 +87,7 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     of_op = np.where(forward != NONE, forward, np.arange(len(ops)))
     is_inside = (types.region[of_op] != NONE) & types.is_short_out[of_op]
     is_bound = (whole >= LARGE_BYTES) & ((less < whole) | is_inside)
-    if types.device == "cuda":
+    if types.device == "cuda" or step.planned_types is not None:
         is_product = is_inside & (types.rule[of_op] == SHORT)
         ratio = np.where(is_product, CUDA_PRODUCT, np.where(is_bound, share, 1.0))
     else:

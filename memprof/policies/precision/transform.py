@@ -69,7 +69,7 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
 def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
         raise PolicyError(LBFGS)
-    if policy.dtype == "bf16" and step.is_on_device() and SHORT_TYPES["bf16"] not in step.short_types:
+    if policy.dtype == "bf16" and not step.runs_bf16():
         raise PolicyError(NO_BF16)
     types = follow_types(step, is_pure=policy.is_pure, own_casts=own_casts)
     refuse_mixed_types(step, types)

@@ -11,7 +11,7 @@ from memprof.trace.step import Step
 
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns swapping of optimizer state, where there is any."""
-    state = Swap(what="optimizer", to="host" if step.is_on_device() else "disk")
+    state = Swap(what="optimizer", to="host" if step.targets_device() else "disk")
     if not np.any(step.storages.category == "optimizer_state"):
         return Candidates(unsuitable={state: "No optimizer keeps any state between steps."})
     return Candidates((state,))

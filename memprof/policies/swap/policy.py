@@ -140,7 +140,7 @@ class Swap(Policy):
     @classmethod
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Moves what modules save: to host memory from a device, to disk from host memory."""
-        if step.is_on_device():
+        if step.targets_device():
             # Copies of large tensors take longer than the operators between two of them.
             return (lambda modules: cls(modules, to="host", prefetch=4),)
         return (lambda modules: cls(modules, to="disk"),)

@@ -31,11 +31,10 @@ def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
     Raises:
         PolicyError: A pattern matches nothing, or the step did not run on the device that the policy moves from.
     """
-    has_device = any(str(device).startswith("cuda") for device in set(step.storages.device))
-    if policy.to == "host" and not has_device:
+    if policy.to == "host" and not step.targets_device():
         raise PolicyError("swap cannot move to host: this step is already in host memory; write to = 'disk'.")
-    if policy.to == "disk" and has_device:
-        raise PolicyError("swap can only move to disk from host memory, and this step ran on cuda; write to = 'host'.")
+    if policy.to == "disk" and step.targets_device():
+        raise PolicyError("swap can only move to disk from host memory, and this step is a GPU's; write to = 'host'.")
     if policy.what == "optimizer":
         return transform_state(step, policy)
     if policy.what == "parameters":

@@ -67,7 +67,8 @@ def _train(found: Suggestion, written: Path) -> Command:
         return (f"memprof record {_dry_flags(found.manifest)} --plan {plan} {job}", "dry-run its ranks under it")
     batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
     length = "" if found.basis.length is None else f" on sequences of {found.basis.length}"
-    return (f"memprof record --plan {plan} {job}", f"train under it{batch}{length}, and compare")
+    place = f" on {found.basis.machine}" if found.basis.machine else ""
+    return (f"memprof record --plan {plan} {job}", f"train under it{place}{batch}{length}, and compare")
 
 
 def _dry_flags(manifest: Manifest) -> str:
