@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from memprof.policies.base import Policy
+from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.plan import Plan
-from memprof.policies.runtime.wrappers import WRAPPERS, fitted
+from memprof.policies.runtime.wrappers import WRAPPERS
 
 
 def in_own_names(plan: Plan) -> Plan:

@@ -11,12 +11,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memprof.errors import PolicyError
+from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.wrappers import WRAPPERS, fitted, unwrapped
+from memprof.policies.runtime.wrappers import WRAPPERS, unwrapped
 from memprof.recorder.remarks import add_remark, remove_remark
 from memprof.units import format_bytes
 

@@ -236,6 +236,20 @@ def test_a_budget_of_the_compiler_is_kept_in_a_dry_run(tmp_path: Path, *, own: b
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not _HAS_COMPILER, reason="there is no C++ compiler")
+def test_a_checkpoint_is_part_of_the_compiled_graphs(tmp_path: Path) -> None:
+    """Regions are traced with the model around them, without a graph break, and the peak is the real run's."""
+    job = _LAYERS.replace("for layer in model.layers:\n    layer.compile()", "model = torch.compile(model)")
+    job = job.replace("torch.randn(64, 16)", "torch.randn(4096, 16)")
+    plain = record_script(tmp_path, job, "--dry-run").peak
+    flags = ("--checkpoint", "layers.*")
+    ended = record_script(tmp_path, job, "--dry-run", *flags)
+    assert _compiled_notes(ended) == ["torch.compile: 2 graphs compiled as in a real run, up to the kernels"]
+    assert ended.peak < plain
+    assert record_script(tmp_path, job, *flags).peak == ended.peak
+
+
+@pytest.mark.slow
 def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
     """Generated code is written to a folder that is removed when the job ends."""
     (tmp_path / "train.py").write_text(_JOB.format(setup=""))

@@ -9,10 +9,10 @@ from typing import Any
 from memprof.errors import PolicyError
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.base import Policy
+from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
-from memprof.policies.runtime.wrappers import fitted
 
 
 def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str, ...]:

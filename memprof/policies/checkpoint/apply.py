@@ -166,6 +166,10 @@ def _region(
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # The compiler traces the region once, and recomputes it in the code that it generates.
+            settings = {"context_fn": contexts} if keep else {}
+            return checkpoint(forward, *args, use_reentrant=False, **settings, **kwargs)
         if not (torch.is_grad_enabled() and root.training) or is_in_transform():
             return forward(*args, **kwargs)
         # Tensors are passed one by one, wherever they are in the arguments: torch saves these, and an outer region can

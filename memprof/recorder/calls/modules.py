@@ -25,9 +25,11 @@ _ENTER = "__memprof_enter__"
 _EXIT = "__memprof_exit__"
 _ID = "__memprof_id__"
 _ROOTS = "__memprof_roots__"
-_EVERY_CALL = f"{_ENTER}(self, args, kwargs)"
-#: This test is all that runs for calls of other modules.
-_ROOT_CALLS = f"{_EVERY_CALL} if {_ID}(self) in {_ROOTS} else None"
+#: True for calls that torch.compile traces, as it does where a module's forward was replaced.
+_IS_TRACED = "torch.compiler.is_compiling()"
+_EVERY_CALL = f"None if {_IS_TRACED} else {_ENTER}(self, args, kwargs)"
+#: These tests are all that runs for calls of other modules.
+_ROOT_CALLS = f"None if {_IS_TRACED} or {_ID}(self) not in {_ROOTS} else {_ENTER}(self, args, kwargs)"
 
 
 class ModuleCallObserver:
@@ -101,8 +103,7 @@ def wrap_body(definition: ast.FunctionDef, entry: str, leave: str) -> None:
 def _wrapped(body: list[ast.stmt], entry_expression: str, leave: str) -> list[ast.stmt]:
     """Returns a wrapped body.
 
-    The names are looked up in torch.nn.modules.module's globals; `torch.compiler.is_compiling` guards nothing
-    here, since dynamo inlines a module's forward without going through this method.
+    The names are looked up in torch.nn.modules.module's globals.
     """
     frame = ast.parse(
         f"""
