@@ -128,7 +128,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
 
 
 def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, Ints, Ints]:
-    """Returns what nodes saved whose operators do not read it: storages, forward operators, operators it is freed after.
+    """Returns what nodes saved and do not read: storages, forward operators, and the operators it is freed after.
 
     Such a storage is freed while its node runs. That of a forward which is run again is not: nothing was saved.
     """
