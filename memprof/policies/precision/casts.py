@@ -102,6 +102,8 @@ class Casts:
             before,
         )
         like_storages = step.storages.take(sources)
+        # The job's variables hold what its code casts back, not what autocast makes for an operator.
+        is_held = self.types.is_recast[sources]
         storages = self.draft.insert_storages(
             like_storages.replace(
                 category=np.full(len(ops), category, dtype=object),
@@ -111,6 +113,7 @@ class Casts:
                 allocated_bytes=rounded(written, like_storages.device),
                 created_op_id=ops,
                 freed_op_id=np.where(freed == NONE, ops, freed),
+                held_op_id=np.where(is_held, like_storages.held_op_id, NONE),
                 dtype=np.where(to_short, self.short, "float32").astype(object),
             )
         )
@@ -252,6 +255,7 @@ def _own_readers(casts: Casts, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
     is_own = types.is_own[ops]
     makers = np.where(is_own, ops, np.maximum(created[sources], 0))
     is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
+    is_shared |= types.is_recast[sources] & np.isin(step.ops.stack_id[ops], list(step.in_argument_type))
     call, held_until = calls_of_code(step, makers, casts.nodes.innermost)
     keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
     _, group = np.unique(keys, return_inverse=True)
