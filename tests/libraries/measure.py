@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -34,10 +35,11 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, Any]:
 
     Returns:
         By way (``plain``, ``record``, ``dry``, the cards, ``suggest``, ``plan``), a dict with numbers (peaks in
-        bytes, ``seconds``) or with a ``sentence``.
+        bytes, ``seconds``) or with a ``sentence``; and the ``day``.
     """
     script = [str(cell.path), *cell.arguments]
-    found: dict[str, Any] = {"plain": _plain(script, folder)}
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    found: dict[str, Any] = {"day": day, "plain": _plain(script, folder)}
     if "sentence" in found["plain"]:
         return found
     found["record"] = recording(folder, "run", script)
