@@ -102,8 +102,6 @@ class Casts:
             before,
         )
         like_storages = step.storages.take(sources)
-        # The job's variables hold what its code casts back, not what autocast makes for an operator.
-        is_held = self.types.is_recast[sources]
         storages = self.draft.insert_storages(
             like_storages.replace(
                 category=np.full(len(ops), category, dtype=object),
@@ -113,7 +111,6 @@ class Casts:
                 allocated_bytes=rounded(written, like_storages.device),
                 created_op_id=ops,
                 freed_op_id=np.where(freed == NONE, ops, freed),
-                held_op_id=np.where(is_held, like_storages.held_op_id, NONE),
                 dtype=np.where(to_short, self.short, "float32").astype(object),
             )
         )
@@ -219,7 +216,10 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     )
     kinds = casts.draft.storages.category.copy()
     kinds[made[category]] = "activation"
-    casts.draft.storages = casts.draft.storages.replace(category=kinds)
+    # The job's variables hold what its code casts back, not what autocast makes for an operator.
+    held = casts.draft.storages.held_op_id.copy()
+    held[made[~types.is_recast[sources[first]]]] = NONE
+    casts.draft.storages = casts.draft.storages.replace(category=kinds, held_op_id=held)
 
     casts.redirect(rows, made[cast_of])
     changed = casts.draft.saved.storage_id.copy()
