@@ -84,7 +84,6 @@ def find_lives(
     found, read = recompute.storage_read(regions.parent[inner], inputs[1][is_inner])
     np.maximum.at(all_dies, read[found != NONE], end_rank[inner[found != NONE]])
     _hold_kept(all_dies, step, regions, recompute, is_kept, python, rank, end_rank, frame)
-
     _hold_caches(all_dies, step, regions, frame)
 
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)

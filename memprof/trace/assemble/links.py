@@ -128,9 +128,9 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
 
 
 def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, Ints, Ints]:
-    """Returns what nodes saved and do not read: storages, forward operators, and the operators it is freed after.
+    """Returns what nodes saved and do not read: storages, forward operators, and the operators after which they are freed.
 
-    Such a storage is freed while its node runs. That of a forward which is run again is not: nothing was saved.
+    Such a storage is freed while its node runs. That of a forward which a checkpoint runs again is freed earlier.
     """
     count = len(ops)
     first, last = np.full(count, count, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
