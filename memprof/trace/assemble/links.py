@@ -128,7 +128,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
 
 
 def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, Ints, Ints]:
-    """Returns what nodes saved and do not read: storages, forward operators, and the operators after which they are freed.
+    """Returns what nodes saved and do not read: storages, forward operators, and operators after which they are freed.
 
     Such a storage is freed while its node runs. That of a forward which a checkpoint runs again is freed earlier.
     """
