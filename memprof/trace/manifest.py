@@ -198,6 +198,7 @@ class Manifest(_Json):
         own_weight_type: Stacks whose operators run in the type of a weight by the job's code.
         casts_back: Of both, those whose results the code casts back.
         made_like: Stacks whose operators make a tensor in the type of another by the job's code.
+        in_argument_type: Stacks whose operators read what the job's code casts to the type of an argument.
         notes: Sentences for the reader of a report.
     """
 
@@ -225,6 +226,7 @@ class Manifest(_Json):
     own_weight_type: tuple[int, ...] = ()
     casts_back: tuple[int, ...] = ()
     made_like: tuple[int, ...] = ()
+    in_argument_type: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = ()
     usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)

@@ -217,6 +217,7 @@ class Trace:
             own_weight_type=frozenset(manifest.own_weight_type),
             casts_back=frozenset(manifest.casts_back),
             made_like=frozenset(manifest.made_like),
+            in_argument_type=frozenset(manifest.in_argument_type),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )

@@ -28,6 +28,7 @@ COLUMNS = (
     "predicted",
     "measured",
     "error",
+    "day",
 )
 LIBRARIES = (
     *("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "timm", "torch", "torch-geometric", "torchao"),
@@ -36,8 +37,8 @@ LIBRARIES = (
 #: In a row: a reference to a sentence, a cell that is nothing else, the dry run's error, and the border of a column.
 _REFERENCE, _NOTHING = re.compile(r"\[(\d+)\]"), re.compile(r"(\[\d+\])?")
 _IN_BRACKETS, _BORDER = re.compile(r"\((.*)\)"), re.compile(r"(?<!\\)\|")
-#: Below the table: when the oldest of its rows were measured.
-_MEASURED = re.compile(r"^(?:Measured |Rows without new results: measured )(\d{4}-.*)$", re.MULTILINE)
+#: Below the table: with what the rows of a day were measured.
+_MEASURED = re.compile(r"^Measured (\d{4}-\d\d-\d\d) with .*$", re.MULTILINE)
 _SENTENCE, _SLASHED = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE), re.compile(r"\\(.)")
 
 
@@ -82,7 +83,7 @@ def row(cell: Cell, found: dict[str, Any] | None, notes: Notes) -> tuple[str, ..
         cells_of_row += [format_bytes(applied["measured"]), _signed(applied["error"])]
     else:
         cells_of_row += [_said(applied, notes) or "", ""]
-    return tuple(cells_of_row)
+    return (*cells_of_row, found.get("day", ""))
 
 
 def dry_error(found: dict[str, Any]) -> float:
@@ -112,7 +113,7 @@ def write_page(found: dict[str, dict[str, Any] | None]) -> None:
     rows = [by_cell[cell.name] for cell in cells() if cell.name in by_cell]
     used = {number for each in rows for part in each for number in _numbers(part)}
     left = [f"`{cell.name}`" for cell in cells() if cell.name not in by_cell]
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---" + "|--:" * 5 + "|---" + "|--:" * 3 + "|"]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---" + "|--:" * 5 + "|---" + "|--:" * 3 + "|---|"]
     lines += ["| " + " | ".join(part.replace("|", "\\|") for part in each) + " |" for each in rows]
     if left:
         lines += ["", f"Not run yet: {', '.join(left)}."]
@@ -121,12 +122,14 @@ def write_page(found: dict[str, dict[str, Any] | None]) -> None:
     lines += ["", *(f"{order[number]}. {_escaped(notes.sentences[number - 1])}" for number in sorted(used))]
     head, _, rest = text.partition(BEGIN)
     tail = rest.partition(END)[2]
-    day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    measured = f"{counts(rows)}\n\nMeasured {day} with {versions()} on: {describe_machine()}\n"
-    if any(not found.get(name) for name in before):
-        for earlier in dict.fromkeys(_MEASURED.findall(text)):
-            measured += f"\nRows without new results: measured {earlier}\n"
-    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{measured}{END}{tail}", encoding="utf-8")
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines_of_days = {match[0]: match[1] for match in _MEASURED.finditer(text)}
+    lines_of_days = {f"Measured {today} with {versions()} on: {describe_machine()}": today} | lines_of_days
+    days = {dict(zip(COLUMNS, each, strict=True))["day"] for each in rows}
+    measured = "".join(f"\n\n{line}" for line, day in lines_of_days.items() if day in days)
+    PAGE.write_text(
+        f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{counts(rows)}{measured}\n{END}{tail}", encoding="utf-8"
+    )
 
 
 def rows_of(text: str, notes: Notes) -> dict[str, tuple[str, ...]]:

@@ -35,6 +35,7 @@ def test_every_cell_is_there() -> None:
 
 
 FOUND: dict[str, Any] = {
+    "day": "2026-11-26",
     "plain": {"seconds": 4.0},
     "record": {"peak": 10 << 20, "seconds": 5.0, "same_losses": True},
     "dry": {"peak": 11 << 20, "seconds": 5.0},
@@ -50,7 +51,7 @@ def test_a_cell_is_a_number_or_a_sentence() -> None:
     notes = page.Notes()
     row = page.row(NAMED["gat"], FOUND, notes)
     assert row[2:] == ("4 s", "10.00 MiB", "11.00 MiB (+10.0 %)", "[1]", "20.00 MiB", "checkpoint layers.*", "7.00 MiB",
-                       "8.00 MiB", "-12.5 %")  # fmt: skip
+                       "8.00 MiB", "-12.5 %", "2026-11-26")  # fmt: skip
     assert notes.sentences == ["status 125: aten.x cannot be dry-run"]
     assert page.row(NAMED["gat"], None, notes)[3] == "[2]"
 
@@ -66,9 +67,10 @@ def test_counts_are_those_of_the_cells() -> None:
 def test_rows_without_new_results_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring one cell leaves the others' rows and their sentences, which are numbered anew."""
     path = tmp_path / "libraries.md"
-    path.write_text(f"{page.BEGIN}\n{page.END}\n")
+    old, gone = (f"Measured {day} with torch 2.13.0 on: a laptop" for day in ("2026-11-24", "2026-11-23"))
+    path.write_text(f"{page.BEGIN}\n{old}\n\n{gone}\n{page.END}\n")
     monkeypatch.setattr(page, "PAGE", path)
-    lora = {"plain": {"sentence": "status 1: TypeError: num_blocks | more"}}
+    lora = {"day": "2026-11-24", "plain": {"sentence": "status 1: TypeError: num_blocks | more"}}
     page.write_page({name: {"gat": FOUND, "lora": lora}.get(name) for name in NAMED})
     before = page.rows_of(path.read_text(), page.Notes())
     better = FOUND | {"rtx4090": {"peak": 20 << 20, "seconds": 5.0}}
@@ -79,6 +81,8 @@ def test_rows_without_new_results_stay(tmp_path: Path, monkeypatch: pytest.Monke
     assert page.rows_of(text, page.Notes())["lora"][:3] == before["lora"][:3]
     assert "1. status 1: TypeError: num\\_blocks \\| more\n" in text
     assert text.count(page.END) == 1
+    assert old in text
+    assert gone not in text
 
 
 def test_the_table_replaces_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

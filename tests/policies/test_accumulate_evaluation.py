@@ -19,11 +19,30 @@ from memprof.trace.store import Trace
 TRAINED, EVALUATED = 16, 32
 
 
+class Noise(nn.Module):
+    """Scales images by an entry of a table that is no buffer, as schedulers of diffusion models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = [torch.rand(1000)]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images * self.tables[0][500]
+
+
 def record(path, policy: Accumulate | None = None) -> Step:
     """Records a step of a job that evaluates after each update, on batches twice as large."""
     torch.manual_seed(0)
     gc.collect()
-    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers = [
+        Noise(),
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
     model = nn.Sequential(*layers, nn.Linear(16, 4))
     optimizer = torch.optim.Adam(model.parameters())
     data = TensorDataset(torch.randn(4 * EVALUATED, 3, 24, 24), torch.randint(0, 4, (4 * EVALUATED,)))

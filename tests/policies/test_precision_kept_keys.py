@@ -1,4 +1,4 @@
-"""Caches of keys and values that a model returns from every forward, under autocast."""
+"""Caches of keys and values that a model returns from every forward, under autocast and under checkpointing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.precision.policy import Precision
@@ -66,3 +67,12 @@ def test_values_are_as_wide_as_the_keys_and_held_until_the_model_returns(turned:
     write_plan(tmp_path / "plan.toml", plan)
     under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
     assert abs(predicted - under.peak) <= under.peak * 0.01, (predicted, under.peak)
+
+
+def test_a_cache_is_held_until_the_last_region_that_was_given_it_is_done(tmp_path: Path) -> None:
+    """Torch's checkpoint keeps a region's arguments: the cache, with the keys and values of the other layers too."""
+    plan = Plan((Checkpoint(modules=("layers.0", "layers.2")),))
+    step = record_script(tmp_path, _JOB.replace("TURNED", "")).step
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    assert record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof").peak == predicted

@@ -51,11 +51,11 @@ def transform(step: Step, policy: Accumulate) -> Step:
     refuse_changes(step, int(backward[-1]))
     batch = find_batch(step)
     parts = part_sizes(batch.size, policy.micro_batches)
-    repeats = _repeated(step, int(forward[0]))
+    repeats = _repeated(step, int(forward[0]), batch.size)
     return _Repetition(step, repeats, int(forward[0]), scale_step(step, batch, parts, repeats)).build()
 
 
-def _repeated(step: Step, first_forward: int) -> Bools:
+def _repeated(step: Step, first_forward: int, batch_size: int) -> Bools:
     """Returns the operators that run for each micro-batch, shape (ops,)."""
     ops = step.ops
     frames = step.stacks.frames
@@ -64,20 +64,24 @@ def _repeated(step: Step, first_forward: int) -> Bools:
     is_other = is_beside(ops.phase)
     before = np.arange(len(ops)) < first_forward
     once = np.isin(ops.phase, ("optimizer", "saving", "loading"))
-    has_own = _evaluates_own_batches(step)
+    has_own = _evaluates_own_batches(step, batch_size)
     once |= is_other & (is_held[ops.stack_id] | ((before | has_own) & fetches[ops.stack_id]))
     once |= has_own & (ops.phase == "evaluation")
     repeated: Bools = ~once
     return repeated
 
 
-def _evaluates_own_batches(step: Step) -> bool:
-    """Returns whether the step evaluates batches it does not train on: those stay whole and run once."""
+def _evaluates_own_batches(step: Step, batch_size: int) -> bool:
+    """Returns whether the step evaluates batches it does not train on: those stay whole and run once.
+
+    It may read the same constants in both, such as a table of noise levels.
+    """
     uses = step.uses
     phase = step.ops.phase[uses.op_id]
     is_input = (step.storages.category == "input")[uses.storage_id]
     trained, evaluated = (np.unique(uses.storage_id[is_input & (phase == name)]) for name in ("forward", "evaluation"))
-    return len(evaluated) > 0 and not np.isin(evaluated, trained).any()
+    shared = step.storages.shape[np.intersect1d(evaluated, trained)]
+    return len(evaluated) > 0 and not any(str(batch_size) in str(shape).split("x") for shape in shared)
 
 
 class _Repetition:

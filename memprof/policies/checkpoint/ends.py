@@ -11,6 +11,7 @@ from memprof.policies.checkpoint.recompute import NEVER, Recompute
 from memprof.policies.checkpoint.references import python_death
 from memprof.policies.checkpoint.regions import Regions
 from memprof.policies.rewrite.carried import carried_over
+from memprof.policies.rewrite.key_caches import cached_storages
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
@@ -83,6 +84,7 @@ def find_lives(
     found, read = recompute.storage_read(regions.parent[inner], inputs[1][is_inner])
     np.maximum.at(all_dies, read[found != NONE], end_rank[inner[found != NONE]])
     _hold_kept(all_dies, step, regions, recompute, is_kept, python, rank, end_rank, frame)
+    _hold_caches(all_dies, step, regions, frame)
 
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)
     freed = _op_or_none(order, all_dies)
@@ -207,6 +209,21 @@ def _hold_kept(
     copy = recompute.copy_of(region, np.maximum(let_go, created[kept]))
     taken = np.where(is_within & (copy != NONE), rank[copy], end_rank[region])
     dies[kept] = np.maximum(dies[kept], np.where(is_reached, taken, frame[region]))
+
+
+def _hold_caches(dies: Ints, step: Step, regions: Regions, frame: Ints) -> None:
+    """Keeps a model's cache of keys and values with the frames of the regions that put some into it.
+
+    The cache is an argument of theirs. It holds the keys and values of all layers called by the same module.
+    """
+    calls, cached = step.module_calls, cached_storages(step)
+    made = step.storages.created_op_id[cached]
+    is_outer = (calls.parent_call_id == NONE) & ~calls.is_recompute & (calls.first_op_id != NONE)
+    model = np.searchsorted(np.sort(calls.first_op_id[is_outer]), made, side="right")
+    held = np.full(int(is_outer.sum()) + 1, NONE, dtype=np.int64)
+    region = regions.innermost[made]
+    np.maximum.at(held, model[region != NONE], frame[region[region != NONE]])
+    dies[cached] = np.maximum(dies[cached], held[model])
 
 
 def _left_by_step_before(step: Step, regions: Regions, frame: Ints) -> Ints:

@@ -229,11 +229,12 @@ def _is_view_of_weight(casts: Casts) -> Bools:
 
 
 def _next_use(casts: Casts, gradients: Ints, last: Ints) -> Ints:
-    """Returns the operator that next uses each completed gradient, apart from AccumulateGrad's own views."""
+    """Returns the operator that next uses each completed gradient, apart from views: AccumulateGrad detaches it."""
     uses, count = casts.step.uses, len(casts.step.ops)
     complete = np.full(len(casts.step.storages), count, dtype=np.int64)
     complete[gradients] = last
-    is_later = (uses.op_id > complete[uses.storage_id]) & (casts.types.rule[uses.op_id] != VIEW)
+    is_use = (casts.types.rule != VIEW) | (casts.types.names == "detach")
+    is_later = (uses.op_id > complete[uses.storage_id]) & is_use[uses.op_id]
     found = np.full(len(complete), count, dtype=np.int64)
     np.minimum.at(found, uses.storage_id[is_later], uses.op_id[is_later])
     return found[gradients]

@@ -12,6 +12,7 @@ from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.spans import find_spans
+from memprof.policies.rewrite.views_read import bytes_read, reads_callers_view
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
 
@@ -146,8 +147,9 @@ def cast_reads(casts: Casts) -> None:
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
     to_short |= is_read & is_short & (rule == SHORT) & _is_cast_twice(casts)
     rows = np.flatnonzero(to_short | to_float)
-    # A trained weight is cast once per region and kept to its end; anything else is cast at every reader.
+    # A trained weight is cast once per region and kept to its end; anything else, views too, is cast at every reader.
     is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
+    is_weight &= ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
     _insert_read_casts(casts, rows, is_weight, to_short[rows])
 
 
@@ -210,11 +212,14 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
         to_short=to_short[first],
         freed=last,
         category="temporary",
-        sizes=_cast_bytes(step, sources[first], ops[first]),
+        sizes=bytes_read(step, sources[first], ops[first]),
     )
     kinds = casts.draft.storages.category.copy()
     kinds[made[category]] = "activation"
-    casts.draft.storages = casts.draft.storages.replace(category=kinds)
+    # The job's variables hold what its code casts back, not what autocast makes for an operator.
+    held = casts.draft.storages.held_op_id.copy()
+    held[made[~types.is_recast[sources[first]]]] = NONE
+    casts.draft.storages = casts.draft.storages.replace(category=kinds, held_op_id=held)
 
     casts.redirect(rows, made[cast_of])
     changed = casts.draft.saved.storage_id.copy()
@@ -250,26 +255,13 @@ def _own_readers(casts: Casts, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
     is_own = types.is_own[ops]
     makers = np.where(is_own, ops, np.maximum(created[sources], 0))
     is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
+    is_shared |= types.is_recast[sources] & np.isin(step.ops.stack_id[ops], list(step.in_argument_type))
     call, held_until = calls_of_code(step, makers, casts.nodes.innermost)
     keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
     _, group = np.unique(keys, return_inverse=True)
     readers = np.full(len(ops), len(step.ops), dtype=np.int64)
     np.minimum.at(readers, group, ops)
     return readers[group], np.where(is_own, held_until, NONE)
-
-
-def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:
-    """Returns how many bytes of each source its reader uses: a view is cast without the rest of its storage.
-
-    Only an operator's total reads are known; where they are less than its storages, the source's view accounts for it.
-    """
-    uses = step.uses
-    is_read = uses.role != "write"
-    held = np.zeros(len(step.ops), dtype=np.int64)
-    np.add.at(held, uses.op_id[is_read], step.storages.requested_bytes[uses.storage_id[is_read]])
-    whole = step.storages.requested_bytes[sources]
-    excess = np.maximum(held[readers] - step.ops.read_bytes[readers], 0)
-    return np.where(excess < whole, whole - excess, whole)
 
 
 def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:

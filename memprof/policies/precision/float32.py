@@ -196,6 +196,37 @@ def made_like_short(step: Step, is_short: Bools) -> Bools:
     return is_like
 
 
+def casts_to_arguments(step: Step) -> tuple[Ints, Ints]:
+    """Finds what the code casts to the type of an argument of its function: the largest that the function is given.
+
+    Returns:
+        Storages in float32 that are read after such a cast, and those arguments, as long.
+    """
+    storages, uses, created = step.storages, step.uses, step.storages.created_op_id
+    is_activation = (storages.dtype == "float32") & ~is_one_of(storages.category, LASTING)
+    is_after = np.isin(step.ops.stack_id, list(step.in_argument_type))
+    is_read = is_after[uses.op_id] & (uses.role == "read") & is_activation[uses.storage_id]
+    is_read &= (created[uses.storage_id] != NONE) & ~is_after[created[uses.storage_id]]
+    found, readers = uses.storage_id[is_read], uses.op_id[is_read]
+    found, first = np.unique(found, return_index=True)
+    frames = dict(zip(step.stacks.stack_id.tolist(), map(str, step.stacks.frames.tolist()), strict=True))
+    stacks_of = _stacks_of_functions(frames) if len(found) else {}
+    pairs = []
+    for storage, reader in zip(found.tolist(), readers[first].tolist(), strict=True):
+        lines = frames[int(step.ops.stack_id[reader])].splitlines()
+        function = _function_of(next(line for line in lines if not is_of_torch(line)))
+        outside = np.flatnonzero(~np.isin(step.ops.stack_id, stacks_of[function]))
+        place = np.searchsorted(outside, reader)
+        begin = outside[place - 1] + 1 if place else 0
+        end = outside[place] if place < len(outside) else len(step.ops)
+        given = uses.storage_id[(uses.op_id >= begin) & (uses.op_id < end) & is_activation[uses.storage_id]]
+        given = given[created[given] < begin]
+        if len(given):
+            pairs.append((storage, int(given[storages.requested_bytes[given].argmax()])))
+    cast, arguments = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return cast, arguments
+
+
 def cast_back(step: Step, is_own: Bools, is_short: Bools) -> Bools:
     """Returns which results of such operators are cast back to the short type for all other readers, ``(storages,)``.
 

@@ -22,7 +22,14 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
     rules,
 )
-from memprof.policies.precision.float32 import cast_back, made_like_short, may_cast, reached_by_float32, runs_float32
+from memprof.policies.precision.float32 import (
+    cast_back,
+    casts_to_arguments,
+    made_like_short,
+    may_cast,
+    reached_by_float32,
+    runs_float32,
+)
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
@@ -139,11 +146,13 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         stays &= ~is_norm
     handed_on = is_recast = _handed_on(step, names, attention)
     is_like = np.zeros(len(storages), dtype=np.bool_)
+    cast, arguments = casts_to_arguments(step)
     while True:
         reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_like, is_pure=is_pure)
         is_short = is_inside & ~stays & ~reached
         # What is cast back makes more tensors short, and these are cast to float32 and back further on.
         found = handed_on | cast_back(step, is_own, is_short | is_recast), made_like_short(step, is_short)
+        found[0][cast] = reached[cast] & is_short[arguments]
         if np.array_equal(found, (is_recast, is_like)):
             break
         is_recast, is_like = found

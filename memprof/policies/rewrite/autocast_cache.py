@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.policies.rewrite.frozen import frozen_parameters
+from memprof.policies.rewrite.views_read import reads_callers_view
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -12,13 +13,14 @@ from memprof.trace.step import Step
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
     """Returns the operator up to which autocast's cache holds each storage, NONE where it does not hold it.
 
-    It holds no copies of frozen parameters: each operator that reads one casts it anew.
+    It holds no copies of frozen parameters, and none of views: each operator that reads one casts it anew.
 
     Args:
         step: The step.
         is_hidden: Storages with a longer-lived reference elsewhere, so that their end does not show the cache's.
     """
     casts = _casts_of(step, (step.storages.category == "parameter") & ~frozen_parameters(step))
+    casts[casts] = ~_is_of_view(step)[step.storages.created_op_id[casts]]
     return np.where(casts, _cache_end(step, casts & ~is_hidden), NONE)
 
 
@@ -28,6 +30,15 @@ def parameter_casts(step: Step) -> Bools:
     Under autocast those of trained parameters are in its cache, which lives as long as the outermost autocast context.
     """
     return _casts_of(step, step.storages.category == "parameter")
+
+
+def _is_of_view(step: Step) -> Bools:
+    """Returns which operators read a parameter through a view that the job's code made, ``(ops,)``."""
+    uses = step.uses
+    rows = np.flatnonzero((uses.role == "read") & (step.storages.category == "parameter")[uses.storage_id])
+    found = np.zeros(len(step.ops), dtype=np.bool_)
+    found[uses.op_id[rows]] = reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
+    return found
 
 
 def _casts_of(step: Step, is_parameter: Bools) -> Bools:

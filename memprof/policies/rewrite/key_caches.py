@@ -31,6 +31,13 @@ def first_values(step: Step) -> Ints:
     return found
 
 
+def cached_storages(step: Step) -> Ints:
+    """Returns the storages that were made for a cache of keys and values."""
+    values = first_values(step)
+    created = step.storages.created_op_id
+    return np.flatnonzero(np.isin(created, np.append(values, values - 1)) & (created != NONE))
+
+
 def cache_ends(step: Step, region: Ints, region_end: Ints) -> Ints:
     """Returns until when a cache holds each storage: until the model has returned; NONE elsewhere, ``(storages,)``.
 
@@ -39,10 +46,8 @@ def cache_ends(step: Step, region: Ints, region_end: Ints) -> Ints:
         region: The call of the model that each operator runs in, NONE outside, ``(ops,)``.
         region_end: Last operator of each call.
     """
-    values = first_values(step)
-    created = step.storages.created_op_id
-    is_cached = np.isin(created, np.append(values, values - 1)) & (created != NONE)
-    ends = np.full(len(created), NONE, dtype=np.int64)
-    call = region[created[is_cached]]
-    ends[is_cached] = np.where(call != NONE, region_end[call], NONE)
+    cached = cached_storages(step)
+    ends = np.full(len(step.storages), NONE, dtype=np.int64)
+    call = region[step.storages.created_op_id[cached]]
+    ends[cached] = np.where(call != NONE, region_end[call], NONE)
     return ends

@@ -14,6 +14,9 @@ OUTSIDE = -1
 #: Operator that an in-place operator runs to keep what it overwrites.
 _CLONE = "aten.clone.default"
 
+#: Their nodes save the first input, and read nothing of it but its shape.
+_SHAPE_READERS = ("aten.gather.default", "aten.take.default")
+
 #: First operator run by the node of a base whose view was changed (torch's CopySlices).
 _BASE_GRADIENT = "aten.new_empty_strided.default"
 
@@ -67,7 +70,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
     Derived, so that no hook is needed in the job: a storage was saved by forward operator f when an operator of
     f's backward node reads it and it existed after f ran. A forward storage that is read when forward runs again
     inside backward was kept by the checkpoint, and is attributed to the first operator that read it after its
-    last change in place.
+    last change in place. What a node saves for its shape alone is freed with the node.
 
     Args:
         uses: Which operator uses which storage.
@@ -112,6 +115,8 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
             makers = np.concatenate([makers, first_reader[place[was_read]]])
             readers = np.concatenate([readers, use_op[is_repeat][was_read]])
 
+    by_shape = _saved_for_shape(uses, storages, ops)
+    kept, makers, readers = (np.append(*both) for both in zip((kept, makers, readers), by_shape, strict=True))
     if not len(kept):
         return Saved.empty()
     order = np.lexsort((readers, kept, makers))
@@ -120,3 +125,19 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
     is_last[:-1] = (kept[1:] != kept[:-1]) | (makers[1:] != makers[:-1])
     kept, makers, readers = kept[is_last], makers[is_last], readers[is_last]
     return Saved.of(storage_id=kept, forward_op_id=makers, module_id=module_id[makers], released_op_id=readers)
+
+
+def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, Ints, Ints]:
+    """Returns what nodes saved and do not read: storages, forward operators, and operators after which they are freed.
+
+    Such a storage is freed while its node runs. That of a forward which a checkpoint runs again is freed earlier.
+    """
+    count = len(ops)
+    first, last = np.full(count, count, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
+    nodes = np.flatnonzero((ops.forward_op_id != NONE) & ~ops.is_recompute)
+    np.minimum.at(first, ops.forward_op_id[nodes], nodes)
+    np.maximum.at(last, ops.forward_op_id[nodes], nodes)
+    freed = storages.freed_op_id[uses.storage_id]
+    is_saved = np.isin(ops.name, _SHAPE_READERS)[uses.op_id] & (uses.role == "read")
+    is_saved &= (freed >= first[uses.op_id]) & (freed <= last[uses.op_id])
+    return uses.storage_id[is_saved], uses.op_id[is_saved], freed[is_saved]

@@ -105,6 +105,7 @@ def _assemble(
         own_weight_type=own_types.weight,
         casts_back=own_types.casts_back,
         made_like=own_types.made_like,
+        in_argument_type=own_types.in_argument,
     ), tables
 
 

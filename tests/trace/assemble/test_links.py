@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from memprof.trace.assemble.links import forward_of, saved_for_backward
 from memprof.trace.schema import NONE, Ops, Saved, Storages, Uses
@@ -63,24 +64,30 @@ def test_nothing_to_link() -> None:
 
 
 def saved(
-    operators: list[dict[str, Any]], created: list[int], uses: list[tuple[int, int, str]]
+    operators: list[dict[str, Any]],
+    created: list[int],
+    uses: list[tuple[int, int, str]],
+    freed: dict[int, int] | None = None,
 ) -> list[tuple[int, int, int, int]]:
     """Lists what is saved as (storage, forward operator, module, last reader).
 
     Args:
-        operators: Each with phase (forward by default), its forward operator and whether it repeats.
+        operators: Each with phase (forward by default), its forward operator, its name and whether it repeats.
         created: Operator that makes each storage, NONE for older ones.
         uses: (operator, storage, role).
+        freed: Operators after which storages are freed.
     """
     count = len(operators)
     ops = Ops.of(
         op_id=np.arange(count),
+        name=[op.get("name", "aten.mul.Tensor") for op in operators],
         phase=[op.get("phase", "forward") for op in operators],
         module_id=[10 + number for number in range(count)],
         forward_op_id=[op.get("forward", NONE) for op in operators],
         is_recompute=[op.get("repeats", False) for op in operators],
     )
-    storages = Storages.of(storage_id=np.arange(len(created)), created_op_id=created)
+    ends = [(freed or {}).get(storage, NONE) for storage in range(len(created))]
+    storages = Storages.of(storage_id=np.arange(len(created)), created_op_id=created, freed_op_id=ends)
     table = Uses.of(op_id=[u[0] for u in uses], storage_id=[u[1] for u in uses], role=[u[2] for u in uses])
     found = saved_for_backward(table, storages, ops, np.array([op.get("inside", False) for op in operators]))
     assert isinstance(found, Saved)
@@ -125,6 +132,16 @@ def test_what_two_operators_save_is_told_for_each() -> None:
     operators = [FORWARD, FORWARD, backward(1), backward(0)]
     uses = [(0, 0, "read"), (1, 0, "read"), (2, 0, "read"), (3, 0, "read")]
     assert sorted(saved(operators, [NONE], uses)) == [(0, 0, 10, 3), (0, 1, 11, 2)]
+
+
+@pytest.mark.parametrize(("freed", "is_saved"), [(2, True), (3, True), (0, False), (4, False)])
+def test_what_gather_saves_for_its_shape_is_freed_with_its_node(freed: int, is_saved: bool) -> None:
+    """Backward reads the index alone. Where the input is freed in forward, a checkpoint saved nothing."""
+    gather = {"name": "aten.gather.default"}
+    operators = [gather, FORWARD, backward(0), backward(0), backward(1)]
+    uses = [(0, 0, "read"), (0, 1, "read"), (0, 2, "write"), (2, 3, "write"), (3, 1, "read"), (3, 3, "mutate")]
+    found = saved(operators, [NONE, NONE, 0, 2], uses, {0: freed})
+    assert found == ([(0, 0, 10, freed)] if is_saved else []) + [(1, 0, 10, 3)]
 
 
 def test_a_checkpoints_input_is_saved_by_its_first_reader() -> None:

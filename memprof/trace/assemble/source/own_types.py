@@ -18,8 +18,9 @@ from memprof.trace.assemble.source.statements import own_nodes, parse_function
 from memprof.trace.schema import NONE, Ops, Stacks
 from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
-#: Types of an expression: float32, that of a weight, another, or that of a value that is not a tensor.
-_FLOAT32, _WEIGHT, _OTHER, _PLAIN = "float32", "weight", "other", "plain"
+#: Types of an expression: float32, that of a weight, that of an argument of the function to which it was cast, another,
+#: or that of a value that is not a tensor.
+_FLOAT32, _WEIGHT, _ARGUMENT, _OTHER, _PLAIN = "float32", "weight", "argument", "other", "plain"
 _CHOSEN = (_FLOAT32, _WEIGHT)
 #: Of a stack: that of some other tensor.
 _LIKE = "like"
@@ -48,12 +49,14 @@ class OwnTypes:
         weight: They run in the type of a weight.
         casts_back: Of both, those whose results the code casts back.
         made_like: They make a tensor in the type of another: ``torch.zeros(n, dtype=x.dtype)``.
+        in_argument: They read what the function has cast to the type of one of its arguments: ``x.type(value.dtype)``.
     """
 
     float32: tuple[int, ...]
     weight: tuple[int, ...]
     casts_back: tuple[int, ...]
     made_like: tuple[int, ...]
+    in_argument: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -96,6 +99,7 @@ def find_own_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> OwnTypes:
         tuple(sorted(number for number, (kind, _) in found.items() if kind == _WEIGHT)),
         tuple(sorted(number for number, (kind, casts_back) in found.items() if casts_back and kind in _CHOSEN)),
         tuple(sorted(number for number, (kind, _) in found.items() if kind == _LIKE)),
+        tuple(sorted(number for number, (kind, _) in found.items() if kind == _ARGUMENT)),
     )
 
 
@@ -154,6 +158,7 @@ class _Reader:
         self._path, self._before = path, before
         names = [argument.arg for argument in (*definition.args.posonlyargs, *definition.args.args)]
         names = names[1:] if names[:1] == ["self"] else names
+        self._arguments = [*names, *(argument.arg for argument in definition.args.kwonlyargs)]
         self._types = {names[key] if isinstance(key, int) else key: kind for key, kind in given if _fits(key, names)}
         nodes = own_nodes(definition.body)
         self._follows_weights = not (on_device and any(_name_of(node) == "is_autocast_enabled" for node in nodes))
@@ -211,8 +216,12 @@ class _Reader:
         target = self._target(node)
         if is_method and name in _CASTS:
             self.read.casts_back |= target == _OTHER and receiver in _CHOSEN
+            if target == _OTHER and receiver == _OTHER and self._names_argument(node):
+                return _ARGUMENT
             return receiver if target == _PLAIN else target
         kind = _widest(receiver, *kinds.values())
+        if kind == _OTHER and _ARGUMENT in (receiver, kinds.get(0)):  # others are settings: dropout(x, p=rate)
+            kind = _ARGUMENT
         if name in _FACTORIES and any(_is_type_of_variable(word) for word in node.keywords):
             self.read.makes_like.update(self._before + line for line in _lines_of(node))
         if name in _PRODUCTS or name.startswith("conv"):
@@ -227,6 +236,8 @@ class _Reader:
             if not self._is_defined(name):
                 self._modules.add(kind)
                 kind = _OTHER
+        elif is_own and kind == _ARGUMENT and not self._is_defined(name):
+            self._modules.add(kind)
         if not is_own:  # the operators of a function or a module of the job's are under a frame of its own
             self._computes.append(kind)
         self._called.setdefault(name, set()).add(kind)
@@ -245,6 +256,12 @@ class _Reader:
             if text.endswith("dtype") or text in _SHORT_TYPES:
                 return _OTHER
         return _PLAIN
+
+    def _names_argument(self, node: ast.Call) -> bool:
+        """Returns whether a cast is to the type of one of the function's arguments."""
+        given = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
+        names = [value if _name_of(node) == "type_as" else getattr(value, "value", None) for value in given]
+        return any(isinstance(name, ast.Name) and name.id in self._arguments for name in names)
 
     def _is_defined(self, name: str) -> bool:
         """Returns whether the file defines a function of that name, rather than a module being called."""
@@ -270,7 +287,7 @@ def _name_of(node: ast.AST) -> str:
 
 def _widest(*kinds: str) -> str:
     """Returns the type of what is computed from operands of some types."""
-    return next((kind for kind in (*_CHOSEN, _OTHER) if kind in kinds), _PLAIN)
+    return next((kind for kind in (*_CHOSEN, _OTHER, _ARGUMENT) if kind in kinds), _PLAIN)
 
 
 def _single(kinds: set[str]) -> str:

@@ -60,6 +60,13 @@ def shortened(x):
 
 def long(x):
     return SUM
+
+
+def downcast(query, value, rate):
+    weights = F.softmax(query, -1)
+    weights = weights.type(value.dtype)
+    weights = F.dropout(weights, p=rate)
+    return torch.matmul(weights, value)
 """
 PLACES = {
     "normalize": "3:normalize\n{path}:6:forward",
@@ -78,12 +85,17 @@ PLACES = {
     "base": "36:forward",
     "shortened": "47:shortened",
     "long": "51:long",
+    "plain softmax": "55:downcast",
+    "dropped": "57:downcast",
+    "product of it": "58:downcast",
 }
 WITHIN = {
     "softmax": f"{TORCH}/functional.py:2209:softmax\n",
     "kept": f"{TORCH}/functional.py:2209:softmax\n",
     "dropout": f"{TORCH}/modules/dropout.py:75:forward\n{TORCH}/modules/module.py:1789:_call_impl\n"
     f"{TORCH}/modules/module.py:1775:_wrapped_call_impl\n",
+    "plain softmax": f"{TORCH}/functional.py:2209:softmax\n",
+    "dropped": f"{TORCH}/functional.py:1425:dropout\n",
     "base": f"{TORCH}/modules/module.py:1789:_call_impl\n{TORCH}/modules/module.py:1775:_wrapped_call_impl\n",
 }
 
@@ -122,6 +134,11 @@ def test_what_is_cast_back_is_told_apart(found):
 def test_tensors_made_in_the_type_of_others(found):
     """The type of x, and not one that is named."""
     assert names(found().made_like) == {"mask"}
+
+
+def test_what_the_code_casts_to_the_type_of_an_argument(found):
+    """It reads the cast; a product casts by itself, and what is cast back from float32 is told apart."""
+    assert names(found().in_argument) == {"dropped"}
 
 
 def test_a_module_given_the_type_of_a_weight_runs_in_it(found):
