@@ -22,8 +22,8 @@ from memprof.units import format_bytes
 #: Data types of matrix products, in table order.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
-#: Memory in use before the first tensor: the CUDA context, its kernels and library handles. A rule: processes take 115
-#: to 666 MiB beside torch's segments in published out-of-memory messages.
+#: Memory in use before the first tensor: the CUDA context, its kernels and library handles. A rule: processes that hold
+#: nothing else take 148 to 666 MiB in published out-of-memory messages.
 CONTEXT_BYTES = 768 * 2**20
 
 #: Share of memory available to torch, where no figure is published for the machine: the smallest published share (T4:

@@ -18,7 +18,7 @@ class OutsideMemory:
     """An interval of bytes outside torch's allocator.
 
     Attributes:
-        least_bytes: The smallest published figure, less what it is rounded by.
+        least_bytes: The smallest published figure.
         most_bytes: The largest, and room above it where plans depend on it.
         source: Of both.
     """
@@ -45,9 +45,9 @@ class OutsideMemory:
 
 #: Where the driver loads kernels when they are first used: CUDA 11.7 or newer, torch 1.13 or newer.
 LAZY = OutsideMemory(
-    100 * _MIB,
+    148 * _MIB,
     CONTEXT_BYTES,
-    "processes hold 115 to 666 MiB beside torch's segments in published out-of-memory messages; 274 MiB in "
+    "processes without tensors hold 148 to 666 MiB in published out-of-memory messages; 274 MiB in "
     "github.com/pytorch/pytorch/pull/86509, 426 MiB on an RTX 6000 Ada in github.com/unslothai/unsloth-zoo/pull/1053",
 )
 #: Of one NCCL communicator that runs collectives. Memory is proportional to communicators and to their channels
