@@ -163,7 +163,10 @@ def _try_plans(
         if checked.fits is not None:
             say(describe_dry_run(checked))
         if checked.fits is False:
-            found.attempts.append(Attempt(plan, "passed over", None, dry_bytes=checked.dry_bytes))
+            dry = Attempt(
+                plan, "passed over", None, dry_bytes=checked.dry_bytes, dry_reserved_bytes=checked.reserved_bytes
+            )
+            found.attempts.append(dry)
             queue.note_above(one, found.budget_bytes + checked.excess_bytes)
             continue
         attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=checked.dry_bytes)

@@ -80,10 +80,12 @@ def why_none(found: FitResult, first: Suggestion) -> str:
     measured = [(one.measured.peak_bytes, one.plan.describe()) for one in found.attempts if one.measured is not None]
     count = found.runs
     if not count:
-        least, plan = min((one.dry_bytes or 0, one.plan.describe()) for one in found.attempts)
+        lowest = min(found.attempts, key=lambda one: max(one.dry_bytes or 0, one.dry_reserved_bytes))
+        reserved = f", in {format_bytes(lowest.dry_reserved_bytes)} reserved," if lowest.dry_reserved_bytes else ""
         return (
             f"No plan was run: of {len(found.attempts)} dry-run, none is within {budget}; the lowest peak is "
-            f"{format_bytes(least)} with {plan}. Give at least that budget, or allow more policies."
+            f"{format_bytes(lowest.dry_bytes or 0)}{reserved} with {lowest.plan.describe()}. "
+            "Give at least that budget, or allow more policies."
         )
     if not measured:
         tries = f"None of {count} plans tried" if count > 1 else "The plan tried"
