@@ -146,6 +146,21 @@ def test_machine_alone_is_a_budget() -> None:
         parse_budget("32GiB", 1000, machine)
 
 
+def test_only_a_devices_budget_leaves_room() -> None:
+    """What a job takes beyond its tensors is not even computed for a size or a share, which limit allocated bytes."""
+    machine, computed = find_machine("rtx3090"), []
+
+    def room() -> int:
+        computed.append(GIB)
+        return GIB
+
+    assert parse_budget("8GiB", 1000, machine, room) == 8 * GIB
+    assert parse_budget("60%", 1000, None, room) == 600
+    assert computed == []
+    assert parse_budget(None, 1000, machine, room) == machine.budget_bytes - GIB
+    assert computed == [GIB]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

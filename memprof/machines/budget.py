@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import ROUND_FLOOR, Decimal
+from typing import Protocol
 
 from memprof.errors import UsageError
 from memprof.machines.catalogue import Accelerator
@@ -14,17 +16,34 @@ _ON_HOST = ("host", "pinned")
 _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
 
 
+#: Returns what a job may take of a device beyond its tensors and the context, in bytes; called for a device's budget.
+Room = Callable[[], int]
+
+
+def no_room() -> int:
+    """Returns 0: nothing but tensors and the context is on the device."""
+    return 0
+
+
+class ReadBudget(Protocol):
+    """A validated budget that is still to be read for a recording."""
+
+    def __call__(self, recorded_peak_bytes: int, room: Room = no_room) -> int:
+        """Returns the budget in bytes; arguments as for `parse_budget`."""
+        ...
+
+
 def parse_budget(
-    text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None, room_bytes: int = 0
+    text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None, room: Room = no_room
 ) -> int:
     """Parses a budget.
 
     Args:
         text: A size (``8GiB``, ``24GB``, ``6000000000``), or a percentage of the recorded peak (``60%``); None for the
-            machine's whole tensor capacity less ``room_bytes``.
+            machine's whole tensor capacity less the room.
         recorded_peak_bytes: The peak of the recorded step.
         machine: The target machine; a size must not exceed its capacity.
-        room_bytes: What the job may take of the machine beyond its tensors and the context.
+        room: Returns what the job may take of the machine beyond its tensors and the context, in bytes.
 
     Returns:
         The budget, in bytes.
@@ -36,6 +55,7 @@ def parse_budget(
     if text is None:
         if machine is None:
             raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --machine rtx3090")
+        room_bytes = room()
         if room_bytes >= machine.budget_bytes:
             raise UsageError(
                 f"{machine.name} has {format_bytes(machine.budget_bytes)} for tensors, all of which this job may take "

@@ -16,7 +16,7 @@ from memprof.cli.main import main
 from memprof.machines.catalogue import CONTEXT_BYTES, find_machine
 from memprof.machines.outside import LAZY, NCCL
 from memprof.trace.store import Trace
-from memprof.units import spell_bytes_below
+from memprof.units import format_bytes, spell_bytes_below
 from tests.recorder.recorded import record, record_script
 
 _GIB = 1 << 30
@@ -99,6 +99,9 @@ def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.Ca
     for command in ("suggest", "check"):
         assert main([command, str(trace.path), "--machine", "rtx4090", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["budget_bytes"] == card.budget_bytes - room, command
+    for words, sentence in (("--machine rtx4090", "leaves"), ("--budget 20GiB", f"{format_bytes(room)} larger on")):
+        assert main(["suggest", str(trace.path), *words.split()]) == 0
+        assert sentence in " ".join(capsys.readouterr().out.split())
     assert replace(fit, reserved_bytes=card.budget_bytes - room).fits
     assert not replace(fit, reserved_bytes=card.budget_bytes - room + 1).fits
     verdict = judge_device(trace)

@@ -58,6 +58,13 @@ class Peak:
     set: str
     kind: str
     notes: str
+    context_bytes: int = 0
+
+    def predicted(self, told: Told) -> int:
+        """Returns what a dry run says of the published counter; with the context that the source states, if any."""
+        if self.what == "device" and self.context_bytes:
+            return told.reserved + self.context_bytes
+        return int(getattr(told, self.what))
 
     def error(self, size_bytes: int) -> float:
         """Returns by how many per cent a prediction is off."""
@@ -91,7 +98,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     """Dry-runs every published job on its card, counts it as others do, and sets the peaks side by side."""
     peaks = read_peaks()[:2] if quick else read_peaks()
     told = {job: dry_run(folder, *job) for job in dict.fromkeys((peak.job, CARDS[peak.card]) for peak in peaks)}
-    counted = {(OURS, peak.id): Counted(getattr(told[peak.job, CARDS[peak.card]], peak.what)) for peak in peaks}
+    counted = {(OURS, peak.id): Counted(peak.predicted(told[peak.job, CARDS[peak.card]])) for peak in peaks}
     if not quick:
         kept = {peak.id: counted[OURS, peak.id].peak_bytes for peak in peaks}
         RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -179,10 +186,11 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         "Published peaks",
         "Jobs with peaks on GPUs published by others (tests/benchmarks/published: sources, configurations, "
         "uncertainties), each dry-run for three steps on the same GPU with --device. The third column is the "
-        "published counter: bytes allocated or reserved by torch, or of the whole device, to which a rule for the "
-        "context is added. Sources that round by one per cent or more are marked. For comparison: the highest count "
-        "of live storages on fake CPU tensors, and torch's MemTracker on the same; neither covers reserved bytes, the "
-        f"context, or autocast for CUDA. Each of these ran for {PEER_LIMIT_S} s at most. Medians are of "
+        "published counter: bytes allocated or reserved by torch, or of the whole device, to which the context is "
+        "added, as the source states it or by a rule. Sources that round by one per cent or more are marked. For "
+        "comparison: the highest count of live storages on fake CPU tensors, and torch's MemTracker on the same; "
+        "neither covers reserved bytes, the context, or autocast for CUDA. Each of these ran for "
+        f"{PEER_LIMIT_S} s at most. Medians are of "
         "the errors' sizes.",
         ("job", "set", "bytes", "published", OURS, "error", *(f"error of {name}" for name in PEERS)),
         tuple(rows),
@@ -234,7 +242,7 @@ def main() -> None:
             continue
         told = dry_run(arguments.folder, peak.job, CARDS[peak.card])
         line = {"id": peak.id, "set": peak.set, "what": peak.what, "published": peak.bytes} | vars(told)
-        line["error"] = round(peak.error(getattr(told, peak.what)), 2)
+        line["error"] = round(peak.error(peak.predicted(told)), 2)
         if arguments.peers:
             line |= {name: vars(count(name, peak.job)) for name in PEERS}
         print(json.dumps(line), flush=True)

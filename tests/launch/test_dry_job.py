@@ -9,10 +9,13 @@ import pytest
 
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference, worth_keeping
 from memprof.errors import MemprofError
-from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import DryOutcome, cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.fit.sentences import describe_dry_run
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.machines.catalogue import find_machine
+from memprof.planners.search.candidate import Candidate
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Machine, Manifest, Window
@@ -104,3 +107,13 @@ def test_what_is_reserved_must_fit_a_device_too() -> None:
     assert checked.excess_bytes == 6
     assert worth_keeping((checked,)) is None
     assert Checked(plan, 100, 110, 105, reserved_bytes=110).fits is True
+    assert describe_dry_run(checked) == "dry run: peak 105 B (+5 B, +5 %), 116 B reserved, above the budget, skipped"
+
+
+@pytest.mark.parametrize(("counts_reserved", "fits"), [(True, False), (False, True)])
+def test_only_the_budget_of_a_device_counts_what_is_reserved(counts_reserved: bool, fits: bool) -> None:
+    """A dry run for `fit` or `suggest` with 105 bytes of tensors in 116 reserved, and a budget of 110."""
+    plan = Plan((OptimizerPolicy(loop="fused"),))
+    one = Candidate(plan.policies, 100, 1.0, "optimizer", "", "")
+    request = SearchRequest(budget_bytes=110, counts_reserved=counts_reserved)
+    assert DryOutcome(105, reserved_bytes=116).checked(plan, one, request).fits is fits

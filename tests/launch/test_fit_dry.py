@@ -111,8 +111,8 @@ def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None
     )
     runs, found, said = rehearsal(script, 1000)
     plan = Plan((Checkpoint(modules=("0",)),))
-    assert runs.peak_under(plan) is None
-    assert runs.peak_under(plan) is None
+    assert runs.dry_run(plan).peak_bytes is None
+    assert runs.dry_run(plan).peak_bytes is None
     (sentence,) = said
     assert "the job cannot be dry-run: mine::odd cannot be dry-run: its result shape is unknown" in sentence
     assert sentence.endswith("plans are tried in real runs only.")
@@ -122,12 +122,12 @@ def test_job_that_cannot_be_dry_run_is_left_to_real_runs_and_said_once() -> None
 def test_dry_run_that_is_not_what_was_recorded_decides_nothing() -> None:
     """More than 1 % off the measured job: only real runs decide."""
     runs, _, said = rehearsal(TRAINING.replace("{more}", "pass"), 2**30)
-    assert runs.peak_under(Plan((Checkpoint(modules=("layers.0",)),))) is None
+    assert runs.dry_run(Plan((Checkpoint(modules=("layers.0",)),))).peak_bytes is None
     assert "a dry run of the unmodified job peaks at 5." in said[0]
 
 
 def test_device_that_nobody_knows_is_left_to_real_runs() -> None:
     """Nothing is started for it."""
     runs, _, said = rehearsal("raise SystemExit('started')", 1000, "Abacus 9")
-    assert runs.peak_under(Plan((Checkpoint(modules=("0",)),))) is None
+    assert runs.dry_run(Plan((Checkpoint(modules=("0",)),))).peak_bytes is None
     assert "recorded on Abacus 9" in said[0]

@@ -16,7 +16,7 @@ from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.sized import scale_between
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
-from tests.building import Op, Storage, make_step
+from tests.building import Module, Op, Storage, make_step
 from tests.planners.sizes import error, peak_bytes, record, record_job, train_attention, train_images
 
 
@@ -225,6 +225,44 @@ def test_batch_in_the_second_dimension() -> None:
         "35x20x6": 35 * 20 * 6 * 4,
         "20x6": 20 * 6 * 4,
     }
+
+
+def test_a_width_that_is_also_the_length_is_not_the_batch() -> None:
+    """Attention over 64 tokens of 64 features holds as many sizes of 64 as of the batch: parameters have a width."""
+    storages = (
+        Storage("tokens", 4 * 64 * 8, "input", shape="4x64", dtype="int64"),
+        Storage("table", 100 * 64 * 4, "parameter", shape="100x64"),
+        Storage("weight", 64 * 256 * 4, "parameter", shape="64x256"),
+        Storage("hidden", 4 * 64 * 64 * 4, shape="4x64x64"),
+        Storage("mask", 64 * 64 * 4, shape="64x64"),
+        Storage("wide", 4 * 64 * 256 * 4, shape="256x256"),
+    )
+    ops = (
+        Op("aten.embedding.default", reads=("tokens", "table"), makes=("hidden",)),
+        Op("aten.tril.default", reads=("hidden",), makes=("mask",)),
+        Op("aten.mm.default", reads=("hidden", "mask", "weight"), makes=("wide",)),
+    )
+    assert scale_by_shape(make_step(ops, storages)).sizes == (4,)
+
+
+def test_a_batch_that_is_loaded_after_an_evaluation_is_found() -> None:
+    """An evaluation with gradients begins what looks like forward; the training batch is loaded inside it."""
+    storages = (
+        Storage("held out", 10 * 3 * 32 * 4, "input", shape="10x3x32"),
+        Storage("mean", 3 * 4, "input", shape="3"),
+        Storage("weight", 3 * 3 * 4, "parameter", shape="3x3"),
+        Storage("judged", 10 * 3 * 32 * 4, shape="10x3x32"),
+        Storage("batch", 4 * 3 * 32 * 4, shape="4x3x32"),
+        Storage("first", 4 * 3 * 32 * 4, shape="4x3x32"),
+        Storage("second", 4 * 3 * 16 * 4, shape="4x3x16"),
+    )
+    ops = (
+        Op(reads=("held out", "weight"), makes=("judged",), module="net"),
+        Op("aten.stack.default", reads=("mean",), makes=("batch",)),
+        Op(reads=("batch", "weight"), makes=("first",), module="net"),
+        Op(reads=("first", "weight"), makes=("second",), module="net"),
+    )
+    assert scale_by_shape(make_step(ops, storages, (Module(""), Module("net")))).sizes == (4,)
 
 
 def test_batch_that_stays_from_step_to_step_grows_too() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.machines.budget import Room
 from memprof.machines.catalogue import CONTEXT_BYTES
 from memprof.machines.convolutions import workspace_interval
 from memprof.machines.fourier import work_area_interval
@@ -61,6 +62,11 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
     less, more = (tuple(ends) for ends in zip(*known.values(), strict=True))
     chosen_for = ", and of ".join(words for words, ends in known.items() if ends[1])
     return BeyondTensors(outside, (min(less), max(more)), chosen_for)
+
+
+def room_of(trace: Trace, world_size: int = 1) -> Room:
+    """Returns what computes the bytes that a device's budget leaves free; arguments as for `beyond_tensors`."""
+    return lambda: beyond_tensors(trace, world_size).room_bytes
 
 
 def _convolution_bytes(trace: Trace) -> tuple[int, int]:

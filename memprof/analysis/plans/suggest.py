@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
@@ -16,6 +17,7 @@ from memprof.planners.search.workbench import rank
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.time_interval import TimeInterval
+from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -118,16 +120,27 @@ def suggest(
         answer=answer,
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
-        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(search_request)),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(trace, search_request)),
     )
 
 
-def _describe_room(search_request: SearchRequest) -> tuple[str, ...]:
-    """Returns a sentence on what a device's budget leaves free for what is not among the tensors; none without."""
-    if not search_request.room_bytes:
+def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ...]:
+    """Returns a sentence on memory that no rule gives to the byte: left free of a device's budget, not of a size."""
+    if search_request.room_bytes:
+        room = format_bytes(search_request.room_bytes)
+        return (f"the budget leaves {room} of the device free for workspaces of cuDNN and cuFFT and for NCCL.",)
+    manifest = trace.manifest
+    if manifest.backend.name != DRY_RUN or manifest.machine.device_kind == "cpu":
         return ()
-    room = format_bytes(search_request.room_bytes)
-    return (f"the budget leaves {room} of the device free for workspaces of cuDNN and cuFFT and for NCCL.",)
+    beyond = beyond_tensors(trace)
+    if not beyond.workspace_bytes[1]:
+        return ()
+    more = format_bytes(beyond.workspace_bytes[1])
+    sentence = (
+        f"peaks include estimated workspaces of {beyond.chosen_for}, which may be up to {more} larger on the device. "
+        "--machine leaves that free, a size does not."
+    )
+    return (sentence,)
 
 
 def _searched(

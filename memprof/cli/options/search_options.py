@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,7 +12,9 @@ from memprof.cli.options.grouped import option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from memprof.machines.budget import ReadBudget, Room
     from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.request_maker import MakeSearchRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,14 +28,14 @@ def budget_options(command: F) -> F:
         "--budget",
         group="Budget and device",
         metavar="SIZE",
-        help="Maximum peak memory: 24GiB, or 60% of the recorded peak; for plans also of copies in host memory: "
-        "24GiB,pinned=8GiB.",
+        help="Maximum peak of allocated bytes: 24GiB, or 60% of the recorded peak; for plans also of copies in host "
+        "memory: 24GiB,pinned=8GiB. For a whole device, use --machine.",
     )
     machine = option(
         "--machine",
         group="Budget and device",
         metavar="NAME",
-        help="Budget of this device, such as rtx3090 or a100-80g.",
+        help="Budget of this device, such as rtx3090 or a100-80g, without what its context and workspaces may take.",
     )
     return budget(machine(command))
 
@@ -73,24 +76,23 @@ def search_options(command: F) -> F:
     return budget_options(command)
 
 
-def read_budget(budget: str | None, machine: str | None) -> Callable[..., int]:
+def read_budget(budget: str | None, machine: str | None) -> ReadBudget:
     """Validates the budget options.
 
     Returns:
-        A function that returns the budget in bytes for the recorded peak and what a device's budget leaves free, in
-        bytes.
+        The budget, still to be read for a recording.
 
     Raises:
         UsageError: The budget is invalid or missing, or the device is unknown.
     """
-    from memprof.machines.budget import parse_budget
+    from memprof.machines.budget import no_room, parse_budget
     from memprof.machines.catalogue import find_machine
 
     device = find_machine(machine) if machine else None
     parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
 
-    def budget_of(recorded_peak_bytes: int, room_bytes: int = 0) -> int:
-        return parse_budget(budget, recorded_peak_bytes, device, room_bytes)
+    def budget_of(recorded_peak_bytes: int, room: Room = no_room) -> int:
+        return parse_budget(budget, recorded_peak_bytes, device, room)
 
     return budget_of
 
@@ -102,18 +104,17 @@ def read_search_request(
     forbid: tuple[str, ...],
     max_slowdown: str | None,
     time_limit: float,
-) -> Callable[..., SearchRequest]:
+) -> MakeSearchRequest:
     """Validates the search options.
 
     Returns:
-        A function that makes the search request from the recorded peak in bytes, what a device's budget leaves free,
-        and further fields of a request.
+        What makes the search request for a recording.
 
     Raises:
         UsageError: An option is invalid.
         PolicyError: Unknown policy.
     """
-    from memprof.machines.budget import split_budget
+    from memprof.machines.budget import no_room, split_budget
     from memprof.planners.search.explore import SearchRequest
     from memprof.planners.search.workbench import allowed_names
     from memprof.policies.registry import default_policies
@@ -121,10 +122,11 @@ def read_search_request(
     names = (_names(allow), _names(forbid))
     slowdown = _share(max_slowdown)
 
-    def search_request(recorded_peak_bytes: int, room_bytes: int = 0, **more: Any) -> SearchRequest:
+    def search_request(recorded_peak_bytes: int, room: Room = no_room, **more: Any) -> SearchRequest:
+        room = cache(room)
         return SearchRequest(
-            budget_bytes=budget_of(recorded_peak_bytes, room_bytes),
-            room_bytes=room_bytes if device_budget is None else 0,
+            budget_bytes=budget_of(recorded_peak_bytes, room),
+            room_bytes=room() if device_budget is None else 0,
             allow=names[0],
             forbid=names[1],
             most_slowdown=slowdown,

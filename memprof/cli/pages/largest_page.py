@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from memprof.errors import GateFailedError
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.largest import Largest, find_largest, sized_step
+from memprof.planners.search.request_maker import MakeSearchRequest
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
 from memprof.replay.live import live_bytes
@@ -31,7 +31,7 @@ from memprof.units import format_bytes, format_us
 def show_largest(
     bases: list[Basis],
     trace: str,
-    search_request: Callable[..., SearchRequest],
+    search_request: MakeSearchRequest,
     what: str,
     written: Path | None,
     *,

@@ -29,7 +29,7 @@ Examples:
   memprof check run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option("--budget", metavar="SIZE", help="Maximum peak memory: 40GiB.")
+@click.option("--budget", metavar="SIZE", help="Maximum peak of allocated bytes: 40GiB.")
 @click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g.")
 @gate_options
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
@@ -48,14 +48,14 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
     from memprof.analysis.diff.measures import measure
     from memprof.analysis.diff.summary_model import PEAK
     from memprof.errors import GateFailedError
-    from memprof.machines.budget import parse_budget
+    from memprof.machines.budget import no_room, parse_budget
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
     from memprof.units import format_bytes
@@ -69,8 +69,7 @@ def check(
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
         device = find_machine(machine) if machine else None
-        has_room = budget is None and not is_summary(trace)
-        room = beyond_tensors(Trace.open(trace)).room_bytes if has_room else 0
+        room = no_room if is_summary(trace) else room_of(Trace.open(trace))
         given = parse_budget(budget, summary.peak.bytes, device, room)
         within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
         own = parse_gate(f"peak>{given}")

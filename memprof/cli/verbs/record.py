@@ -124,7 +124,7 @@ Examples:
     group="Budget",
     envvar="MEMPROF_BUDGET",
     metavar="SIZE",
-    help="Maximum peak memory, compared with the measured peak: 24GiB.  [default: the plan's]",
+    help="Maximum peak of allocated bytes, compared with the measured peak: 24GiB.  [default: the plan's]",
 )
 @option(
     "--fail-over-budget",

@@ -119,17 +119,7 @@ class DryChecks:
         while one is not None:
             outcome = self._run(latest.predicted(one), say)
             runs += outcome.was_started
-            reserved_bytes = outcome.reserved_bytes if request.counts_reserved else 0
-            upper_bytes = one.interval.most_bytes
-            result = Checked(
-                one.plan,
-                one.peak_bytes,
-                request.budget_bytes,
-                outcome.peak_bytes,
-                outcome.reason,
-                upper_bytes,
-                reserved_bytes,
-            )
+            result = outcome.checked(one.plan, one, request)
             checked.append(result)
             if result.fits:
                 return latest.with_plan(one), tuple(checked)
@@ -138,7 +128,7 @@ class DryChecks:
             if outcome.peak_bytes is None:
                 queue.note_refused(one)
             else:
-                queue.note_above(one, max(outcome.peak_bytes, reserved_bytes))
+                queue.note_above(one, max(outcome.peak_bytes, result.reserved_bytes))
             one = queue.next()
         return latest, tuple(checked)
 

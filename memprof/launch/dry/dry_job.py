@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.plans.dry_check_results import Checked
 from memprof.errors import BadInputError, InconclusiveError, MemprofError, UsageError
 from memprof.launch.dry.dry_plan import check_plan
 from memprof.launch.dry.isolation import command_apart
@@ -17,6 +18,8 @@ from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
 from memprof.launch.parent.settings import DryWindow, Settings
 from memprof.launch.parent.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
 from memprof.machines.card import find_card
+from memprof.planners.search.candidate import Candidate
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import MASK, is_masked
@@ -54,6 +57,24 @@ class DryOutcome:
     reason: str = ""
     was_started: bool = True
     reserved_bytes: int = 0
+
+    def checked(self, plan: Plan, one: Candidate, request: SearchRequest) -> Checked:
+        """Compares the run with the budget: what was reserved counts where that is a device's.
+
+        Args:
+            plan: The plan, as it was run.
+            one: The plan, as it was found.
+            request: The search request.
+        """
+        return Checked(
+            plan,
+            one.peak_bytes,
+            request.budget_bytes,
+            self.peak_bytes,
+            self.reason,
+            one.interval.most_bytes,
+            self.reserved_bytes if request.counts_reserved else 0,
+        )
 
 
 def find_recorded_job(manifest: Manifest) -> Target:

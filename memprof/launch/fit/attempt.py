@@ -39,6 +39,7 @@ class Attempt:
         measured: The measurements; None if nothing was recorded.
         reason: Why the plan or the job failed, "" if neither did.
         dry_bytes: Peak of its dry run; None if there was none.
+        dry_reserved_bytes: What was reserved in it, where the budget is a device's; 0 elsewhere.
         ran_out: Whether the job failed because it ran out of memory.
     """
 
@@ -47,6 +48,7 @@ class Attempt:
     measured: Measured | None
     reason: str = ""
     dry_bytes: int | None = None
+    dry_reserved_bytes: int = 0
     ran_out: bool = False
 
     @property

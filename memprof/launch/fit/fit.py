@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+from memprof.analysis.allocator.beyond_tensors import room_of
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import EndedError, dry_run, find_recorded_device
@@ -88,12 +88,13 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     trace = Trace.open(done.output)
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
-    search_request = request.search_request(found.recorded.peak_bytes, beyond_tensors(trace).room_bytes)
+    search_request = request.search_request(found.recorded.peak_bytes, room_of(trace))
     found.budget_bytes = search_request.budget_bytes
     found.least_bytes = found.recorded.peak_bytes
     if found.is_met:
         return
-    if found.is_from_dry_run and found.recorded.peak_bytes <= found.budget_bytes:
+    reserved_bytes = found.dry_reserved_bytes if search_request.counts_reserved else 0
+    if found.is_from_dry_run and max(found.recorded.peak_bytes, reserved_bytes) <= found.budget_bytes:
         found.returncode = done.returncode
         found.reason = describe_dry_fit(found)
         return
@@ -128,6 +129,7 @@ def _dry_run_instead(found: FitResult, done: Recorded, say: Callable[[str], None
         return False
     request.outputs.attempt.replace(request.outputs.run)
     found.is_from_dry_run = True
+    found.dry_reserved_bytes = outcome.reserved_bytes
     return True
 
 
@@ -157,14 +159,17 @@ def _try_plans(
             return
         plan = dataclasses.replace(first.predicted(one), budget_bytes=found.budget_bytes)
         say(announce(plan, one))
-        dry_bytes = rehearsal.peak_under(plan)
-        if dry_bytes is not None:
-            say(describe_dry_run(plan, dry_bytes, found.budget_bytes))
-        if dry_bytes is not None and dry_bytes > found.budget_bytes:
-            found.attempts.append(Attempt(plan, "passed over", None, dry_bytes=dry_bytes))
-            queue.note_above(one, dry_bytes)
+        checked = rehearsal.dry_run(plan).checked(plan, one, first.answer.search_request)
+        if checked.fits is not None:
+            say(describe_dry_run(checked))
+        if checked.fits is False:
+            dry = Attempt(
+                plan, "passed over", None, dry_bytes=checked.dry_bytes, dry_reserved_bytes=checked.reserved_bytes
+            )
+            found.attempts.append(dry)
+            queue.note_above(one, found.budget_bytes + checked.excess_bytes)
             continue
-        attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=dry_bytes)
+        attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=checked.dry_bytes)
         found.attempts.append(attempt)
         say(describe_attempt(attempt))
         if attempt.ran_out:

@@ -43,8 +43,8 @@ class Rehearsal:
         self._device = ""
         self._is_tested = False
 
-    def peak_under(self, plan: Plan) -> int | None:
-        """Returns the peak of the job's dry run under a plan; None if only a real run can measure it.
+    def dry_run(self, plan: Plan) -> DryOutcome:
+        """Dry-runs the job under a plan; the result has no peak if only a real run can measure it.
 
         Raises:
             EndedError: A signal that asks the whole command to end arrived during the run.
@@ -52,7 +52,7 @@ class Rehearsal:
         outcome = self._run(plan)
         if outcome.peak_bytes is None and self._window is not None:
             self._say(f"it is not dry-run: {outcome.reason}")
-        return outcome.peak_bytes
+        return outcome
 
     def steps(self, suggestion: Suggestion) -> DrySteps:
         """Returns the steps under the policies that are best not modelled, to search again from.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.outputs import Outputs
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request_maker import MakeSearchRequest
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Request:
     Attributes:
         target: The job.
         outputs: The output paths.
-        search_request: Makes the search request from the recorded peak and what a device's budget leaves free.
+        search_request: Makes the search request for the recording.
         skip: Steps to skip in each run.
         steps: Steps to record in each run.
         stop: End each run after the recorded steps.
@@ -31,7 +30,7 @@ class Request:
 
     target: Target
     outputs: Outputs
-    search_request: Callable[[int, int], SearchRequest]
+    search_request: MakeSearchRequest
     skip: int = 2
     steps: int = 3
     stop: bool = True
@@ -50,6 +49,7 @@ class FitResult:
         budget_bytes: Maximum live bytes; 0 if the job failed before it was known.
         recorded: Measurements of the unmodified job; None if it failed.
         is_from_dry_run: `recorded` is from a dry run, because the job ran out of memory.
+        dry_reserved_bytes: What the allocator of a simulated device reserved in that dry run; 0 elsewhere.
         attempts: The runs under plans, in order, and those replaced by a dry run.
         best: The attempt whose plan was written; None if none was.
         returncode: Exit status of the unmodified job if it failed by itself; 0 otherwise.
@@ -63,6 +63,7 @@ class FitResult:
     budget_bytes: int = 0
     recorded: Measured | None = None
     is_from_dry_run: bool = False
+    dry_reserved_bytes: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     best: Attempt | None = None
     returncode: int = 0

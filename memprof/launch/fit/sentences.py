@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.analysis.diff.budget import BudgetVerdict
-from memprof.analysis.plans.dry_check_results import describe_difference
+from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.analysis.plans.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import FitResult
@@ -50,12 +50,12 @@ def describe_dry_fit(found: FitResult) -> str:
     )
 
 
-def describe_dry_run(plan: Plan, dry_bytes: int, budget_bytes: int) -> str:
-    """Returns a dry run's result for a plan, compared with the prediction."""
-    prediction = plan.prediction
-    error = "" if prediction is None else f" ({describe_difference(dry_bytes, prediction.peak_allocated_bytes)})"
-    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, skipped"
-    return f"dry run: peak {format_bytes(dry_bytes)}{error}, {end}"
+def describe_dry_run(checked: Checked) -> str:
+    """Returns the result of a dry run under a plan, compared with the prediction and the budget."""
+    peak = checked.dry_bytes or 0
+    reserved = f", {format_bytes(checked.reserved_bytes)} reserved" if checked.reserved_bytes else ""
+    end = "within the budget" if checked.fits else "above the budget, skipped"
+    return f"dry run: peak {format_bytes(peak)} ({describe_difference(peak, checked.predicted_bytes)}){reserved}, {end}"
 
 
 def describe_attempt(attempt: Attempt) -> str:
@@ -80,10 +80,12 @@ def why_none(found: FitResult, first: Suggestion) -> str:
     measured = [(one.measured.peak_bytes, one.plan.describe()) for one in found.attempts if one.measured is not None]
     count = found.runs
     if not count:
-        least, plan = min((one.dry_bytes or 0, one.plan.describe()) for one in found.attempts)
+        lowest = min(found.attempts, key=lambda one: max(one.dry_bytes or 0, one.dry_reserved_bytes))
+        reserved = f", in {format_bytes(lowest.dry_reserved_bytes)} reserved," if lowest.dry_reserved_bytes else ""
         return (
             f"No plan was run: of {len(found.attempts)} dry-run, none is within {budget}; the lowest peak is "
-            f"{format_bytes(least)} with {plan}. Give at least that budget, or allow more policies."
+            f"{format_bytes(lowest.dry_bytes or 0)}{reserved} with {lowest.plan.describe()}. "
+            "Give at least that budget, or allow more policies."
         )
     if not measured:
         tries = f"None of {count} plans tried" if count > 1 else "The plan tried"

@@ -96,7 +96,7 @@ def likely_batch(step: Step) -> int:
     Raises:
         PolicyError: No input shows a size.
     """
-    storages, uses = step.storages, step.uses
+    storages = step.storages
     phase = np.append(step.ops.phase, "older")[storages.created_op_id]
     from_input = _computed_from(step, storages.category == "input")
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
@@ -104,20 +104,20 @@ def likely_batch(step: Step) -> int:
     is_made = from_input & (phase == "forward")
     first = _batch_size(step, sizes, shape_of, is_made)
     owned = {size for shape in np.unique(shape_of[storages.category == "parameter"]) for size in sizes[shape]}
-    used = np.unique(uses.storage_id[step.ops.phase[uses.op_id] == "forward"])
-    inputs = used[storages.category[used] == "input"]
     candidates = [first]
-    candidates += [size for row in inputs.tolist() for size in sizes[int(shape_of[row])] if size > 1]
+    candidates += [size for shape in shape_of[_read_by_models(step)].tolist() for size in sizes[shape] if size > 1]
     made = Counter(shape_of[is_made].tolist())
     scores = {
-        size: sum(
-            times
-            for shape, times in made.items()
-            if any(each == size or (each % size == 0 and each >= size and each not in owned) for each in sizes[shape])
-        )
+        size: sum(times for shape, times in made.items() if _may_be_batch(sizes[shape], size, owned))
         for size in candidates
     }
     return max(candidates, key=lambda size: scores[size])
+
+
+def _may_be_batch(shape: Sizes, size: int, owned: set[int]) -> bool:
+    """Whether a shape has the batch size, or a multiple; one that parameters have, as a width, only as a first size."""
+    looked_at = [each for each in shape if each != 1][:1] if size in owned else shape
+    return any(each == size or (each % size == 0 and each >= size and each not in owned) for each in looked_at)
 
 
 def part_sizes(size: int, parts: int) -> Ints:
@@ -156,11 +156,26 @@ def _computed_from(step: Step, is_source: Bools) -> Bools:
     return found[:storages]
 
 
+def _read_by_models(step: Step) -> Ints:
+    """Returns the storages that forward reads as input, including batches that are loaded in it.
+
+    A job that evaluates between two updates loads the next batch in what looks like forward: data that modules read,
+    that none of them made, and that no parameter went into.
+    """
+    ops, uses, storages = step.ops, step.uses, step.storages
+    is_forward = ops.phase == "forward"
+    is_used, is_read = np.zeros((2, len(storages)), dtype=np.bool_)
+    is_used[uses.storage_id[is_forward[uses.op_id]]] = True
+    is_inside = is_forward & (ops.module_id != NONE)
+    is_read[uses.storage_id[is_inside[uses.op_id] & (uses.role != "write")]] = True
+    is_loaded = np.append(is_forward & ~is_inside, False)[storages.created_op_id]  # NONE indexes the last entry
+    is_loaded &= is_read & ~_computed_from(step, storages.category == "parameter")
+    return np.flatnonzero((is_used & (storages.category == "input")) | is_loaded)
+
+
 def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bools) -> int:
     """Returns the input's first dimension that most storages computed from the inputs begin with."""
-    used = np.unique(step.uses.storage_id[step.ops.phase[step.uses.op_id] == "forward"])
-    inputs = used[step.storages.category[used] == "input"]
-    candidates = Counter(sizes[shape][0] for shape in shape_of[inputs].tolist() if sizes[shape])
+    candidates = Counter(sizes[shape][0] for shape in shape_of[_read_by_models(step)].tolist() if sizes[shape])
     if not candidates:
         raise PolicyError(
             "accumulate: unknown batch size of the recorded step: its model reads no input of a known shape."

@@ -1,6 +1,7 @@
 """Updates of a decoder by an AdamW written out. The GPU's model was compiled, which a dry run does not do."""
 
 import math
+import os
 
 import torch
 from decoder import Decoder
@@ -38,7 +39,9 @@ def train(steps: range) -> None:
         update(step)
 
 
-train(range(1, 2))
+#: Steps before, of which the GPU made ten; one is enough for the sizes and the peak, and not for the segments.
+warm_steps = int(os.environ.get("WARM_STEPS", "1"))
+train(range(1, warm_steps + 1))
 torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-train(range(2, 3))
+train(range(warm_steps + 1, warm_steps + 2))
 torch.cuda.memory._dump_snapshot("gpu.pickle")

@@ -47,7 +47,7 @@ def devices(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.devices_page import show_devices
     from memprof.machines.catalogue import find_machine
@@ -58,8 +58,13 @@ def devices(
     device = find_machine(machine) if machine else None
     opened = Trace.open(trace, rank)
     basis = basis_of(opened, step_number, device)
-    room = beyond_tensors(opened).room_bytes
     communicator = NCCL.most_bytes if machine is not None and budget is None else 0
     return show_devices(
-        basis, str(opened.path), partial(budget_of, room_bytes=room), communicator, device, written, is_json=is_json
+        basis,
+        str(opened.path),
+        partial(budget_of, room=room_of(opened)),
+        communicator,
+        device,
+        written,
+        is_json=is_json,
     )

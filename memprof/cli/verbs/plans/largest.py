@@ -57,7 +57,7 @@ def largest(
         refuse_existing(find_place(written), force=force)
     if sequence and not also:
         raise UsageError("--sequence needs the job recorded at two lengths: add the other recording with --also TRACE.")
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.largest_page import show_largest
     from memprof.machines.catalogue import find_machine
@@ -69,7 +69,7 @@ def largest(
     return show_largest(
         [basis_of(one, step_number, machine) for one in opened],
         str(opened[0].path),
-        partial(search_request, room_bytes=beyond_tensors(opened[0]).room_bytes),
+        partial(search_request, room=room_of(opened[0])),
         "sequence" if sequence else "batch",
         written,
         is_json=is_json,

@@ -30,7 +30,8 @@ Examples:
     "--budget",
     group="Budget and device",
     metavar="SIZE",
-    help="Maximum peak memory, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
+    help="Maximum peak of allocated bytes, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: that of "
+    "the plan]",
 )
 @write_option("Write the plan with its prediction and budget to this TOML file.")
 @option(

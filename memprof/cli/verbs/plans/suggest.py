@@ -19,12 +19,11 @@ from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.planners.search.candidate import Candidate
     from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.request_maker import MakeSearchRequest
     from memprof.policies.plan.several_steps import DrySteps
     from memprof.trace.store import Trace
 
@@ -193,7 +192,7 @@ def suggest(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
         )
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
     from memprof.analysis.report.light_run import refuse_light
@@ -228,7 +227,7 @@ def suggest(
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
     request = search_request(
         basis.peak_bytes,
-        beyond_tensors(opened, world_size if cluster_request is None else cluster_request.devices).room_bytes,
+        room_of(opened, world_size if cluster_request is None else cluster_request.devices),
         world_size=world_size,
         planner=planner,
         link_bytes_per_us=link_of(opened, machine),
@@ -267,21 +266,21 @@ def suggest(
 def _show_snapshot(
     opened: Trace,
     step_number: int | None,
-    search_request: Callable[..., SearchRequest],
+    search_request: MakeSearchRequest,
     world_size: int,
     *,
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
     from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
     planned = step_to_plan(opened, step_number)
-    room = beyond_tensors(opened, world_size).room_bytes
-    request = search_request(int(live_bytes(planned.step).during.max(initial=0)), room, world_size=world_size)
+    peak = int(live_bytes(planned.step).during.max(initial=0))
+    request = search_request(peak, room_of(opened, world_size), world_size=world_size)
     found = search_snapshot(
         opened,
         planned,
@@ -294,14 +293,14 @@ def _show_snapshot(
     return show_snapshot_plans(found, is_json=is_json)
 
 
-def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
+def _show_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: bool) -> int:
     """Prints what a recording without a complete step shows; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+    from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.suggestions.partial_page import show_partial
 
     found = examine_partial(opened)
-    request = search_request(found.least_bytes, beyond_tensors(opened).room_bytes)
+    request = search_request(found.least_bytes, room_of(opened))
     return show_partial(found, request.budget_bytes, is_json=is_json)
 
 

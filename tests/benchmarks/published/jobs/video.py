@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from families.older_softmax import use_older_softmax
 from families.resnet50 import SegmentNetwork
 from families.timesformer import TimeSformer
 from families.video import train
@@ -36,6 +37,8 @@ def main(name: str) -> None:
     """Trains the network; with MMAction2 1.x, and torch 2.0, where its name begins so."""
     make, parameters, clips = NETWORKS[name]
     is_new = name.startswith("new_")
+    if not is_new:
+        use_older_softmax()
     is_nesterov, of_frames = "timesformer" in name, "tsn" in name
     classes = 174 if of_frames else 400
     train(make(), parameters, clips, classes, is_new=is_new, is_nesterov=is_nesterov, of_frames=of_frames)
