@@ -87,6 +87,7 @@ for step in range(6):
     places = (labels != -100).nonzero()
     chosen = rows[labels != -100]
     print("SIZES", pooled.shape[0], kept.shape[0], places.shape[0], chosen.shape[0], kept.tolist())
+    print("LOSS", torch.nn.functional.mse_loss(torch.randn(4), torch.randn(4)).device)
     print("PARTS", (labels.chunk(2)[1] < 0).nonzero().shape[0], int(graphs.unbind()[6]))
     (pooled.sum() + chosen.sum()).backward()
     optimizer.step()
@@ -100,6 +101,7 @@ def test_data_moved_to_a_device_keeps_its_values(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "SIZES 5 4 4 4 [3, 2, 1, 0]" in ended.stdout
     assert "PARTS 1 4" in ended.stdout
+    assert "LOSS cpu" in ended.stdout
 
 
 _MASKED = """
