@@ -54,7 +54,7 @@ def penalized() -> Small:
 
 
 def watched() -> Small:
-    """The same with a test loss outside of ``no_grad``, whose graph, with autocast's copies, a variable holds for a step."""
+    """The same, and a test loss whose graph a variable holds for a step, with autocast's copies of the weights."""
     small = penalized()
     model = small.models[0]
     held: list[torch.Tensor] = []

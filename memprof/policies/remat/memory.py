@@ -261,9 +261,10 @@ class Memory:
         used = self.counter.used_bytes()
         short = (
             f"{format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} at once in addition to "
-            f"{format_bytes(used)} that cannot be dropped (parameters, gradients, optimizer state, inputs, and storages "
-            f"in use), {lack_bytes:,} bytes too many. Set a budget of {format_bytes(used + need_bytes + MARGIN_BYTES)} "
-            "or more, use a smaller batch, or add a policy that reduces the rest."
+            f"{format_bytes(used)} that cannot be dropped (parameters, gradients, optimizer state, inputs, and "
+            f"storages in use), {lack_bytes:,} bytes too many. Set a budget of "
+            f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
+            "reduces the rest."
         )
         if self.on_excess is None:
             raise PolicyError(f"remat cannot stay within {short}")
