@@ -53,8 +53,23 @@ def penalized() -> Small:
     return Small([model], step, [optimizer])
 
 
+def watched() -> Small:
+    """The same, and a test loss whose graph a variable holds for a step, with autocast's copies of the weights."""
+    small = penalized()
+    model = small.models[0]
+    held: list[torch.Tensor] = []
+
+    def step() -> None:
+        small.step()
+        x = torch.randn(8, 64, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        held[:] = [slope.pow(2).mean()]
+
+    return Small([model], step, small.optimizers)
+
+
 @pytest.mark.parametrize("policy", [BF16, PURE], ids=lambda policy: policy.describe())
-@pytest.mark.parametrize("make", [adapting, penalized])
+@pytest.mark.parametrize("make", [adapting, penalized, watched])
 def test_measured_peak_is_in_the_predicted_interval(make, policy, tmp_path):
     step = record(make, tmp_path)
     predicted, measured = policy.transform(step), record(make, tmp_path, policy)

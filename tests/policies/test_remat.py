@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -519,6 +519,16 @@ def test_a_budget_that_nothing_can_hold_says_what_is_missing():
         run(Dropouts, squares, budget(plain, 0.2))
     assert runtime._runtime is None
     assert same(plain, run(Dropouts, squares, None))
+
+
+def test_a_suggested_budget_that_nothing_can_hold_is_exceeded_with_one_warning():
+    """A step that needs more than those a plan was made for does not end the job, and its numbers stay."""
+    plain = run(Dropouts, squares, None)
+    policy = replace(budget(plain, 0.2), exceeds=True)
+    with pytest.warns(RuntimeWarning, match=r"goes over its budget of .*: aten\.\S+ needs") as caught:
+        held = run(Dropouts, squares, policy)
+    assert len([w for w in caught if "goes over" in str(w.message)]) == 1
+    assert same(plain, held)
 
 
 def test_saved_tensors_that_were_changed_are_refused_as_by_pytorch():

@@ -87,6 +87,8 @@ for step in range(6):
     places = (labels != -100).nonzero()
     chosen = rows[labels != -100]
     print("SIZES", pooled.shape[0], kept.shape[0], places.shape[0], chosen.shape[0], kept.tolist())
+    print("LOSS", torch.nn.functional.mse_loss(torch.randn(4), torch.randn(4)).device)
+    print("PARTS", (labels.chunk(2)[1] < 0).nonzero().shape[0], int(graphs.unbind()[6]))
     (pooled.sum() + chosen.sum()).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -94,10 +96,12 @@ for step in range(6):
 
 
 def test_data_moved_to_a_device_keeps_its_values(tmp_path: Path) -> None:
-    """Five graphs, the largest index being 4; four labels that are not masked out, at four places."""
+    """Five graphs, the largest index being 4; four labels that are not masked out, at four places; and their parts."""
     ended = record_script(tmp_path, _GRAPHS, "--dry-run", "--device", "rtx4090")
     assert ended.returncode == 0, ended.stderr
     assert "SIZES 5 4 4 4 [3, 2, 1, 0]" in ended.stdout
+    assert "PARTS 1 4" in ended.stdout
+    assert "LOSS cpu" in ended.stdout
 
 
 _MASKED = """
@@ -290,3 +294,34 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
+
+
+_SEARCHED = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4, max_eval=100_000, line_search_fn="strong_wolfe")
+x = torch.randn(32, 2, requires_grad=True)
+calls = 0
+
+def closure():
+    global calls
+    calls += 1
+    optimizer.zero_grad()
+    (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    loss = slope.pow(2).mean() + net(x).pow(2).mean()
+    loss.backward()
+    return loss
+
+for _ in range(4):
+    optimizer.step(closure)
+print("CALLS", calls)
+"""
+
+
+def test_a_line_search_ends(tmp_path: Path) -> None:
+    """Its comparisons of values that were not computed would never be true, up to its limit of 100,000 evaluations."""
+    ended = record_script(tmp_path, _SEARCHED, "--dry-run", "--skip", "1", "--steps", "2")
+    assert [note for note in ended.trace.manifest.notes if "LBFGS' line searches" in note]
+    assert ended.step.duration_us > 0

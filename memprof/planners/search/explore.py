@@ -225,7 +225,7 @@ def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: Sear
     """Tries the schedule's own saved tensors, plus a hard memory cap where they would exceed the budget."""
     found = None if policy is None else bench.try_plan(policy)
     if policy is not None and found is not None and bench.needed(found) > search_request.budget_bytes:
-        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request)))
+        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request), exceeds=True))
 
 
 def _to_hold(search_request: SearchRequest) -> str:
@@ -244,7 +244,7 @@ def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], search_request: Se
     """Adds a hard memory cap, held by remat, to the fastest combinations compatible with it."""
     held = 0
     for frame in frames:
-        found = bench.try_plan(*frame, Remat(budget=_to_hold(search_request)))
+        found = bench.try_plan(*frame, Remat(budget=_to_hold(search_request), exceeds=True))
         held += found is not None
         if held == _MOST_HELD or bench.is_late():
             break

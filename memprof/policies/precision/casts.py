@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.policies.precision.ends import kept_graphs
 from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
@@ -203,6 +204,9 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
     np.maximum.at(last, cast_of, np.maximum(ops, holders))
     np.maximum.at(last, saved_cast[is_saved], released[is_saved])
+    graphs, graph = kept_graphs(step, types, nodes), region[first]
+    is_in_graph = np.isin(np.arange(len(first)), saved_cast[is_saved])
+    last = np.where(is_in_graph, np.maximum(last, graphs.dropped[graph]), last)
     category = np.zeros(len(first), dtype=np.bool_)
     category[saved_cast[is_saved]] = True
     _, made = casts.insert(
@@ -214,6 +218,10 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
         category="temporary",
         sizes=bytes_read(step, sources[first], ops[first]),
     )
+    stays = np.flatnonzero(is_in_graph & (graphs.dropped[graph] == NONE))
+    casts.draft.free(made[stays], NONE)
+    stays = stays[graphs.dropped_before[graph[stays]] != NONE]
+    casts.draft.copy_storages(made[stays], np.full(len(stays), NONE), graphs.dropped_before[graph[stays]])
     kinds = casts.draft.storages.category.copy()
     kinds[made[category]] = "activation"
     # The job's variables hold what its code casts back, not what autocast makes for an operator.

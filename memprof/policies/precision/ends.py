@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import VIEW
+from memprof.policies.rewrite.carried import carried_over
 from memprof.policies.rewrite.variables import variable_ends
 from memprof.trace.schema import NONE, Ints
 
 if TYPE_CHECKING:
     from memprof.policies.precision.flow import Types
     from memprof.trace.step import Step
+
+_NEVER = np.iinfo(np.int64).max
 
 
 class Nodes:
@@ -84,6 +88,50 @@ class Nodes:
             call = np.where(is_after, self._calls.parent_call_id[call], call)
         by_variables = variable_ends(self._step, rows, call, end)
         return np.maximum(end, np.maximum(by_variables, self._step.storages.held_op_id[rows]))
+
+
+@dataclass(frozen=True)
+class KeptGraphs:
+    """When graphs that outlive their backward are dropped: of ``create_graph``, or of a test loss that has none.
+
+    Attributes:
+        dropped: Operator after which the graph of each region is dropped; its last operator where backward frees it,
+            NONE where it outlives the step, ``(regions,)``.
+        dropped_before: Operator after which its counterpart of the step before is dropped, NONE without one.
+    """
+
+    dropped: Ints
+    dropped_before: Ints
+
+
+def kept_graphs(step: Step, types: Types, nodes: Nodes) -> KeptGraphs:
+    """Reads from the activations saved in each region when its graph is dropped.
+
+    A variable of the job may hold one of them longer, so the first to be freed tells.
+    """
+    storages, saved, count = step.storages, step.saved, len(types.region_end)
+    region = types.region[saved.forward_op_id]
+    rows = np.flatnonzero((region != NONE) & (storages.category[saved.storage_id] == "activation"))
+    kept, region, released = saved.storage_id[rows], region[rows], saved.released_op_id[rows]
+    older, _ = carried_over(step, np.isin(storages.storage_id, kept))
+    dropped = _first(storages.freed_op_id[kept], region, count)
+    read = types.region_end.copy()
+    has_release = released != NONE
+    np.maximum.at(read, region[has_release], nodes.next_start[released[has_release]])
+    has_older = older[kept] != NONE
+    before = _first(storages.freed_op_id[older[kept[has_older]]], region[has_older], count)
+    is_kept = np.isin(np.arange(count), region) & (dropped > read)
+    outlives = is_kept & (dropped == _NEVER)
+    return KeptGraphs(
+        np.where(outlives, NONE, np.where(is_kept, dropped, types.region_end)),
+        np.where(outlives & (before != _NEVER), before, NONE),
+    )
+
+
+def _first(freed: Ints, region: Ints, count: int) -> Ints:
+    first = np.full(count, _NEVER, dtype=np.int64)
+    np.minimum.at(first, region, np.where(freed == NONE, _NEVER, freed))
+    return first
 
 
 def _after_backward(types: Types) -> int:

@@ -49,12 +49,14 @@ class Runtime:
             self.memory.peak = FirstSteps(self.counter, policy.budget_share)
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
+        if policy.exceeds:
+            self.memory.on_excess = self._warn_of_excess
         self.needs = Needs(self.counter, job.device)
         recomputation = Recomputation(self.memory)
         self.keys = Keys(self.memory, policy.recompute) if policy.recompute else None
         self.mode = RematMode(self.memory, self.needs, recomputation, self.keys)
         self.hooks = SavedHooks(self.memory, recomputation, self.keys)
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_excess = False
 
     def begin(self) -> None:
         """Installs mode and hooks below those of the job."""
@@ -85,6 +87,12 @@ class Runtime:
             RuntimeWarning,
             stacklevel=2,
         )
+
+    def _warn_of_excess(self, reason: str) -> None:
+        """Warns once that a step needs more than the budget."""
+        if not self._has_warned_of_excess:
+            self._has_warned_of_excess = True
+            warnings.warn(reason, RuntimeWarning, stacklevel=2)
 
 
 _runtime: Runtime | None = None

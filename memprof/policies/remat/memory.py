@@ -45,6 +45,7 @@ class Memory:
         due: Cells to drop once nothing else references them.
         warn_factor: Ratio of ``again_us`` to ``first_us`` at which to warn.
         on_thrash: Called at that ratio.
+        on_excess: Called with the reason where nothing is left to drop; None to end the job.
     """
 
     def __init__(self, counter: Counter, budget_bytes: int, heuristic: str, swapping: Swapping | None) -> None:
@@ -68,6 +69,8 @@ class Memory:
         self.sequence = Sequence()
         self.warn_factor = 2.0
         self.on_thrash: Callable[[], None] = _do_nothing
+        self.on_excess: Callable[[str], None] | None = None
+        self._is_over = False
         self.limit_bytes = _NO_LIMIT
         self.schedule = Schedule(self.sequence, heuristic, can_plan=swapping is None)
         if budget_bytes:
@@ -209,6 +212,7 @@ class Memory:
         self.due.clear()
         self.victims.forget_classes()
         self.first_us = self.again_us = 0.0
+        self._is_over = False
 
     def ran_again(self, took_us: float) -> None:
         """Adds the duration of a recomputed operator."""
@@ -232,12 +236,12 @@ class Memory:
             is_exact: Whether the number is exact; an estimate is tried even if it does not fit.
 
         Raises:
-            PolicyError: Nothing is left to drop.
+            PolicyError: Nothing is left to drop, and nothing is called instead.
         """
         lack = self.counter.lacks_bytes(need_bytes, self.limit_bytes)
         if lack <= 0:
             return
-        is_collected = False
+        is_collected = self._is_over
         while lack > 0:
             victim = self.next_victim()
             if victim is not None:
@@ -251,14 +255,21 @@ class Memory:
                 is_collected = True
             lack = self.counter.lacks_bytes(need_bytes, self.limit_bytes)
         if lack > 0 and is_exact:
-            used = self.counter.used_bytes()
-            raise PolicyError(
-                f"remat cannot stay within {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} "
-                f"at once in addition to {format_bytes(used)} that cannot be dropped (parameters, gradients, "
-                f"optimizer state, inputs, and storages in use), {lack:,} bytes too many. Set a budget of "
-                f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
-                "reduces the rest."
-            )
+            self._exceed(need_bytes, what, lack)
+
+    def _exceed(self, need_bytes: int, what: str, lack_bytes: int) -> None:
+        used = self.counter.used_bytes()
+        short = (
+            f"{format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} at once in addition to "
+            f"{format_bytes(used)} that cannot be dropped (parameters, gradients, optimizer state, inputs, and "
+            f"storages in use), {lack_bytes:,} bytes too many. Set a budget of "
+            f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
+            "reduces the rest."
+        )
+        if self.on_excess is None:
+            raise PolicyError(f"remat cannot stay within {short}")
+        self._is_over = True
+        self.on_excess(f"remat goes over its budget of {short}")
 
     def next_victim(self) -> Cell | None:
         """Returns the content to drop next: the scheduled one, or else that of least h; None if none may go."""

@@ -26,6 +26,7 @@ class Remat(Policy):
         heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
         swap: ``host`` or ``disk`` to move a victim there if that is faster than recomputing it.
         warn_factor: Ratio of recomputation time to first-run time at which to warn.
+        exceeds: Whether to warn and go over the budget where nothing is left to drop, instead of ending the job.
     """
 
     name: ClassVar[str] = "remat"
@@ -48,6 +49,7 @@ class Remat(Policy):
     heuristic: str = "eq-class"
     swap: str = ""
     warn_factor: float = 2.0
+    exceeds: bool = False
 
     def __post_init__(self) -> None:
         """Validates the settings."""

@@ -48,6 +48,8 @@ _COMPUTED = {
     *_AND,
     *_OR,
 }
+#: Operators that return the parts of their first argument.
+_DIVIDED = {_aten.split, _aten.split_with_sizes, _aten.unbind}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,9 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
             values = _absorbed(getattr(func, "overloadpacket", None), args, result)
         if values is not None and values.shape == result.shape and values.dtype is result.dtype:
             setattr(result, _KNOWN, _Values(values, _writes(result), any(map(has_shares, args))))
+    elif getattr(func, "overloadpacket", None) in _DIVIDED and (whole := known(args[0])) is not None:
+        for part, values in zip(result, func(whole, *args[1:], **kwargs), strict=True):
+            note(part, values)
 
 
 def has_shares(value: Any) -> bool:

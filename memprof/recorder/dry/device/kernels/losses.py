@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device.face import FACE
-
 _aten = torch.ops.aten
 _NO_REDUCTION = 0
 
@@ -32,7 +30,7 @@ def _binary(tensor: Any, target: Any, _weight: Any = None, reduction: int = 1) -
 def _reduced(tensor: Any, target: Any, reduction: int) -> torch.Tensor:
     shape = torch.broadcast_shapes(tensor.shape, target.shape)  # type: ignore[no-untyped-call]
     dtype = torch.promote_types(tensor.dtype, target.dtype)
-    terms = torch.empty(shape, dtype=dtype, device=FACE)
+    terms = torch.empty(shape, dtype=dtype, device=tensor.device)
     return terms if reduction == _NO_REDUCTION else terms.as_strided((), ())
 
 
