@@ -119,7 +119,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        return facts_of(workspace.rank(view.trace, view.rank), view)
+        return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
     @app.callback(
         Output(ids.GO, "data", allow_duplicate=True),

@@ -9,14 +9,18 @@ import numpy as np
 from dash import html
 
 from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NOT_FIT, NO_LIMIT, DeviceVerdict
+from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
+from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
 from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
+from memprof.trace.whole_steps import is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.figures.shared import escaped
+from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
@@ -37,8 +41,14 @@ def budget_of(text: str, peak_bytes: int) -> int:
         return 0
 
 
-def facts_of(rank: Rank, view: View) -> Any:
-    """Returns whether it fits, what most of the peak is, and the button to what comes next."""
+def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> Any:
+    """Returns whether it fits, whether it leaks, what most of the peak is, and the buttons to what comes next.
+
+    Args:
+        rank: The recording.
+        view: The view.
+        second: Place and name of the only other open recording, which may be compared with it.
+    """
     history = rank.history
     if not history.ops:
         return parts.empty(
@@ -60,11 +70,25 @@ def facts_of(rank: Rank, view: View) -> Any:
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
+    if _grows(rank):
+        lines.append(html.P([_icon(MAY_NOT_FIT), parts.name(_growth(rank), 300)], className="second"))
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
-        lines.append(_incomplete(rank))
+        lines.append(_incomplete(rank, device))
     lines += _lacks(rank)
-    return [html.Div(lines, className="verdict-text"), html.Div(_next(rank, view, device, budget), className="next")]
+    buttons = _next(rank, view, device, budget, second)
+    return [html.Div(lines, className="verdict-text"), html.Div(buttons, className="next")]
+
+
+def _grows(rank: Rank) -> bool:
+    return rank.may_grow and rank.leaks.is_growing
+
+
+def _growth(rank: Rank) -> str:
+    """Returns by how much memory grows, and what holds the tensors that grow fastest."""
+    held = rank.leaks.leaks[0].held_by if rank.leaks.leaks else None
+    by = "" if held is None else f", held by {describe_holder(held)}"
+    return f"{describe_growth(rank.leaks).removesuffix('.')}{by}"
 
 
 def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:
@@ -123,13 +147,22 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     return [part for fact in facts if fact for part in (html.Span(" · ", className="dot"), fact)][1:]
 
 
-def _next(rank: Rank, view: View, device: DeviceVerdict, budget: int) -> list[Any]:
-    """Returns the buttons to what comes next: what fits, or what changed."""
+def _next(
+    rank: Rank, view: View, device: DeviceVerdict, budget: int, second: tuple[int, str] | None
+) -> list[html.Button]:
+    """Returns the buttons to what comes next: what changed, what leaks, what fits."""
     buttons = []
     is_short = device.state in (DOES_NOT_FIT, MAY_NOT_FIT) or (budget and int(rank.history.total.max()) > budget)
     wanted = view.budget if budget else device.budget or "60%"
     if view.other >= 0:
         buttons.append(_step("What changed", tab="diff"))
+    elif second is not None:
+        buttons.append(_step(f"Compare with {shorten(second[1], 30)}", tab="diff", other=second[0]))
+    if _grows(rank):
+        buttons.append(_step("What leaks", tab="leaks"))
+    if is_cut_short(rank.trace):
+        command = whole_step_command(rank.trace.manifest)
+        return [*buttons, *([_copy(command)] if command else [])]
     label = "Find a plan that fits" if is_short else "Make it smaller"
     go = _step(label, title=f"search plans for a budget of {wanted}", tab="whatif", budget=wanted)
     return [*buttons, go]
@@ -140,10 +173,21 @@ def _step(label: str, title: str | None = None, **fields: Any) -> html.Button:
     return html.Button(f"{label} →", type="button", title=title, className="main", **then)
 
 
-def _incomplete(rank: Rank) -> Any:
+def _copy(command: str) -> html.Button:
+    copied: Any = {"data-copy": command}
+    return html.Button("Copy the command for a whole step", type="button", title=command, className="main", **copied)
+
+
+def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     capture = rank.trace.manifest.capture
     place = f" in {capture.ends_at}" if capture.ends_at else ""
-    return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
+    sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
+    if device.state == DOES_NOT_FIT and device.parts:
+        sentences.append(device.parts)
+    if is_cut_short(rank.trace) and (command := whole_step_command(rank.trace.manifest)):
+        sentences.append("Plans need a whole step, which a dry run records, since its memory does not run out:")
+        return html.Div([parts.note(" ".join(sentences)), html.Code(command)])
+    return parts.note(" ".join(sentences))
 
 
 def _lacks(rank: Rank) -> list[Any]:

@@ -172,7 +172,7 @@ def test_phases_are_compared_with_themselves() -> None:
         ("forward", 9 * KIB, 17 * KIB),
         ("backward", 14 * KIB, 16 * KIB),
     ]
-    assert shift(found.peak) == "Moved from backward of body to forward of head."
+    assert shift(found.peak) == "In backward of body before, in forward of head now."
     assert shift(found.phases[0]) == "Still in forward of head (aten.mm.default)."
     assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB from train.py:5."
     assert step_time(found) == "1.0 ms in the base, 1.0 ms in the other (+0.0 %)"

@@ -35,6 +35,7 @@ def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.
         xaxis=axis,
         yaxis=axis,
         legend={"traceorder": "reversed", "itemsizing": "constant"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.soft, "activecolor": theme.accent},
         height=height,
     )
     return figure

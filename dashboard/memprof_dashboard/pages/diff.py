@@ -63,7 +63,7 @@ class DiffPage:
         if missing is not None:
             return missing
         found = changes(*_ranks(workspace, view))
-        names = workspace.source(view.trace).name, workspace.source(view.other).name
+        names = _names(workspace, view)
         moments = [
             {
                 "label": "peak of the step" if pair.name == PEAK else f"peak of {pair.name}",
@@ -152,6 +152,10 @@ class DiffPage:
 
 def _ranks(workspace: Workspace, view: View) -> tuple[Rank, Rank]:
     return workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
+
+
+def _names(workspace: Workspace, view: View) -> tuple[str, str]:
+    return workspace.source(view.trace).name, workspace.source(view.other).name
 
 
 def _pair(workspace: Workspace, view: View, moment: Any) -> Pair:
@@ -294,6 +298,6 @@ def _overlay(workspace: Workspace, view: View, theme: Any) -> Any:
         return message("Nothing to draw: a step without operators.", theme_of(theme))
     curves = [
         Curve(name, live_bytes(step).during, step.ops.phase)
-        for name, step in zip(("base", "other"), steps, strict=True)
+        for name, step in zip(_names(workspace, view), steps, strict=True)
     ]
     return overlay(curves[0], curves[1], theme_of(theme))

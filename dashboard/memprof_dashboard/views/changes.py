@@ -56,8 +56,10 @@ def verdict(found: Diff) -> str:
         return f"The peak is unchanged at {size}; its breakdown, or the peak of another phase, differs."
     share = f" ({100 * pair.bytes / pair.base_bytes:+.1f} %)" if pair.base_bytes else ""
     words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}{share} to {size}"
-    first = next((part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS)), None)
-    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None and first.bytes else ""
+    # Only a line that changed in the peak's direction explains it.
+    lines = (part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS))
+    first = next((part for part in lines if part.bytes * pair.bytes > 0), None)
+    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None else ""
     return f"{words}{made}."
 
 
@@ -69,7 +71,7 @@ def shift(pair: Pair) -> str:
     if head is None:
         return "Only in the base."
     if base.place != head.place:
-        return f"Moved from {base.place} to {head.place}."
+        return f"In {base.place} before, in {head.place} now."
     if base.op != head.op:
         return f"Still in {head.place}; operator changed from {base.op} to {head.op}."
     return f"Still in {head.place} ({head.op})."
