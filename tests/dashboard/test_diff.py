@@ -176,6 +176,8 @@ def test_phases_are_compared_with_themselves() -> None:
     assert shift(found.phases[0]) == "Still in forward of head (aten.mm.default)."
     assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB from train.py:5."
     assert step_time(found) == "1.0 ms in the base, 1.0 ms in the other (+0.0 %)"
+    shrunk = changes(_job(16 * KIB, -2 * KIB), _job(8 * KIB, 4 * KIB))
+    assert verdict(shrunk) == "The peak shrank by 3.00 KiB (-17.6 %) to 14.00 KiB; -8.00 KiB from train.py:5."
 
 
 def test_a_table_of_parts_sums_to_the_whole() -> None:
