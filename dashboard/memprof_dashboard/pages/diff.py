@@ -22,7 +22,7 @@ from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changed_boxes import changed_boxes
-from memprof_dashboard.views.changes import changes, shift, step_time, verdict
+from memprof_dashboard.views.changes import changes, pair_at, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"
@@ -121,7 +121,7 @@ class DiffPage:
         @or_sentence
         def split(moment: Any, place: Any) -> Any:
             view = View.from_json(place)
-            return no_update if view.other < 0 else _parts(_pair(workspace, view, moment))
+            return no_update if view.other < 0 else _parts(pair_at(*_ranks(workspace, view), moment))
 
         @app.callback(
             Output(_BOXES, "figure"),
@@ -146,7 +146,7 @@ class DiffPage:
             view = View.from_json(place)
             if view.other < 0:
                 return no_update, no_update
-            pair = _pair(workspace, view, moment)
+            pair = pair_at(*_ranks(workspace, view), moment)
             return tuple(or_message(_bars)(pair, kind, theme) for kind in ("category", "module"))
 
 
@@ -156,12 +156,6 @@ def _ranks(workspace: Workspace, view: View) -> tuple[Rank, Rank]:
 
 def _names(workspace: Workspace, view: View) -> tuple[str, str]:
     return workspace.source(view.trace).name, workspace.source(view.other).name
-
-
-def _pair(workspace: Workspace, view: View, moment: Any) -> Pair:
-    """Returns the selected pair of moments; the peaks where the name is unknown."""
-    found = changes(*_ranks(workspace, view))
-    return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
 
 
 def _around(found: Diff) -> list[Any]:
