@@ -1,4 +1,4 @@
-"""The verdict and key figures of a recording, the moment at the cursor in a sentence, and the timeline as rows."""
+"""The verdict and key figures of a recording, and the moment at the cursor in a sentence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
+from memprof.trace.manifest import RUNNING
 from memprof.trace.whole_steps import is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
-from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.figures.shared import escaped
 from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
@@ -65,7 +65,7 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
     if not lines:
         at = history.peak(*rank.step_range(rank.fullest_number()))
         at = at if int(history.total[at]) == peak_bytes else history.peak()
-        where = f" in {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else ""
+        where = f" in {phase_of(history, at)} of step {history.step[at]}" if rank.has_phases else ""
         sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
@@ -128,7 +128,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
             ],
             title=f"{size:,} B",
         ),
-        f"step {history.step[peak]}, {_phase(history, peak)}" if rank.has_phases else "",
+        f"step {history.step[peak]}, {phase_of(history, peak)}" if rank.has_phases else "",
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
@@ -180,6 +180,8 @@ def _copy(command: str) -> html.Button:
 
 def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     capture = rank.trace.manifest.capture
+    if capture.reason == RUNNING:
+        return parts.note(f"Recorded up to {capture.ends_at or 'here'}: {RUNNING}.")
     place = f" in {capture.ends_at}" if capture.ends_at else ""
     sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
     if device.state == DOES_NOT_FIT and device.parts:
@@ -201,7 +203,8 @@ def _lacks(rank: Rank) -> list[Any]:
     return [html.Details([html.Summary(title), items], className="lacks")]
 
 
-def _phase(history: History, op_id: int) -> str:
+def phase_of(history: History, op_id: int) -> str:
+    """Returns an operator's phase in words."""
     phase = history.phases[history.phase[op_id]] or "other"
     return f"{RECOMPUTED} in {phase}" if history.runs_again[op_id] else phase
 
@@ -221,7 +224,7 @@ def readout(rank: Rank, view: View) -> Any:
         html.Strong(format_bytes(int(history.total[at]))),
         f" during operator {at:,}: ",
         parts.name(str(rank.op_names[at])),
-        f", {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else "",
+        f", {phase_of(history, at)} of step {history.step[at]}" if rank.has_phases else "",
         *([", in ", parts.name(module)] if module else []),
         *([", ", parts.name(line.place)] if line is not None else []),
     ]
@@ -267,34 +270,3 @@ def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:
         for name, colour in keys
     ]
     return html.Div([html.Span(title, className="soft"), *swatches], className="keys")
-
-
-def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:
-    """Returns the timeline's data as rows, limited to the ``most`` highest where it is set."""
-    history, now = rank.history, shown(view, rank)
-    if not history.ops:
-        return ["operator"], []
-    op_ids = draw(history.total, now.first, now.end).op_ids
-    if most is not None and len(op_ids) > most:
-        op_ids = np.sort(op_ids[np.argsort(history.total[op_ids], kind="stable")[-most:]])
-    split = [history.alive_bytes(name, op_ids) for name in history.categories]
-    heads = [
-        ">operator",
-        ">step",
-        "phase",
-        "name",
-        ">total bytes",
-        *(f">{fill_of(name).label}" for name in history.categories),
-    ]
-    rows = [
-        [
-            int(op_id),
-            int(history.step[op_id]),
-            _phase(history, op_id),
-            str(rank.op_names[op_id]),
-            int(history.total[op_id]),
-            *(int(values[row]) for values in split),
-        ]
-        for row, op_id in enumerate(op_ids.tolist())
-    ]
-    return heads, rows
