@@ -231,12 +231,11 @@ def readout(rank: Rank, view: View) -> Any:
 
 
 def hover_text(rank: Rank, op_id: int) -> str:
-    """Returns what the timeline's hover says of an operator: its name, phase, module and line, as markup."""
+    """Returns what the timeline's hover says of an operator: its name, module and line, as markup."""
     history = rank.history
     module = rank.module_title(int(history.module[op_id]))
     line = rank.sources.of_stack(int(rank.op_stacks[op_id]))
-    phase = phase_of(history, op_id) if rank.has_phases else ""
-    texts = [str(rank.op_names[op_id]).removesuffix(".default"), phase, module, "" if line is None else line.place]
+    texts = [str(rank.op_names[op_id]).removesuffix(".default"), module, "" if line is None else line.place]
     return " · ".join(escaped(text, 28) for text in texts if text)
 
 
