@@ -89,10 +89,8 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
     how = "aligned by phase" if is_aligned else "not aligned: phases differ"
     # The higher peak has its label above, the lower one below, so that neither covers the other.
     above, below = (-16, 28) if base.total.max() > other.total.max() else (28, -16)
-    shapes, annotations = (
-        [],
-        [_peak(base, one, unit_bytes, theme, above), _peak(other, two, unit_bytes, theme, below)],
-    )
+    shapes: list[dict[str, Any]] = []
+    annotations = [_peak(base, one, unit_bytes, theme, above), _peak(other, two, unit_bytes, theme, below)]
     if base.total.max() == other.total.max():
         annotations = annotations[1:]
     if budget_bytes:
