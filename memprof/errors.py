@@ -66,6 +66,10 @@ class BadInputError(MemprofError):
     exit_code = 5
 
 
+class NotStartedError(BadInputError):
+    """A recording is empty so far, since its job is still before its first training step (exit code 5)."""
+
+
 class InvariantError(MemprofError):
     """A recorded or transformed step is inconsistent: always an internal error of memprof (exit code 1)."""
 

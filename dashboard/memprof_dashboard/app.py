@@ -168,18 +168,30 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Output(ids.BADGE, "className"),
         Input(ids.LIVE, "n_intervals"),
         State(ids.TICK, "data"),
+        State(ids.VIEW, "data"),
+        State(ids.URL, "search"),
     )
-    def look_again(_: Any, tick: Any) -> Any:
+    def look_again(_: Any, tick: Any, whole: Any, search: Any) -> Any:
         has_grown = False
+        # The address names a range only once somebody has chosen something.
+        is_default = View.from_search(search).first < 0 or _is_default(workspace, View.from_json(whole))
         for source in workspace.sources:
             if source.is_growing:
                 try:
                     has_grown |= source.refresh()
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
+        if has_grown and is_default:  # nobody has zoomed or moved the cursor: the page follows the job
+            set_props(ids.GO, {"data": {"first": -1, "end": -1, "at": -1, "count": f"live {tick}"}})
         is_live = any(source.is_growing for source in workspace.sources)
         words = "● live" if is_live else "recording finished" if tick else ""
         return int(tick or 0) + 1 if has_grown else no_update, words, "badge is-live" if is_live else "badge"
+
+
+def _is_default(workspace: Workspace, view: View) -> bool:
+    """Whether a view shows what the page opens with: the step with the highest peak, the newest of equal ones."""
+    start = {"first": -1, "end": -1, "at": -1}
+    return _resolved(workspace, view) == _resolved(workspace, view.change(**start))
 
 
 def _panel(workspace: Workspace, view: View) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.shared import CONFIG
+from memprof_dashboard.figures.shared import BLANK, CONFIG
 from memprof_dashboard.figures.timeline import overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
@@ -17,9 +17,9 @@ from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.summary_bar import facts_of, legend, readout, rows_of
+from memprof_dashboard.summary_bar import facts_of, legend, readout
 from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.timelines import OVER, main_timeline, other_timeline
+from memprof_dashboard.views.timelines import OVER, main_timeline, other_timeline, rows_of
 
 _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last; None without a cursor.
@@ -68,11 +68,12 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                             ),
                             dcc.Graph(
                                 id=ids.OVERVIEW,
+                                figure=BLANK,
                                 config=CONFIG | {"displayModeBar": False},
                                 responsive=True,
                                 style=_OVERVIEW,
                             ),
-                            dcc.Graph(id=ids.TIMELINE, config=CONFIG, responsive=True, style=_TIMELINE),
+                            dcc.Graph(id=ids.TIMELINE, figure=BLANK, config=CONFIG, responsive=True, style=_TIMELINE),
                             dcc.Graph(id=ids.TIMELINE_OTHER, config=CONFIG, responsive=True, style={"display": "none"}),
                             html.Div(id=ids.PHASES, className="phases"),
                             html.Div(id=ids.TIMELINE_TABLE),
@@ -119,7 +120,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        return facts_of(workspace.rank(view.trace, view.rank), view)
+        return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
     @app.callback(
         Output(ids.GO, "data", allow_duplicate=True),

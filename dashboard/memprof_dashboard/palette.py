@@ -61,6 +61,7 @@ class Theme:
         name: ``light`` or ``dark``.
         ink: Text and the line of the total.
         faint: Grid lines and separators.
+        soft: Secondary text and buttons.
         paper: What lies behind labels.
         accent: The cursor.
         alarm: Budget and capacity.
@@ -69,14 +70,15 @@ class Theme:
     name: str
     ink: str
     faint: str
+    soft: str
     paper: str
     accent: str
     alarm: str
 
 
 THEMES = {
-    "light": Theme("light", "#16202c", "#dde3ea", "#ffffff", "#6d3fd1", "#b3261e"),
-    "dark": Theme("dark", "#e8ecf1", "#2f3742", "#12161c", "#bb9bff", "#ff8a80"),
+    "light": Theme("light", "#16202c", "#dde3ea", "#56616f", "#ffffff", "#6d3fd1", "#b3261e"),
+    "dark": Theme("dark", "#e8ecf1", "#2f3742", "#9eabba", "#12161c", "#bb9bff", "#ff8a80"),
 }
 
 

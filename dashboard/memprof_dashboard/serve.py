@@ -7,13 +7,14 @@ import ctypes
 import logging
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from memprof.errors import MemprofError, UsageError
+from memprof.errors import MemprofError, NotStartedError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
 from memprof_dashboard.side.editor import address_of_editor
@@ -24,6 +25,8 @@ from memprof_dashboard.state import View
 _TRIES = 50
 #: glibc's mallopt parameter, and the size in bytes from which an array gets its own pages.
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
+#: Pause between looks at a job that has not begun to train, in seconds.
+_WAIT_S = 0.5
 _OWN_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -50,13 +53,15 @@ def serve(
         view: What it shows first; None for the default.
         say: Called with messages about the page's address.
 
+    A job that is still before its first training step is waited for.
+
     Raises:
         BadInputError: A recording cannot be opened.
         UsageError: No port is free, nothing can listen on the address, or the editor is unknown.
     """
     _release_memory()
     address = address_of_editor(editor)
-    sources = open_sources(paths)
+    sources = open_started(paths, say)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
@@ -75,6 +80,19 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     server.server_close()
+
+
+def open_started(paths: list[Path], say: Callable[[str], None]) -> list[Source]:
+    """Opens recordings, those of running jobs once their first training step has begun."""
+    has_said = False
+    while True:
+        try:
+            return open_sources(paths)
+        except NotStartedError:
+            if not has_said:
+                say(f"waiting for the first training step of {', '.join(map(str, paths))}; Ctrl-C stops")
+            has_said = True
+            time.sleep(_WAIT_S)
 
 
 def _release_memory() -> None:

@@ -147,6 +147,13 @@ class Workspace:
                 self.sources.append(opened[-1])
             return tuple(opened)
 
+    def second_of(self, place: int) -> tuple[int, str] | None:
+        """Returns place and name of the other recording where exactly two are open, else None."""
+        if len(self.sources) != 2:
+            return None
+        second = 0 if place == 1 else 1
+        return second, self.sources[second].name
+
     def source(self, place: int) -> Source:
         """Returns a recording; the first where the index is out of range."""
         return self.sources[place if 0 <= place < len(self.sources) else 0]

@@ -1,4 +1,4 @@
-"""The verdict and key figures of a recording, the moment at the cursor in a sentence, and the timeline as rows."""
+"""The verdict and key figures of a recording, and the moment at the cursor in a sentence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import numpy as np
 from dash import html
 
 from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NOT_FIT, NO_LIMIT, DeviceVerdict
+from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
+from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
 from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
+from memprof.trace.manifest import RUNNING
+from memprof.trace.whole_steps import is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
-from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.figures.shared import escaped
+from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
@@ -37,8 +41,14 @@ def budget_of(text: str, peak_bytes: int) -> int:
         return 0
 
 
-def facts_of(rank: Rank, view: View) -> Any:
-    """Returns whether it fits, what most of the peak is, and the button to what comes next."""
+def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> Any:
+    """Returns whether it fits, whether it leaks, what most of the peak is, and the buttons to what comes next.
+
+    Args:
+        rank: The recording.
+        view: The view.
+        second: Place and name of the only other open recording, which may be compared with it.
+    """
     history = rank.history
     if not history.ops:
         return parts.empty(
@@ -55,16 +65,30 @@ def facts_of(rank: Rank, view: View) -> Any:
     if not lines:
         at = history.peak(*rank.step_range(rank.fullest_number()))
         at = at if int(history.total[at]) == peak_bytes else history.peak()
-        where = f" in {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else ""
+        where = f" in {phase_of(history, at)} of step {history.step[at]}" if rank.has_phases else ""
         sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
+    if _grows(rank):
+        lines.append(html.P([_icon(MAY_NOT_FIT), parts.name(_growth(rank), 300)], className="second"))
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
-        lines.append(_incomplete(rank))
+        lines.append(_incomplete(rank, device))
     lines += _lacks(rank)
-    return [html.Div(lines, className="verdict-text"), html.Div(_next(rank, view, device, budget), className="next")]
+    buttons = _next(rank, view, device, budget, second)
+    return [html.Div(lines, className="verdict-text"), html.Div(buttons, className="next")]
+
+
+def _grows(rank: Rank) -> bool:
+    return rank.may_grow and rank.leaks.is_growing
+
+
+def _growth(rank: Rank) -> str:
+    """Returns by how much memory grows, and what holds the tensors that grow fastest."""
+    held = rank.leaks.leaks[0].held_by if rank.leaks.leaks else None
+    by = "" if held is None else f", held by {describe_holder(held)}"
+    return f"{describe_growth(rank.leaks).removesuffix('.')}{by}"
 
 
 def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:
@@ -104,7 +128,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
             ],
             title=f"{size:,} B",
         ),
-        f"step {history.step[peak]}, {_phase(history, peak)}" if rank.has_phases else "",
+        f"step {history.step[peak]}, {phase_of(history, peak)}" if rank.has_phases else "",
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
@@ -123,13 +147,22 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     return [part for fact in facts if fact for part in (html.Span(" · ", className="dot"), fact)][1:]
 
 
-def _next(rank: Rank, view: View, device: DeviceVerdict, budget: int) -> list[Any]:
-    """Returns the buttons to what comes next: what fits, or what changed."""
+def _next(
+    rank: Rank, view: View, device: DeviceVerdict, budget: int, second: tuple[int, str] | None
+) -> list[html.Button]:
+    """Returns the buttons to what comes next: what changed, what leaks, what fits."""
     buttons = []
     is_short = device.state in (DOES_NOT_FIT, MAY_NOT_FIT) or (budget and int(rank.history.total.max()) > budget)
     wanted = view.budget if budget else device.budget or "60%"
     if view.other >= 0:
         buttons.append(_step("What changed", tab="diff"))
+    elif second is not None:
+        buttons.append(_step(f"Compare with {shorten(second[1], 30)}", tab="diff", other=second[0]))
+    if _grows(rank):
+        buttons.append(_step("What leaks", tab="leaks"))
+    if is_cut_short(rank.trace):
+        command = whole_step_command(rank.trace.manifest)
+        return [*buttons, *([_copy(command)] if command else [])]
     label = "Find a plan that fits" if is_short else "Make it smaller"
     go = _step(label, title=f"search plans for a budget of {wanted}", tab="whatif", budget=wanted)
     return [*buttons, go]
@@ -140,10 +173,23 @@ def _step(label: str, title: str | None = None, **fields: Any) -> html.Button:
     return html.Button(f"{label} →", type="button", title=title, className="main", **then)
 
 
-def _incomplete(rank: Rank) -> Any:
+def _copy(command: str) -> html.Button:
+    copied: Any = {"data-copy": command}
+    return html.Button("Copy the command for a whole step", type="button", title=command, className="main", **copied)
+
+
+def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     capture = rank.trace.manifest.capture
+    if capture.reason == RUNNING:
+        return parts.note(f"Recorded up to {capture.ends_at or 'here'}: {RUNNING}.")
     place = f" in {capture.ends_at}" if capture.ends_at else ""
-    return parts.note(f"This recording ended early{place}: {capture.reason or 'the file is truncated'}.")
+    sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
+    if device.state == DOES_NOT_FIT and device.parts:
+        sentences.append(device.parts)
+    if is_cut_short(rank.trace) and (command := whole_step_command(rank.trace.manifest)):
+        sentences.append("Plans need a whole step, which a dry run records, since its memory does not run out:")
+        return html.Div([parts.note(" ".join(sentences)), html.Code(command)])
+    return parts.note(" ".join(sentences))
 
 
 def _lacks(rank: Rank) -> list[Any]:
@@ -157,7 +203,8 @@ def _lacks(rank: Rank) -> list[Any]:
     return [html.Details([html.Summary(title), items], className="lacks")]
 
 
-def _phase(history: History, op_id: int) -> str:
+def phase_of(history: History, op_id: int) -> str:
+    """Returns an operator's phase in words."""
     phase = history.phases[history.phase[op_id]] or "other"
     return f"{RECOMPUTED} in {phase}" if history.runs_again[op_id] else phase
 
@@ -177,7 +224,7 @@ def readout(rank: Rank, view: View) -> Any:
         html.Strong(format_bytes(int(history.total[at]))),
         f" during operator {at:,}: ",
         parts.name(str(rank.op_names[at])),
-        f", {_phase(history, at)} of step {history.step[at]}" if rank.has_phases else "",
+        f", {phase_of(history, at)} of step {history.step[at]}" if rank.has_phases else "",
         *([", in ", parts.name(module)] if module else []),
         *([", ", parts.name(line.place)] if line is not None else []),
     ]
@@ -223,34 +270,3 @@ def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:
         for name, colour in keys
     ]
     return html.Div([html.Span(title, className="soft"), *swatches], className="keys")
-
-
-def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:
-    """Returns the timeline's data as rows, limited to the ``most`` highest where it is set."""
-    history, now = rank.history, shown(view, rank)
-    if not history.ops:
-        return ["operator"], []
-    op_ids = draw(history.total, now.first, now.end).op_ids
-    if most is not None and len(op_ids) > most:
-        op_ids = np.sort(op_ids[np.argsort(history.total[op_ids], kind="stable")[-most:]])
-    split = [history.alive_bytes(name, op_ids) for name in history.categories]
-    heads = [
-        ">operator",
-        ">step",
-        "phase",
-        "name",
-        ">total bytes",
-        *(f">{fill_of(name).label}" for name in history.categories),
-    ]
-    rows = [
-        [
-            int(op_id),
-            int(history.step[op_id]),
-            _phase(history, op_id),
-            str(rank.op_names[op_id]),
-            int(history.total[op_id]),
-            *(int(values[row]) for values in split),
-        ]
-        for row, op_id in enumerate(op_ids.tolist())
-    ]
-    return heads, rows

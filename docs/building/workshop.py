@@ -49,6 +49,8 @@ RECIPES = {
     "agent.memprof": "memprof record -o agent.memprof tests/zoo/actor_critic.py",
     "denoiser.memprof": "memprof record --dry-run -o denoiser.memprof tests/benchmarks/jobs/compiled.py diffusion",
     "lora.memprof": "memprof record --dry-run --device rtx4090 -o lora.memprof tests/pictures/lora_job.py",
+    "detector.memprof": "memprof record --dry-run --device rtx4090 -o detector.memprof tests/pictures/detector_job.py",
+    "vit.memprof": "memprof record -o vit.memprof tests/policies/jobs/vit.py",
     "trace.json.gz": "python profiled.py",
 }
 

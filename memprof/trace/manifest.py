@@ -14,6 +14,8 @@ from memprof.trace.schema import SCHEMA_VERSION
 
 #: Name of the backend of a trace that was predicted, not recorded.
 PREDICTED = "predicted"
+#: Why a recording is not complete whose job has not ended.
+RUNNING = "the job is still running"
 
 #: Numbers must be below this, so that their sums fit in 63 bits.
 _MOST = 2**62

@@ -21,17 +21,22 @@ def has_whole_step(trace: Trace) -> bool:
     return bool(is_whole.any())
 
 
+def is_cut_short(trace: Trace) -> bool:
+    """Whether steps were recorded, but none of them completely."""
+    return bool((trace.table(Steps).first_op_id >= 0).any()) and not has_whole_step(trace)
+
+
 def require_whole_step(trace: Trace) -> None:
     """Rejects a recording without a complete step.
 
     Raises:
         InconclusiveError: It contains no complete step, for example because memory ran out in the first.
     """
-    if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
+    if is_cut_short(trace):
         raise InconclusiveError(
             f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
-            "of its backward and optimizer is unknown. Record the job with a smaller batch that "
-            "fits, and plan from that recording."
+            "of its backward and optimizer is unknown. Record the job with --dry-run, which does "
+            "not run out of memory, or with a smaller batch that fits, and plan from that recording."
         )
 
 

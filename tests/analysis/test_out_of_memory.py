@@ -162,6 +162,10 @@ def test_next_step_has_a_budget_where_one_is_known() -> None:
     )
     assert commands[0][0] == "memprof suggest 'my run.memprof' --budget 24.00MiB"
     assert commands[1][0] == "memprof record --stop -o small.memprof train.py -b 4"
+    card = Manifest(target="train.py", command=("python", "train.py"), machine=Machine(device_name="RTX 4090"))
+    assert next_steps(found, "run.memprof", card)[1][0] == (
+        "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py"
+    )
     whole = dataclasses.replace(found, has_whole_step=True)
     assert len(next_steps(whole, "run.memprof", Manifest())) == 1
 

@@ -65,9 +65,14 @@ def test_a_mesh_of_other_ranks_is_refused() -> None:
 
 def test_nodes_are_rows_where_they_are_known() -> None:
     assert default_mesh(job(), 16) == Mesh(("node", "local rank"), (2, 8))
-    assert default_mesh(job(per_node=16), 16) == Mesh(("row", "rank of row"), (1, 16))
-    assert default_mesh(job(per_node=5), 16).names == ("row", "rank of row")
-    assert default_mesh((rank(0, MIB),), 1022).sizes == (73, 14)
+    assert default_mesh(job(per_node=16), 16) == Mesh(("rank",), (16,))
+    assert default_mesh(job(per_node=5), 16).names == ("rank",)
+    assert default_mesh((rank(0, MIB),), 1022) == Mesh(("row", "column"), (73, 14))
+
+
+def test_a_mesh_of_one_row_names_a_rank_once() -> None:
+    mesh = default_mesh(job(per_node=16), 16)
+    assert describe_worst(mesh, peaks_on(mesh, job(per_node=16))).startswith("Rank 3 is highest: 111.00 MiB")
 
 
 def test_it_says_what_differs_along_each_dimension() -> None:

@@ -20,6 +20,8 @@ JOBS = {
     BIG: (*_CARD, *_LARGE),
     "oom.memprof": (*_CARD, "--strict", *_LARGE),
     "lora.memprof": (*_CARD, "tests/pictures/lora_job.py"),
+    "detector.memprof": (*_CARD, "tests/pictures/detector_job.py"),
+    "vit.memprof": ("tests/policies/jobs/vit.py",),
     "leak.memprof": ("--steps", "8", "tests/pictures/leaking_job.py"),
     "unet.memprof": ("--steps", "3", "tests/zoo/unet.py"),
     "experts.memprof": ("--steps", "3", "tests/zoo/mixture_of_experts.py"),
@@ -92,6 +94,8 @@ PICTURES = (
     Picture("oom", ("oom.memprof",), height=_LOW),
     Picture("lora", ("lora.memprof",), height=_LOW),
     Picture("denoiser", ("denoiser.memprof",), "side=treemap", waits="#boxes-graph .treemap", height=_LOW),
+    Picture("detector", ("detector.memprof",), "side=treemap", waits="#boxes-graph .treemap", height=_LOW),
+    Picture("vit", ("vit.memprof",), height=_LOW),
     Picture("agent", ("agent.memprof",), "first=0&end=100000", height=_LOW),
     Picture("eight", ("eight.memprof",), "tab=ranks", part="#panel", waits="#panel .js-plotly-plot .main-svg"),
 )

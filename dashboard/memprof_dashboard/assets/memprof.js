@@ -98,6 +98,7 @@
     if (copied) { copy(copied); return; }
     const head = event.target.closest("th button");
     if (head) { (head.closest("[data-more=yes]") ? sortAll : sort)(head.parentElement); return; }
+    if (event.target.closest(".tabs .tab")) { reveal(); return; }
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
@@ -108,6 +109,12 @@
       localStorage.setItem("memprof-theme", document.documentElement.dataset.theme);
     }
   });
+
+  // After a tab was chosen: scrolls to its page where that is mostly below the window.
+  function reveal() {
+    const tabs = document.getElementById("tabs");
+    if (tabs.getBoundingClientRect().bottom > 0.6 * window.innerHeight) { tabs.scrollIntoView({ block: "start" }); }
+  }
 
   // After a jump: scrolls to the page below, and presses its button where one is named, once it is there and filled.
   function follow(name) {

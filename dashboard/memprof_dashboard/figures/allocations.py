@@ -265,7 +265,6 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
                 "showarrow": False,
             }
         ],
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink},
         hovermode="x unified",
         hoversubplots="axis",
         dragmode="zoom",

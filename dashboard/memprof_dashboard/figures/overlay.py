@@ -86,9 +86,11 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
     for row, (curve, x) in enumerate(strips):
         figure.add_trace(_strip(curve, x, len(strips) - row, colours))
     framed(figure, theme)
-    figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
     how = "aligned by phase" if is_aligned else "not aligned: phases differ"
-    shapes, annotations = [], [_peak(base, one, unit_bytes, theme, -16), _peak(other, two, unit_bytes, theme, 28)]
+    # The higher peak has its label above, the lower one below, so that neither covers the other.
+    above, below = (-16, 28) if base.total.max() > other.total.max() else (28, -16)
+    shapes: list[dict[str, Any]] = []
+    annotations = [_peak(base, one, unit_bytes, theme, above), _peak(other, two, unit_bytes, theme, below)]
     if base.total.max() == other.total.max():
         annotations = annotations[1:]
     if budget_bytes:

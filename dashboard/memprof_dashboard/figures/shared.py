@@ -20,6 +20,16 @@ CONFIG: Any = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
 }
+#: What a chart shows until its data is there: without it, plotly draws axes of its own.
+BLANK: Any = {
+    "data": [],
+    "layout": {
+        "xaxis": {"visible": False},
+        "yaxis": {"visible": False},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+    },
+}
 
 
 def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
@@ -35,6 +45,7 @@ def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.
         xaxis=axis,
         yaxis=axis,
         legend={"traceorder": "reversed", "itemsizing": "constant"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.soft, "activecolor": theme.accent},
         height=height,
     )
     return figure

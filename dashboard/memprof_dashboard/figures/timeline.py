@@ -81,6 +81,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
             "range": [first, end],
             "showgrid": False,
             "anchor": "y2",
+            "unifiedhovertitle": {"text": "operator %{x:,}"},
         },
         yaxis={
             "title": {"text": unit},

@@ -124,7 +124,6 @@ def pareto(
         figure.add_trace(_single("chosen", x, y, ring))
         figure.data[-1].update(hoverinfo="skip", hovertemplate=None)
     framed(figure, theme)
-    figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
     edge = budget_bytes / unit_bytes
     figure.update_layout(
         xaxis={"title": {"text": f"predicted peak, {unit}", "standoff": 6}, "rangemode": "tozero"},
@@ -241,7 +240,6 @@ def planner_lines(lines: Sequence[PlannerLine], bounds: tuple[Floats, Floats], t
             )
         )
     framed(figure, theme)
-    figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
     figure.update_layout(
         xaxis={"title": {"text": "budget, % of the recorded peak", "standoff": 6}, "autorange": "reversed"},
         yaxis={"title": {"text": "overhead, %"}, "rangemode": "tozero"},

@@ -22,7 +22,7 @@ from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changed_boxes import changed_boxes
-from memprof_dashboard.views.changes import changes, shift, step_time, verdict
+from memprof_dashboard.views.changes import changes, pair_at, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"
@@ -63,7 +63,7 @@ class DiffPage:
         if missing is not None:
             return missing
         found = changes(*_ranks(workspace, view))
-        names = workspace.source(view.trace).name, workspace.source(view.other).name
+        names = _names(workspace, view)
         moments = [
             {
                 "label": "peak of the step" if pair.name == PEAK else f"peak of {pair.name}",
@@ -121,7 +121,7 @@ class DiffPage:
         @or_sentence
         def split(moment: Any, place: Any) -> Any:
             view = View.from_json(place)
-            return no_update if view.other < 0 else _parts(_pair(workspace, view, moment))
+            return no_update if view.other < 0 else _parts(pair_at(*_ranks(workspace, view), moment))
 
         @app.callback(
             Output(_BOXES, "figure"),
@@ -146,7 +146,7 @@ class DiffPage:
             view = View.from_json(place)
             if view.other < 0:
                 return no_update, no_update
-            pair = _pair(workspace, view, moment)
+            pair = pair_at(*_ranks(workspace, view), moment)
             return tuple(or_message(_bars)(pair, kind, theme) for kind in ("category", "module"))
 
 
@@ -154,10 +154,8 @@ def _ranks(workspace: Workspace, view: View) -> tuple[Rank, Rank]:
     return workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
 
 
-def _pair(workspace: Workspace, view: View, moment: Any) -> Pair:
-    """Returns the selected pair of moments; the peaks where the name is unknown."""
-    found = changes(*_ranks(workspace, view))
-    return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
+def _names(workspace: Workspace, view: View) -> tuple[str, str]:
+    return workspace.source(view.trace).name, workspace.source(view.other).name
 
 
 def _around(found: Diff) -> list[Any]:
@@ -294,6 +292,6 @@ def _overlay(workspace: Workspace, view: View, theme: Any) -> Any:
         return message("Nothing to draw: a step without operators.", theme_of(theme))
     curves = [
         Curve(name, live_bytes(step).during, step.ops.phase)
-        for name, step in zip(("base", "other"), steps, strict=True)
+        for name, step in zip(_names(workspace, view), steps, strict=True)
     ]
     return overlay(curves[0], curves[1], theme_of(theme))

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, dcc, html, no_update
 from memprof.analysis.leaks.growth import find_step_ends
 from memprof.analysis.leaks.leak import Leak
 from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
-from memprof.analysis.leaks.leaks import LeakReport, find_leaks
+from memprof.analysis.leaks.leaks import LeakReport
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
 from memprof.units import format_bytes, format_bytes_change
@@ -58,7 +58,7 @@ class LeaksPage:
 @lru_cache(maxsize=8)
 def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
     """Returns the leaks, the steps with their bytes, and the last operator of the last step, -1 where unknown."""
-    report = find_leaks(rank.trace)
+    report = rank.leaks
     peaks = rank.trace.table(StepPeaks)
     if len(peaks):
         return report, [str(step) for step in peaks.step.tolist()], peaks.allocated_bytes.tolist(), -1

@@ -190,7 +190,8 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         both = searches.of(place)
         lines = [*_plan_progress(both[0]), *_planner_progress(both[1])]
         is_running = any(search is not None and search.is_running for search in both)
-        over = [-1 if search is None or search.is_running else search.number for search in both]
+        # 0 before any search and -1 during one, so that the result's place changes when one starts.
+        over = [0 if search is None else -1 if search.is_running else search.number for search in both]
         shown = [no_update if now == before else now for now, before in zip(over, (found, compared), strict=True)]
         return lines, not is_running, not is_running, *shown
 

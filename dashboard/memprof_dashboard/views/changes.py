@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
-from memprof.analysis.diff.comparison import Diff, Pair, compare
+from memprof.analysis.diff.comparison import Change, Diff, Pair, compare
 from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary, summarise_step
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard.sources import Rank
+from memprof_dashboard.views.groups import in_ranges
 
 
 @lru_cache(maxsize=4)
@@ -43,6 +45,36 @@ def _summary(rank: Rank) -> Summary:
     )
 
 
+def pair_at(base: Rank, head: Rank, moment: object) -> Pair:
+    """Returns the pair of moments of a name, repeated layers in one row; that of the peaks for an unknown name."""
+    found = changes(base, head)
+    chosen = next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
+    return dataclasses.replace(chosen, parts={**chosen.parts, "module": fold_layers(chosen.parts["module"], base)})
+
+
+def fold_layers(found: Sequence[Change], rank: Rank) -> tuple[Change, ...]:
+    """Sums the changes of repeated layers that changed alike: ``layers.0-11.mlp.0``.
+
+    Args:
+        found: Changes by module.
+        rank: The recording whose modules they are.
+
+    Returns:
+        The changes, the largest first; their sum is that of ``found``.
+    """
+    folded = {
+        rank.module_title(row): rank.tree.title(node) for row, node in enumerate(rank.tree.node_of_module.tolist())
+    }
+    alike: dict[tuple[str, int, int], set[str]] = {}
+    for one in found:
+        alike.setdefault((folded.get(one.name, one.name), one.base, one.head), set()).add(one.name)
+    summed = [
+        Change(names.copy().pop() if len(names) == 1 else in_ranges(names, title), base * len(names), head * len(names))
+        for (title, base, head), names in alike.items()
+    ]
+    return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
+
+
 def verdict(found: Diff) -> str:
     """Returns the change of the peak as a sentence: ``The peak grew by 1.90 GiB (+2.6 %) to 74.10 GiB``."""
     pair = found.peak
@@ -56,8 +88,10 @@ def verdict(found: Diff) -> str:
         return f"The peak is unchanged at {size}; its breakdown, or the peak of another phase, differs."
     share = f" ({100 * pair.bytes / pair.base_bytes:+.1f} %)" if pair.base_bytes else ""
     words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}{share} to {size}"
-    first = next((part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS)), None)
-    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None and first.bytes else ""
+    # Only a line that changed in the peak's direction explains it.
+    lines = (part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS))
+    first = next((part for part in lines if part.bytes * pair.bytes > 0), None)
+    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None else ""
     return f"{words}{made}."
 
 
@@ -69,7 +103,7 @@ def shift(pair: Pair) -> str:
     if head is None:
         return "Only in the base."
     if base.place != head.place:
-        return f"Moved from {base.place} to {head.place}."
+        return f"In {base.place} before, in {head.place} now."
     if base.op != head.op:
         return f"Still in {head.place}; operator changed from {base.op} to {head.op}."
     return f"Still in {head.place} ({head.op})."

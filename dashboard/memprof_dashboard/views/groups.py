@@ -137,8 +137,12 @@ def modules_title(rank: Rank, tree: ModuleTree, owners: Ints) -> str:
     titles = {rank.module_title(one) for one in set(owners.tolist())}
     if len(titles) == 1:
         return titles.pop()
-    pattern = tree.title(int(tree.node_of_module[owner])).split(".")
-    split = [title.split(".") for title in titles]
+    return in_ranges(titles, tree.title(int(tree.node_of_module[owner])))
+
+
+def in_ranges(titles: set[str], folded: str) -> str:
+    """Returns a name for modules of one folded node, such as ``layers.*.mlp.0``, with their numbers as ranges."""
+    pattern, split = folded.split("."), [title.split(".") for title in titles]
     parts = [
         _numbers({one[place] for one in split if place < len(one)}) if part == "*" else part
         for place, part in enumerate(pattern)

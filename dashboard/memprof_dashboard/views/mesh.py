@@ -15,6 +15,8 @@ from memprof.units import format_bytes
 
 #: Ranks of a row where the recording shows no nodes.
 _WIDTH = 16
+#: The only dimension of a mesh of one row.
+_RANK = "rank"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def read_mesh(text: str, world_size: int) -> Mesh:
 
 
 def default_mesh(ranks: tuple[RankPeak, ...], world_size: int) -> Mesh:
-    """Returns nodes by their ranks where all nodes have equally many, else rows of 16 or fewer ranks."""
+    """Returns nodes by their ranks where all nodes have equally many, else one or more rows of 16 or fewer ranks."""
     nodes: dict[str, list[int]] = {}
     for one in ranks:
         nodes.setdefault(one.node, []).append(one.rank)
@@ -82,7 +84,8 @@ def default_mesh(ranks: tuple[RankPeak, ...], world_size: int) -> Mesh:
     if len(nodes) > 1 and share > 1 and all(set(own) <= blocks[min(own) // share] for own in nodes.values()):
         return Mesh(("node", "local rank"), (len(nodes), share))
     width = max(each for each in range(1, min(_WIDTH, world_size) + 1) if world_size % each == 0)
-    return Mesh(("row", "rank of row"), (world_size // width, width))
+    rows = world_size // width
+    return Mesh((_RANK,), (width,)) if rows == 1 else Mesh(("row", "column"), (rows, width))
 
 
 def with_same_ranks(trace: Trace, ranks: tuple[RankPeak, ...]) -> tuple[RankPeak, ...]:
@@ -108,8 +111,9 @@ def describe_worst(mesh: Mesh, peaks: Floats) -> str:
     most = int(peaks.ravel()[rank])
     places = np.unravel_index(rank, mesh.sizes)
     where = ", ".join(f"{name} {int(place)}" for name, place in zip(mesh.names, places, strict=True))
+    where = f" ({where})" if mesh.names != (_RANK,) else ""
     over = format_bytes(most - int(np.nanmedian(peaks)))
-    return f"Rank {rank} ({where}) is highest: {format_bytes(most)}, {over} above the median."
+    return f"Rank {rank}{where} is highest: {format_bytes(most)}, {over} above the median."
 
 
 def describe_differences(mesh: Mesh, peaks: Floats) -> str:

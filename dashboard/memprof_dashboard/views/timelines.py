@@ -1,4 +1,4 @@
-"""The timelines of the first screen: of one recording, and of a second one below or over it."""
+"""The timelines of the first screen: of one recording, and of a second one below or over it; also as rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from memprof_dashboard.figures.shared import message
 from memprof_dashboard.figures.timeline import timeline
 from memprof_dashboard.figures.timeline_marks import Marks, Overlaid
 from memprof_dashboard.page import theme_of
+from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.summary_bar import budget_of, hover_text
+from memprof_dashboard.summary_bar import budget_of, hover_text, phase_of
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
 from memprof_dashboard.whatif.draft import draft_of, predicted_line
@@ -160,3 +161,34 @@ def _capacity(rank: Rank, history: History) -> int:
     if machine.device_kind == "cpu" or not history.ops:
         return 0
     return machine.capacity_bytes if machine.capacity_bytes < 3 * int(history.total.max()) else 0
+
+
+def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:
+    """Returns the timeline's data as rows, limited to the ``most`` highest where it is set."""
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return ["operator"], []
+    op_ids = draw(history.total, now.first, now.end).op_ids
+    if most is not None and len(op_ids) > most:
+        op_ids = np.sort(op_ids[np.argsort(history.total[op_ids], kind="stable")[-most:]])
+    split = [history.alive_bytes(name, op_ids) for name in history.categories]
+    heads = [
+        ">operator",
+        ">step",
+        "phase",
+        "name",
+        ">total bytes",
+        *(f">{fill_of(name).label}" for name in history.categories),
+    ]
+    rows = [
+        [
+            int(op_id),
+            int(history.step[op_id]),
+            phase_of(history, op_id),
+            str(rank.op_names[op_id]),
+            int(history.total[op_id]),
+            *(int(values[row]) for values in split),
+        ]
+        for row, op_id in enumerate(op_ids.tolist())
+    ]
+    return heads, rows

@@ -174,8 +174,10 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
         before = after
     over = found.answer.search_request.needed(one) - budget
     fits = f"{format_bytes(-over)} below budget" if over <= 0 else f"{format_bytes(over)} over budget"
+    is_exact = one.interval.least_bytes == one.interval.most_bytes
+    within = "" if is_exact else f" ({describe_peak(one)} with the errors of other jobs)"
     summary = (
-        f"peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
+        f"peak in {place_of(one)}{within}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
         f"Estimate: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
     )
     return [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.analysis.diff.budget import judge_budget
-from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
+from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, describe_free
 from memprof.analysis.out_of_memory.post_mortem import examine
 from memprof.analysis.report.device_use import summarise_devices
 from memprof.machines.catalogue import machine_of_device
@@ -60,7 +60,7 @@ def judge_device(trace: Trace, budget_bytes: int | None = None) -> DeviceVerdict
     if failure is not None and not failure.is_caught:
         sentence = _capitalised(describe_failure(failure).removesuffix("."))
         room = "" if failure.room_bytes is None else spell_bytes_below(failure.room_bytes)
-        return DeviceVerdict(DOES_NOT_FIT, sentence, budget=room)
+        return DeviceVerdict(DOES_NOT_FIT, sentence, describe_free(failure), budget=room)
     fit = dry_fit(trace)
     if fit is not None:
         machine = machine_of_device(trace.manifest.machine.device_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.analysis.compared.comparison import AllocationComparison, Difference, peak_allocation
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_bytes_change
 
 
 def verdict(compared: AllocationComparison) -> str:
@@ -22,7 +22,7 @@ def verdict(compared: AllocationComparison) -> str:
 def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]:
     """Returns both sides' figures: what, of the real run, of the dry run, and the difference."""
     real, dry = compared.real, compared.dry
-    rows = [("allocations", f"{len(real):,}", f"{len(dry):,}", _difference(len(dry) - len(real), ""))]
+    rows = [("allocations", f"{len(real):,}", f"{len(dry):,}", _difference(len(dry) - len(real)))]
     for what, one, other in (
         ("live at the beginning", real.start_bytes, dry.start_bytes),
         ("peak", real.peak_bytes, dry.peak_bytes),
@@ -32,8 +32,15 @@ def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]
         ("reserved at the end", real.end_reserved_bytes, dry.end_reserved_bytes),
     ):
         if one >= 0 and other >= 0:
-            rows.append((what, format_bytes(one), format_bytes(other), _difference(other - one, " B")))
-    segments = _difference(dry.segments - real.segments, "")
+            rows.append(
+                (
+                    what,
+                    format_bytes(one),
+                    format_bytes(other),
+                    "equal" if one == other else format_bytes_change(other - one),
+                )
+            )
+    segments = _difference(dry.segments - real.segments)
     return [
         *rows,
         ("segments at the end", f"{real.segments:,}", f"{dry.segments:,}", segments),
@@ -66,5 +73,5 @@ def _error(error: int, real_bytes: int) -> str:
     return f"{share} ({change(error, ' B')})"
 
 
-def _difference(value: int, unit: str) -> str:
-    return "equal" if value == 0 else change(value, unit)
+def _difference(value: int) -> str:
+    return "equal" if value == 0 else change(value, "")

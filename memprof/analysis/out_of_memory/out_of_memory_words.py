@@ -10,6 +10,8 @@ from memprof.analysis.out_of_memory.post_mortem import Held, PostMortem
 from memprof.analysis.report.breakdown import Breakdown
 from memprof.analysis.report.largest import LargeStorage
 from memprof.analysis.report.sources import SourceLine
+from memprof.machines.architectures import architecture_of
+from memprof.machines.catalogue import machine_of_device
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
 
@@ -68,14 +70,36 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[
         return [(f"memprof suggest {named} --budget {size}", "plans that make it fit")]
     from memprof.analysis.plans.predict import words_for_record  # most reports need no predictions
 
+    whole = whole_step_command(manifest)
     return [
         (
             f"memprof suggest {named} --budget {size}",
             "a lower bound on the whole step, and what certainly does not fit",
         ),
+        *([(whole, "a whole step on the simulated device, which does not run out")] if whole else []),
         (f"memprof record --stop -o small.memprof {words_for_record(manifest)}", "with a smaller batch that fits"),
         (f"memprof suggest small.memprof --budget {size} --at-batch N", "plans for the batch of this job"),
     ]
+
+
+def whole_step_command(manifest: Manifest) -> str:
+    """Returns the command that records the job on its device, simulated: memory does not run out. "" where unknown."""
+    from memprof.analysis.plans.predict import words_for_record  # most reports need no predictions
+
+    machine = machine_of_device(manifest.machine.device_name)
+    if machine is None or not manifest.command or architecture_of(machine.capability) is None:
+        return ""
+    device = machine.name.lower().replace(" ", "")
+    return f"memprof record --dry-run --device {device} --stop -o whole.memprof {words_for_record(manifest)}"
+
+
+def describe_free(found: PostMortem) -> str:
+    """Returns how much of a GPU was free when a request failed, a sentence; "" where unknown."""
+    if found.device == "cpu" or found.total_bytes is None or found.free_bytes is None:
+        return ""
+    elsewhere = found.total_bytes - found.free_bytes - (found.reserved_bytes or 0)
+    more = f"; {format_bytes(elsewhere)} are held outside torch's allocator" if elsewhere > 0 else ""
+    return f"{found.device} has {format_bytes(found.total_bytes)}, {format_bytes(found.free_bytes)} of it free{more}."
 
 
 def _place(found: PostMortem) -> str:
@@ -157,9 +181,7 @@ def _room(found: PostMortem) -> Iterable[str]:
         return
     free, total = format_bytes(found.free_bytes), format_bytes(found.total_bytes)
     if found.device != "cpu":
-        elsewhere = found.total_bytes - found.free_bytes - (found.reserved_bytes or 0)
-        more = f"; {format_bytes(elsewhere)} are held outside torch's allocator" if elsewhere > 0 else ""
-        yield f"{found.device} has {total}, {free} of it free{more}."
+        yield describe_free(found)
     elif found.machine_bytes and found.total_bytes < found.machine_bytes:
         yield f"The process is limited to {total} (ulimit -v, or its container's limit); {free} of it was free."
     else:

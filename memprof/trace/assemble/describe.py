@@ -15,7 +15,7 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.size_limit import describe_fault
 from memprof.trace.files.spool import Spool
-from memprof.trace.manifest import Capture, Communicators, Machine, Manifest, Speed, Window
+from memprof.trace.manifest import RUNNING, Capture, Communicators, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 
 
@@ -194,7 +194,7 @@ def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> 
         otherwise: The clause for a job that was not killed, if its recording gives a reason.
     """
     if exit_record is None:
-        return "the job is still running"
+        return RUNNING
     status = exit_record.get("returncode")
     if isinstance(status, int) and status < 0:
         return f"the job was killed by {_signal_name(-status)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.errors import BadInputError
+from memprof.errors import BadInputError, NotStartedError
 from memprof.trace.consistency import InvariantError, check_tables
 from memprof.trace.files.reading import parse_json, read_bytes
 from memprof.trace.files.spool import peek_spool
@@ -50,7 +50,7 @@ def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> 
     spool = SpoolFolder.open(Path(folder), assemble, keep=True)
     packed = list(spool.ranks())
     if not packed:
-        raise BadInputError(spool.describe_nothing())
+        raise (NotStartedError if spool.ended is None else BadInputError)(spool.describe_nothing())
     return packed
 
 

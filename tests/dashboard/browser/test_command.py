@@ -113,6 +113,10 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
                 "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
                 arg=before,
             )
+            # Nobody has chosen a range, so the page goes on to the newest of steps that are equally high.
+            page.wait_for_function(
+                "ops => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > ops", arg=before
+            )
             assert job.poll() is None
             assert page.inner_text("#badge") == "● live"
             (tmp_path / "stop").touch()

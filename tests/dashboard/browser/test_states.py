@@ -13,6 +13,7 @@ from memprof.errors import BadInputError
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.store import write_trace
 from memprof_dashboard.pages import PAGES
+from memprof_dashboard.serve import open_started
 from memprof_dashboard.sources import open_sources
 from tests.building import Module, Op, Storage, Tables, make_tables
 from tests.dashboard.browser.conftest import SAMPLES, Served, Shown
@@ -194,3 +195,20 @@ def test_what_cannot_be_opened_is_told_at_once(tmp_path: Path, small_tables: Tab
         path.write_bytes(path.read_bytes().replace(b'"schema_version":2', b'"schema_version":9'))
     with pytest.raises(BadInputError, match=r"run\.memprof"):
         open_sources([path])
+
+
+def test_a_job_before_its_first_step_is_waited_for(tmp_path: Path, small_tables: Tables) -> None:
+    """The command says once what it waits for, and opens the recording as soon as it holds operators."""
+    spool = tmp_path / "run.memprof.spool"
+    spool.mkdir()
+    (spool / "launch.json").write_text('{"command": ["python", "train.py"]}')
+    said: list[str] = []
+
+    def begin(sentence: str) -> None:
+        said.append(sentence)
+        (spool / "launch.json").unlink()
+        write(spool / "rank0.memprof", small_tables)
+
+    sources = open_started([spool], begin)
+    assert said == [f"waiting for the first training step of {spool}; Ctrl-C stops"]
+    assert sources[0].rank(-1).history.ops > 0

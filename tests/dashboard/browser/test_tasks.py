@@ -49,17 +49,18 @@ def test_what_would_make_it_fit(look: Look, gpt: Served) -> None:
 
 
 def test_what_changed(look: Look, two: Served) -> None:
-    """Another recording is chosen, and one click shows the comparison; both sides can be swapped."""
-    shown = look(two, "other=1")
-    shown.page.get_by_role("button", name="What changed").click()
-    shown.wait_view(tab="diff")
+    """With two open recordings, one click shows the comparison; both sides can be swapped."""
+    shown = look(two)
+    shown.page.get_by_role("button", name="Compare with").click()
+    shown.wait_view(tab="diff", other=1)
+    shown.wait_text(".next", "What changed")
     shown.page.click("#swap-button")
     shown.wait_view(trace=1)
     assert shown.view.other == 0
 
 
 def test_what_leaks(show: Look, serve: Callable[..., Served], tmp_path: Path) -> None:
-    """Steps that grow are said to, and by line the leak is a row of its own."""
+    """Steps that grow are named on top, a click shows what leaks, and by line the leak is a row of its own."""
     steps = [
         [Op(makes=[f"kept{step}"], module="head", stack="train.py:17:main"), Op("aten.mm.default", "backward")]
         for step in range(5)
@@ -67,7 +68,10 @@ def test_what_leaks(show: Look, serve: Callable[..., Served], tmp_path: Path) ->
     storages = [Storage(f"kept{step}", 1 << 20, module="head") for step in range(5)]
     tables = make_tables(steps, storages, [Module("", "Net"), Module("head")])
     shown = show(serve(write(tmp_path / "leak.memprof", tables)))
-    shown.wait_text("#facts", "MiB")
+    shown.wait_text("#facts .second", "Memory grows by 1.00 MiB a step (steps 0 to 4)")
+    shown.page.get_by_role("button", name="What leaks").click()
+    shown.wait_view(tab="leaks")
+    shown.wait_text("#panel table", "train.py:17")
     shown.page.keyboard.press("Home")
     shown.page.locator(".segmented label", has_text=re.compile("^line$")).click()
     shown.wait_text("#live-table tbody tr", "train.py:17")

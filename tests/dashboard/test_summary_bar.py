@@ -1,0 +1,46 @@
+"""What the top of the page says of a recording without a complete step, and which button it offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dash")
+
+from memprof.trace.manifest import Capture, Machine, Manifest
+from memprof.trace.store import Trace
+from memprof_dashboard.rank import Rank
+from memprof_dashboard.state import View
+from memprof_dashboard.summary_bar import facts_of
+from tests.analysis.test_out_of_memory import tables_of
+
+GIB = 1 << 30
+
+
+def _failed(device_name: str) -> Rank:
+    manifest = Manifest(
+        target="train.py",
+        command=("python", "train.py", "--layers", "8"),
+        machine=Machine(device_name=device_name, device_kind="cuda"),
+        capture=Capture(is_complete=False, reason="memory ran out"),
+    )
+    tables = tables_of(reserved_bytes=20 * GIB, free_bytes=GIB, total_bytes=24 * GIB)
+    return Rank(Trace.of([(manifest, tables)], Path("run.memprof")).rank_trace(0))
+
+
+def test_a_job_that_ran_out_is_offered_the_command_for_a_whole_step() -> None:
+    """No plan can be made from it, so no search is offered; what was free is stated."""
+    shown = str(facts_of(_failed("RTX 4090"), View()))
+    assert "Out of memory: aten.mul.Tensor requested 5.00 MiB on cuda:0" in shown
+    assert "cuda:0 has 24.00 GiB, 1.00 GiB of it free; 3.00 GiB are held outside torch's allocator." in shown
+    command = "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py --layers 8"
+    assert shown.count(command) == 3  # as code, on the clipboard, and as the button's title
+    assert "whatif" not in shown
+
+
+def test_no_command_where_the_device_cannot_be_simulated() -> None:
+    """An unknown device: neither a command nor a search that would fail."""
+    shown = str(facts_of(_failed("Some Accelerator"), View()))
+    assert "--dry-run" not in shown
+    assert "Button" not in shown
