@@ -168,7 +168,7 @@ def _region(
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             # The compiler traces the region once, and recomputes it in the code that it generates.
-            settings = {"context_fn": contexts} if keep else {}
+            settings: dict[str, Any] = {"context_fn": contexts} if keep else {}
             return checkpoint(forward, *args, use_reentrant=False, **settings, **kwargs)
         if not (torch.is_grad_enabled() and root.training) or is_in_transform():
             return forward(*args, **kwargs)
