@@ -70,8 +70,8 @@ def find_purposes(lives: Lives) -> Purposes:
     * A stack that assigns a gradient or sets up optimizer state says so.
     * What is freed before anything else is allocated is a workspace; so are cuBLAS's, which have known sizes and stay.
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends
-      before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees it, else a gradient. An update's is optimizer
-      state if it stays, else temporary.
+      before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
+      it, else a gradient. An update's is optimizer state if it stays, else temporary.
     * What is made outside all of these, before the first forward, and stays, is a parameter; what backward frees is an
       activation (of a loss outside a module); what forward finds is input.
     * Memory from before the history that stays is parameters and optimizer state: of each size as many parameters as
