@@ -19,6 +19,7 @@ from typing import Any
 from docs.building.workshop import Workshop
 from docs.building.workshop import run as run_command
 from memprof.cli.main import main
+from tests.trace.importers.writing import BACKWARD, FORWARD, MIB, block, entry, segment, snapshot, write
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = ROOT / "memprof" / "schemas"
@@ -34,23 +35,35 @@ FILES = (
     ("predict", _GPT, "--precision", "bf16", "--write", "plan.toml"),
     ("export", _GPT, "--to", "snapshot", "-o", "snapshot.pickle"),
     ("summary", _GPT, "-o", "memory.json"),
+    ("import", "full.pickle", "-o", "full.memprof"),
+    ("import", "end.pickle", "-o", "end.memprof"),
 )
+#: Snapshots of a device that ran out of memory in backward, and of what was in use at one moment.
+_IMPORTED = ("full.memprof", "end.memprof")
 OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "report": tuple(("report", one, "--json") for one in (_GPT, _LSTM, _RESNET)),
-    "report-allocator": (("report", _GPT, "--allocator", "--json"),),
+    "report": tuple(("report", one, "--json") for one in (_GPT, _LSTM, _RESNET, *_IMPORTED)),
+    "report-allocator": tuple(("report", one, "--allocator", "--json") for one in (_GPT, "full.memprof")),
     "report-static": (("report", _GPT, "--static", "--json"),),
-    "report-leaks": (("report", _GPT, "--leaks", "--json"), ("report", _GPT, _GPT, _GPT, "--leaks", "--json")),
+    "report-leaks": (
+        *(("report", one, "--leaks", "--json") for one in (_GPT, *_IMPORTED)),
+        ("report", _GPT, _GPT, _GPT, "--leaks", "--json"),
+        ("report", *_IMPORTED, "end.memprof", "--leaks", "--json"),
+    ),
     "report-ranks": (("report", _GPT, "--by", "rank", "--json"),),
-    "summary": tuple(("summary", one, "--json") for one in (_GPT, _LSTM)),
-    "check": (("check", _GPT, "--budget", "1GiB", "--json"), ("check", _GPT, "--fail-on", "growth>0", "--json")),
+    "summary": tuple(("summary", one, "--json") for one in (_GPT, _LSTM, "end.memprof")),
+    "check": (
+        *(("check", one, "--budget", "1GiB", "--json") for one in (_GPT, "end.memprof")),
+        ("check", _GPT, "--fail-on", "growth>0", "--json"),
+    ),
     "diff": (
         ("diff", _GPT, _GPT, "--fail-on", "peak>+2%", "--format", "json"),
         ("diff", "memory.json", _GPT, "--format", "json"),
+        ("diff", "end.memprof", "end.memprof", "--format", "json"),
     ),
     "predict": (("predict", _GPT, "--checkpoint", "*", "--json"), ("predict", _LSTM, "--precision", "bf16", "--json")),
     "verify": (("verify", "plan.toml", _GPT, _GPT, "--json"), ("verify", "plan.toml", _GPT, "--json")),
     "estimate": (("estimate", "gpt3-175b", "--json"),),
-    "import": (("import", "snapshot.pickle", "--json"),),
+    "import": tuple(("import", f"{one}.pickle", "-f", "--json") for one in ("snapshot", "full", "end")),
 }
 #: Those that take long, or read what a job made: commands of the documentation's workshop (docs/building/workshop.py).
 SLOW_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -78,6 +91,11 @@ VERSION_KEYS = {"summary": "memprof_summary"}
 
 def make_files(folder: Path) -> None:
     """Makes what the commands read."""
+    asked = {"action": "oom", "device_free": MIB, "size": 4 * MIB, "stream": 0, "frames": BACKWARD}
+    history = [entry("alloc", 0, 2 * MIB, FORWARD), entry("alloc", 4 * MIB, MIB, BACKWARD), asked]
+    alive = [segment(0, block(2 * MIB)), segment(4 * MIB, block(MIB))]
+    write(folder / "full.pickle", snapshot(alive, history))
+    write(folder / "end.pickle", snapshot(alive))
     for words in FILES:
         status, _ = run(words, folder)
         assert status == 0, words

@@ -139,6 +139,11 @@ def test_fragmentation_is_told_from_want() -> None:
     full = post_mortem(largest_free_bytes=2 * MIB, **{**pieces, "reserved_bytes": 18 * MIB})
     assert not full.is_fragmented
     assert any(line.startswith("Not fragmentation: of the 18.00 MiB") for line in describe_post_mortem(full))
+    # Neither what is cached nor what is left on the device is enough by itself, both together are.
+    both = post_mortem(largest_free_bytes=2 * MIB, **{**pieces, "reserved_bytes": 18 * MIB, "free_bytes": 3 * MIB})
+    assert both.is_fragmented
+    limited = post_mortem(largest_free_bytes=2 * MIB, **{**pieces, "reserved_bytes": 18 * MIB, "free_bytes": 9 * MIB})
+    assert not limited.is_fragmented
     unknown = post_mortem()
     assert not unknown.is_fragmented
     assert not any("ragmentation" in line for line in describe_post_mortem(unknown))

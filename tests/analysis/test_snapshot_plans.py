@@ -145,7 +145,8 @@ def test_the_snapshot_is_read_as_it_was_written(step: Step) -> None:
         ("sharded over 4", 72 - 12 * 3 / 4),
         ("in 8 chunks", 18 + 18 + 3 * 12 / 8),
         ("micro-batches", 18 + 6 + (18 + 36) / 2),  # all gradients are there from the first one on
-        ("bf16", 18 + 3 + 18 / 2 + 36),  # a copy of the weights; the logits stay in float32
+        # A copy of the weights; half the logits and half their softmax, which the loss copies to float32.
+        ("bf16", 18 + 3 + 18 / 2 + 6 + 6 + 12 + 12),
     ],
 )
 def test_a_change_is_replayed(step: Step, what: str, expected: float) -> None:
@@ -303,3 +304,45 @@ def test_a_layer_that_ends_with_a_norm_returns_the_norms_output(tmp_path: Path) 
         job.free(address)
     (layers,) = find_layers(imported(tmp_path, job).fullest_step())
     assert layers.saved_bytes == 2 * (5 + 1) * MIB
+
+
+def test_a_layer_that_keeps_a_copy_of_its_input_keeps_the_input_itself_when_checkpointed(tmp_path: Path) -> None:
+    """A layer's output is freed in the next one's forward, which copies it: recomputing needs it until backward."""
+    job = Job()
+    given, copies = job.alloc(3, TRAIN), []
+    for _ in range(3):
+        copies.append(job.alloc(9, stack("/job/net.py:20", "/job/layer.py:3")))  # of the input
+        output = job.alloc(3, stack("/job/net.py:20", "/job/layer.py:4"))
+        job.free(given)
+        given = output
+    for copy in reversed(copies):
+        job.free(job.alloc(1, BACKWARD))
+        job.free(copy)
+    job.free(given)
+    step = imported(tmp_path, job).fullest_step()
+    (layers,) = find_layers(step)
+    assert layers.saved_bytes == 3 * 9 * MIB
+    # Forward ends with the job's input and three outputs. Backward adds a copy of one layer's input, behind which
+    # recomputing ends early, and 1 MiB of its own.
+    assert peak_under(step, checkpoint_change(layers, 3)) == 4 * 3 + 9 + 1
+
+
+@pytest.mark.parametrize("has_operators", [True, False])
+def test_bf16_leaves_masks_of_dropout_and_softmax(tmp_path: Path, has_operators: bool) -> None:
+    """By operators, or by torch's Python functions where C++ frames are missing."""
+
+    def made_by(operator: str, function: str) -> list[dict[str, Any]]:
+        python = [frame("/env/site-packages/torch/nn/functional.py:9", function), *stack("/job/net.py:20")]
+        called = [frame("??:0", f"at::_ops::{operator}::call(at::Tensor const&)")]
+        return [*called, *python] if has_operators else python
+
+    job = Job()
+    kept = [job.alloc(8, made_by("_softmax", "softmax"))]
+    kept += [job.alloc(size, made_by("native_dropout", "dropout")) for size in (8, 2)]
+    kept += [job.alloc(20, made_by("gelu", "gelu"))]
+    for address in reversed(kept):
+        job.free(job.alloc(1, BACKWARD))
+        job.free(address)
+    step = imported(tmp_path, job).fullest_step()
+    assert peak_under(step) == 8 + 8 + 2 + 20 + 1
+    assert peak_under(step, named("bf16")) == 8 + 4 + 2 + 10 + 1

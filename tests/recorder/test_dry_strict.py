@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from memprof.cli.main import main
+from memprof.machines.card import find_card
 from tests.recorder.recorded import record_script
 
 _JOB = """
@@ -96,3 +98,45 @@ def test_strict_needs_a_device(tmp_path: Path) -> None:
     ended = record_script(tmp_path, "", "--dry-run", "--strict")
     assert ended.returncode == 125
     assert "--device rtx4090" in ended.stderr
+
+
+_OBSERVED = """
+def observe(device, alloc, device_alloc, device_free):
+    print("SAID", json.dumps([alloc, device_alloc, device_free]))
+    torch.cuda.memory._dump_snapshot("oom.pickle")
+
+torch.cuda.memory._record_memory_history()
+torch._C._cuda_attach_out_of_memory_observer(observe)
+model = Stack().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in (1 << 15, 1 << 16, 1 << 17, 1 << 18):  # the last runs out, behind the steps that are recorded
+    model(torch.randn(batch, 4096, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_snapshot_that_an_observer_writes_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job ends with its error, and the snapshot holds what was free and what was asked for, as in torch."""
+    ended = record_script(tmp_path, _JOB + _OBSERVED, "--dry-run", "--device", "rtx4090", "--strict")
+    assert ended.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory" in ended.stderr
+    assert "Fits on" not in ended.stderr
+    said = next(line for line in ended.stdout.splitlines() if line.startswith("SAID"))
+    requested, total, free = json.loads(said[5:])
+    assert requested > free
+    assert main(["import", str(tmp_path / "oom.pickle"), "-o", str(tmp_path / "oom.memprof")]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "oom.memprof"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["out_of_memory"]
+    room = found["room"]
+    assert (room["requested_bytes"], room["free_bytes"]) == (requested, free)
+    # Everything torch has, what is free, and the context are the device.
+    inside = room["used_bytes"] + room["scattered_bytes"] + room["idle_bytes"]
+    assert inside == found["reserved_bytes"] == total - free - find_card("rtx4090").context_bytes
+    assert found["step"] == 3
+    assert sum(found["held"]["by_category"].values()) == found["allocated_bytes"]
+    # What each recording says of its steps is not that the job fits.
+    for name, begins in (("oom", "The recorded part of the step fits: "), ("run", "The recorded steps fit: ")):
+        assert main(["suggest", str(tmp_path / f"{name}.memprof"), "--budget", "80GiB"]) == 0
+        assert capsys.readouterr().out.startswith(begins)

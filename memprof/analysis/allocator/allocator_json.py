@@ -34,4 +34,6 @@ def static_to_json(report: StaticReport) -> Json:
 
 def end_to_json(report: EndState) -> Json:
     """Returns the segments of a snapshot without a history: bytes, stable keys."""
-    return {"schema": ALLOCATOR_SCHEMA, "has_history": False, **to_json(report)}
+    found = to_json(report)
+    # With a history, `segments` lists them.
+    return {"schema": ALLOCATOR_SCHEMA, "has_history": False, "segment_count": found.pop("segments"), **found}

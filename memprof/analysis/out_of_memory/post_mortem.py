@@ -157,7 +157,10 @@ class PostMortem:
         if self.room is not None:
             return self.room.is_fragmented
         requested, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
-        return requested is not None and cached is not None and largest is not None and largest < requested <= cached
+        free = self.free_bytes or 0
+        if requested is None or cached is None or largest is None:
+            return False
+        return max(largest, free) < requested <= cached + free
 
     @property
     def state_missing_bytes(self) -> int:

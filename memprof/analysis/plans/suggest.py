@@ -19,6 +19,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
+from memprof.trace.schema import OutOfMemory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_between
@@ -42,6 +43,7 @@ class Suggestion:
         plans: The fastest plan of each family that fits, the fastest family first.
         others: For each family without a plan that fits, the one closest to the budget.
         warnings: Caveats on the figures.
+        ran_out: Whether memory ran out in a step behind those.
     """
 
     trace: str
@@ -51,6 +53,7 @@ class Suggestion:
     plans: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
     warnings: tuple[str, ...]
+    ran_out: bool = False
 
     def predicted(self, one: Candidate) -> Plan:
         """Returns a plan with its prediction and the budget."""
@@ -121,6 +124,7 @@ def suggest(
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(trace, search_request)),
+        ran_out=bool((~trace.table(OutOfMemory).is_caught).any()),
     )
 
 

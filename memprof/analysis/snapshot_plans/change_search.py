@@ -83,7 +83,9 @@ def search_snapshot(
     path, remark = str(trace.path), planned.remark or _remark_on_graph(recorded)
     if fits(recorded):
         needed = needed_bytes(recorded)
-        return SnapshotPlans(path, budget_bytes, recorded, True, (), (), (), recorded, needed, 0, remark)
+        return SnapshotPlans(
+            path, budget_bytes, recorded, True, (), (), (), recorded, needed, 0, remark, is_partial=bool(planned.remark)
+        )
     layers = {checkpoint_change(one, len(one.modules)): one for one in find_layers(step)[:_MOST_CLASSES]}
     offered = [*size_changes(), *update_changes(world_size), *layers]
     changes = [one for one in offered if one.policy not in forbid and (not allow or one.policy in allow)]
@@ -116,6 +118,7 @@ def search_snapshot(
         needed_bytes=needed_bytes(lowest),
         tried=len(plans),
         remark=remark,
+        is_partial=bool(planned.remark),
     )
 
 

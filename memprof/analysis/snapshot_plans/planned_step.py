@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.analysis.out_of_memory.post_mortem import failing_step
 from memprof.analysis.snapshot_plans.change import with_block
+from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, OutOfMemory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -29,7 +30,7 @@ class PlannedStep:
 
 
 def step_to_plan(trace: Trace, number: int | None = None) -> PlannedStep:
-    """Returns the fullest complete step of a snapshot, or the part of one up to a failed request.
+    """Returns the fullest complete step of a snapshot, or the part of one up to a failed request if that is fuller.
 
     Args:
         trace: The recording.
@@ -41,8 +42,17 @@ def step_to_plan(trace: Trace, number: int | None = None) -> PlannedStep:
     """
     if number is not None:
         return PlannedStep(trace.step(number))
-    if has_whole_step(trace):
-        return PlannedStep(trace.fullest_step(is_whole=True))
+    whole = trace.fullest_step(is_whole=True) if has_whole_step(trace) else None
+    failed = _failed_step(trace)
+    if failed is not None and (whole is None or _peak_bytes(failed.step) > _peak_bytes(whole)):
+        return failed
+    if whole is not None:
+        return PlannedStep(whole)
+    return PlannedStep(trace.fullest_step(), "the step is incomplete: the whole may need more.")
+
+
+def _failed_step(trace: Trace) -> PlannedStep | None:
+    """Returns the step of the last request that failed, which counts as made; None without any."""
     failures = trace.table(OutOfMemory)
     for row in reversed(np.flatnonzero(~failures.is_caught).tolist()):
         found, size = failing_step(trace, failures, row), int(failures.requested_bytes[row])
@@ -55,4 +65,8 @@ def step_to_plan(trace: Trace, number: int | None = None) -> PlannedStep:
             "have needed after it is unknown."
         )
         return PlannedStep(with_block(step, category, str(failures.device[row]), size, op, NONE), remark)
-    return PlannedStep(trace.fullest_step(), "the step is incomplete: the whole may need more.")
+    return None
+
+
+def _peak_bytes(step: Step) -> int:
+    return int(live_bytes(step).during.max())

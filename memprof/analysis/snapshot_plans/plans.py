@@ -89,6 +89,7 @@ class SnapshotPlans:
         needed_bytes: Smallest budget that ``lowest`` fits.
         tried: Number of plans replayed.
         remark: Why the peak may not be that of the job; "" if it may.
+        is_partial: Whether the step is incomplete.
     """
 
     trace: str
@@ -102,3 +103,4 @@ class SnapshotPlans:
     needed_bytes: int
     tried: int
     remark: str
+    is_partial: bool = False

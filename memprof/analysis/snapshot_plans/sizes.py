@@ -6,7 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows, with_block
+from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows
+from memprof.analysis.snapshot_plans.half_precision import half_precision
+from memprof.analysis.snapshot_plans.logits import find_logits
 from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
@@ -16,12 +18,6 @@ from memprof.trace.step import Step
 
 #: Parts that a loss and a batch are divided into.
 _CHUNKS, _PARTS = 8, 2
-#: Allocations around the end of forward among which the loss's own are: softmax, its logarithm, their gradients.
-_NEAR = 16
-#: Smaller logits are not worth dividing.
-_LEAST_BYTES = 1 << 20
-#: Operators whose outputs stay in float32 under autocast: sums with a residual stream in float32, and embeddings.
-_IN_FLOAT32 = ("aten.add_Tensor", "aten.embedding")
 
 
 def size_changes() -> list[Change]:
@@ -71,7 +67,7 @@ def chunked_loss(step: Step, chunks: int) -> Step:
     """
     if not len(phase_rows(step, "backward")):
         raise PolicyError("The step shows no backward.")
-    logits = _logits(step)
+    logits = find_logits(step)
     if not logits.any():
         raise PolicyError(
             "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
@@ -86,24 +82,6 @@ def _made_while_held(step: Step, logits: Bools) -> Bools:
     created, freed = storages.created_op_id, storages.freed_op_id
     ends: Bools = (created != NONE) & (freed != NONE) & is_held[created] & is_held[freed]
     return ends & of_category(step, "temporary", "workspace")
-
-
-def _logits(step: Step) -> Bools:
-    """Returns which storages are logits or of their size, around the end of forward; none if others are as large."""
-    storages, created = step.storages, step.storages.created_op_id
-    backward = phase_rows(step, "backward")
-    is_last = np.zeros(len(step.ops), dtype=np.bool_)
-    # Each backward begins where the row before it is not backward's.
-    for begin in backward[np.append(True, np.diff(backward) > 1)[: len(backward)]].tolist():
-        is_last[max(0, begin - _NEAR) : begin + _NEAR] = True
-    moves = of_category(step, "activation", "temporary") & (created != NONE) & ~made_in(step, "optimizer")
-    near = moves & is_last[np.maximum(created, 0)]
-    size = int(storages.requested_bytes[near].max(initial=0))
-    logits: Bools = near & np.isin(storages.requested_bytes, (size, size // 2))
-    has_larger = int(storages.requested_bytes[moves & ~near].max(initial=0)) >= size
-    if size < _LEAST_BYTES or has_larger or logits.sum() < 2:
-        return np.zeros(len(storages), dtype=np.bool_)
-    return logits
 
 
 def micro_batches(step: Step, parts: int) -> Step:
@@ -129,21 +107,3 @@ def micro_batches(step: Step, parts: int) -> Step:
     draft.copy_storages(gradients, np.full(len(gradients), NONE), ends)
     draft.free(gradients, completed_after(step, gradients))
     return draft.build()
-
-
-def half_precision(step: Step) -> Step:
-    """Halves what forward and backward make, and adds a copy of the weights in 16 bits while both run.
-
-    Raises:
-        PolicyError: The step shows no forward.
-    """
-    forward, backward = phase_rows(step, "forward"), phase_rows(step, "backward")
-    if not len(forward):
-        raise PolicyError("The step shows no forward.")
-    made = of_category(step, "activation") | (of_category(step, "temporary") & ~made_in(step, "optimizer"))
-    created = step.storages.created_op_id
-    names = step.ops.name[np.maximum(created, 0)]
-    made &= ~((created != NONE) & np.isin(names, _IN_FLOAT32)) & ~_logits(step)
-    weights = int(step.storages.allocated_bytes[of_category(step, "parameter")].sum()) // 2
-    ends = max(forward[-1], backward[-1] if len(backward) else 0)
-    return with_block(divided(step, made, 2), "temporary", str(step.storages.device[0]), weights, forward[0], ends)

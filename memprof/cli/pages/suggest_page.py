@@ -86,6 +86,9 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
         best = next((one for one in found.plans if one.plan == kept.plan), best)
     if best is None:
         return describe_least(found)
+    if not best.policies and found.ran_out:
+        peak = format_bytes(best.peak_bytes)
+        return f"The recorded steps fit: their peak of {peak} is within {budget}. Memory ran out in a later step."
     if not best.policies:
         return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (

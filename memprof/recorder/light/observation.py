@@ -149,7 +149,7 @@ class LightObservation(ThreadObservation):
         end_ns = clock_ns()
         self._sample()
         if self._events.is_running:
-            since = time.monotonic_ns()
+            since = time.thread_time_ns()
             self._state_optimizers()
             self._stretch_events += self._events.cut()
             if self._events.is_running:  # otherwise the job's profiler has taken over
@@ -249,7 +249,7 @@ class LightObservation(ThreadObservation):
         if now - self._log.flushed_ns > _FLUSH_NS:
             self._write(now, is_complete=False)
             if self._events.is_running and _graph_task() == -1:
-                since = time.monotonic_ns()
+                since = time.thread_time_ns()
                 events = self._events.cut()
                 self._stretch_events += events
                 self._budget.spend(since, self._stretch_events)
@@ -351,7 +351,7 @@ class LightObservation(ThreadObservation):
             self._peaks.see(total, phase, module)
 
     def _begin_stretch(self) -> None:
-        since = time.monotonic_ns()
+        since = time.thread_time_ns()
         if not self._events.start():
             return
         self._log.turn()
@@ -368,7 +368,7 @@ class LightObservation(ThreadObservation):
 
     def _end_stretch(self) -> None:
         if self._events.is_running:
-            since = time.monotonic_ns()
+            since = time.thread_time_ns()
             self._events.stop()
             self._log.flush()
             self._marks.clear()

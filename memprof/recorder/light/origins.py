@@ -30,8 +30,8 @@ _STEPS = 2
 _LATER = 2
 #: Storages that are followed at most, and lines that are written, those of most bytes first.
 _MOST_STORAGES, _MOST_LINES = 50_000, 100
-#: Share of the run's time that this may take, and the time that every run gets for it.
-_SHARE, _ALLOWANCE_NS = 0.005, 100_000_000
+#: Share of the thread's processor time that this may take, and the time that every run gets for it.
+_SHARE, _ALLOWANCE_NS = 0.0025, 100_000_000
 #: A view of memory that ``torch.tensor`` has made without an operator.
 _LIFT = "aten.lift_fresh.default"
 #: What following one operator takes, the dispatch mode included.
@@ -73,7 +73,7 @@ class Origins:
         self._mode = OperatorMode(log, self, self._give_up, clean_uncaught, _nothing)
         self.span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self._lift = log.intern("names", _LIFT)
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = time.thread_time_ns()
         self._spent_ns = 0
         self._step = self._steps_left = 0
         self._sequence = 0  # of the next autograd node, at the last operator
@@ -88,7 +88,7 @@ class Origins:
         Args:
             step: The first of them.
         """
-        allowed = _ALLOWANCE_NS + _SHARE * (time.monotonic_ns() - self._began_ns)
+        allowed = _ALLOWANCE_NS + _SHARE * (time.thread_time_ns() - self._began_ns)
         if self._has_failed or self._mode.is_on or self._spent_ns > allowed:
             return
         self._forget()

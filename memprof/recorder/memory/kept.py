@@ -25,9 +25,9 @@ _MOST_IN_RUN, _MOST_OF_A_KIND_IN_RUN = 12, 2
 LEAST_STEPS = 3
 #: A kind is followed if there are this many more than at the count before: one more is what a step leaves behind.
 _LEAST_GROWTH = 2
-#: In a recording of a whole run, statements take at most this share of the run and these seconds, so that short runs
-#: have some too, and begin in this step.
-_SHARE_OF_RUN, _ALLOWANCE_S = 0.005, 0.5
+#: In a recording of a whole run, statements take at most this share of the thread's processor time, and these seconds
+#: of it so that short runs have some too, and begin in this step.
+_SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
 _LEAST_S = 0.2
 _FIRST_STEP = 8
@@ -90,7 +90,7 @@ class KeptTensors:
         self._span = span
         self._is_whole_run = is_whole_run
         self._counts: dict[Kind, int] | None = None
-        self._began = time.monotonic()
+        self._began = time.thread_time()
         self._spent = 0.0
         self._last_step = 0
 
@@ -129,7 +129,7 @@ class KeptTensors:
 
     def _seconds_left(self) -> float:
         """Returns the time that statements over a whole run may still take."""
-        return _ALLOWANCE_S + _SHARE_OF_RUN * (time.monotonic() - self._began) - self._spent
+        return _ALLOWANCE_S + _SHARE_OF_RUN * (time.thread_time() - self._began) - self._spent
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         kinds, before = self._by_kind(), self._counts

@@ -161,7 +161,8 @@ class _Space:
 
     def _remove(self, address: int) -> int:
         size = self._size.pop(address)
-        del self._start[address + size]
+        if self._start.get(address + size) == address:  # else segments of a damaged file overlap
+            del self._start[address + size]
         return size
 
     def _is_split(self, size: int, rest: int) -> bool:

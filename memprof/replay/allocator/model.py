@@ -33,7 +33,7 @@ class SegmentEvent(NamedTuple):
     Attributes:
         event: Position of the request during which it happened.
         action: ``segment_alloc``, ``segment_free``, ``segment_map``, ``segment_unmap`` or ``oom``.
-        address: First byte; 0 for ``oom``.
+        address: First byte; for ``oom``, the bytes of the device that were free.
         size: Bytes reserved or released; for ``oom``, the bytes that were unavailable.
         stream: The stream.
     """
@@ -120,7 +120,7 @@ class CachingAllocator:
         pool = self._pools.get((owner, stream, is_small)) or self.pool(owner, stream, is_small=is_small)
         block = self._cached(pool, size) or self._taken(pool, size)
         if block is None:
-            self.log.append(SegmentEvent(self.event, "oom", 0, size, stream))
+            self.log.append(SegmentEvent(self.event, "oom", self.free_on_device, size, stream))
             return None
         rest = block.size - size
         if rest >= ROUNDING_BYTES and self._is_worth_splitting(pool, size, rest):
@@ -128,6 +128,12 @@ class CachingAllocator:
         block.state = ALLOCATED
         block.requested = requested
         return block
+
+    @property
+    def free_on_device(self) -> int:
+        """Bytes of the device that no segment has; 0 where its size is unknown."""
+        capacity = self.settings.capacity_bytes
+        return 0 if capacity is None else max(capacity - self.reserved, 0)
 
     def request_free(self, block: Block) -> None:
         """Frees a block, which stays pending until ``complete_free``."""

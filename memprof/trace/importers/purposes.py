@@ -70,8 +70,8 @@ def find_purposes(lives: Lives) -> Purposes:
     * A stack that assigns a gradient or sets up optimizer state says so.
     * What is freed before anything else is allocated is a workspace; so are cuBLAS's, which have known sizes and stay.
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends
-      before; else temporary. Backward's is temporary if backward frees it, else a gradient. An update's is optimizer
-      state if it stays, else temporary.
+      before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
+      it, else a gradient. An update's is optimizer state if it stays, else temporary.
     * What is made outside all of these, before the first forward, and stays, is a parameter; what backward frees is an
       activation (of a loss outside a module); what forward finds is input.
     * Memory from before the history that stays is parameters and optimizer state: of each size as many parameters as
@@ -99,7 +99,7 @@ def find_purposes(lives: Lives) -> Purposes:
     settle(stays & ~is_update & np.isin(lives.size, _CUBLAS_BYTES), "workspace", BY_SIZE)
     settle((is_forward | is_backward) & (lives.freed == lives.created), "workspace", BY_PHASES)
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
-    ends_early = stays & ~_spans(lives, "backward")
+    ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
     settle(is_forward & (in_backward | ends_early | _dies_with_graph(lives, is_forward)), "activation", BY_PHASES)
     settle(is_forward, "temporary", BY_PHASES)
     # Where updates allocate, gradients live until then: what goes at the end of backward is none.
@@ -161,6 +161,12 @@ def _spans(lives: Lives, name: str) -> Bools:
     first = np.maximum(lives.created, 0)
     last = np.where(lives.freed == NONE, len(lives.phase) - 1, lives.freed)
     return np.asarray(rows[last + 1] - rows[np.minimum(first, last)] > 0)
+
+
+def _ends_in(lives: Lives, name: str) -> bool:
+    """Returns whether the last row of forward, backward or an update is of one phase."""
+    rows = lives.phase[lives.phase != "other"]
+    return bool(len(rows)) and rows[-1] == name
 
 
 def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:

@@ -104,6 +104,17 @@ def test_categories_follow_from_phases_stacks_and_sizes(tmp_path: Path) -> None:
     }
 
 
+def test_where_memory_runs_out_in_backward_forwards_memory_is_activations(tmp_path: Path) -> None:
+    """Backward had not reached it."""
+    kept, reached, gradient = 0, 2 * MIB, 4 * MIB
+    history = [entry("alloc", kept, 2 * MIB, FORWARD), entry("alloc", reached, 2 * MIB, FORWARD)]
+    history += [entry("alloc", gradient, MIB, BACKWARD), *freed(reached, 2 * MIB)]
+    history += [{"action": "oom", "device_free": MIB, "size": 4 * MIB, "stream": 0, "frames": BACKWARD}]
+    alive = [segment(kept, block(2 * MIB)), segment(gradient, block(MIB))]
+    categories = imported(tmp_path, snapshot(alive, history)).table(Storages).category
+    assert categories.tolist()[:2] == ["activation", "activation"]
+
+
 def test_the_allocators_events_are_kept_in_full(tmp_path: Path) -> None:
     """Every entry is there with its address and what was asked for, after the blocks that were there before."""
     events = imported(tmp_path, small_job()).table(AllocatorEvents)

@@ -82,7 +82,8 @@ def _fill(page: Page, found: SnapshotPlans) -> None:
 def _verdict(found: SnapshotPlans) -> str:
     budget = format_bytes(found.budget_bytes)
     if found.recorded_fits:
-        return f"The job already fits: its peak of {format_bytes(found.recorded.peak_bytes)} is within {budget}."
+        subject = "The recorded part of the step fits" if found.is_partial else "The job already fits"
+        return f"{subject}: its peak of {format_bytes(found.recorded.peak_bytes)} is within {budget}."
     if found.fitting:
         best = found.fitting[0]
         return f"Within {budget}: {best.what}, peak {_peak(best)}."

@@ -34,8 +34,7 @@ def out_of_memory(
     asked = segment_size(rounded_request(requested, settings.divisions))
     capacity = settings.capacity_bytes
     assert capacity is not None  # an unlimited device is never full
-    total, reserved = capacity + context_bytes, allocator.reserved
-    free = max(capacity - reserved, 0)
+    total, reserved, free = capacity + context_bytes, allocator.reserved, allocator.free_on_device
     allocated = sum(
         block.size for segment in allocator.segments.values() for block in segment.blocks() if block.state == ALLOCATED
     )

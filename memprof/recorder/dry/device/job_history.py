@@ -53,11 +53,12 @@ class JobHistory:
         is_on: Whether the job records it now.
         operator: The operator that runs now; None outside any.
         is_awaited: Whether the job has not taken a snapshot since it began to record.
+        is_failing: Whether the job's observers of a failed request run, whose error it gets next.
     """
 
     def __init__(self) -> None:
         """Starts switched off."""
-        self.is_on = False
+        self.is_on = self.is_failing = False
         self.operator: Any = None
         self.is_awaited = False
         self._entries: deque[tuple[str, int, int, int, tuple[Frame, ...]]] = deque()

@@ -69,8 +69,8 @@ class JobSnapshots:
         return self._history.is_awaited or (self._request is not None and not self._has_all)
 
     def end_if_complete(self) -> None:
-        """Ends the job if it has its snapshots, and its recording is over."""
-        if self._has_all and self._end is not None:
+        """Ends the job if it has its snapshots, and its recording is over; not instead of an out-of-memory error."""
+        if self._has_all and self._end is not None and not self._history.is_failing:
             self._end()
 
     def _take(self, *, augments: bool) -> dict[str, Any]:

@@ -138,8 +138,12 @@ class VirtualMemory:
         block = self.allocator.allocate(size, owner=CURRENT.owner)
         if block is None and self.is_strict:
             self._log_segments()
-            self._write(_OOM, 0, size, 0)
-            raise out_of_memory(self.allocator, size, self.context_bytes, self.observers)
+            self._write(_OOM, self.allocator.free_on_device, size, 0)
+            self.history.is_failing = True
+            try:
+                raise out_of_memory(self.allocator, size, self.context_bytes, self.observers)
+            finally:
+                self.history.is_failing = False
         if block is None:  # a real job would end here; the dry run continues, to report what would be needed
             self.is_overfull = True
             self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)

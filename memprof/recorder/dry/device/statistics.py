@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from memprof.replay.allocator.blocks import ALLOCATED, UNMAPPED, Block, Segment
@@ -143,8 +144,9 @@ class Statistics:
 def memory_snapshot(allocator: CachingAllocator) -> dict[str, Any]:
     """Returns segments and blocks as ``torch._C._cuda_memorySnapshot`` does; without stacks and history."""
     settings = allocator.settings
+    segments = sorted(allocator.segments.values(), key=lambda one: one.address)
     return {
-        "segments": [_segment(segment) for segment in sorted(allocator.segments.values(), key=lambda one: one.address)],
+        "segments": [_range(one, blocks) for one in segments for blocks in _mapped(one)],
         "device_traces": [[]],
         "allocator_settings": {
             "expandable_segments": settings.expandable_segments,
@@ -155,12 +157,18 @@ def memory_snapshot(allocator: CachingAllocator) -> dict[str, Any]:
     }
 
 
-def _segment(segment: Segment) -> dict[str, Any]:
-    blocks = [block for block in segment.blocks() if block.state != UNMAPPED]
+def _mapped(segment: Segment) -> Iterator[list[Block]]:
+    """Yields the blocks of each contiguous range of mapped memory, which torch reports as a segment of its own."""
+    for is_unmapped, blocks in groupby(segment.blocks(), key=lambda block: block.state == UNMAPPED):
+        if not is_unmapped:
+            yield list(blocks)
+
+
+def _range(segment: Segment, blocks: list[Block]) -> dict[str, Any]:
     used = [block for block in blocks if block.state == ALLOCATED]
     return {
         "device": 0,
-        "address": segment.address,
+        "address": blocks[0].address,
         "total_size": sum(block.size for block in blocks),
         "allocated_size": sum(block.size for block in used),
         "active_size": sum(block.size for block in used),
