@@ -120,9 +120,9 @@ def test_a_bad_commit_at_which_no_gate_fails_is_reported(summary: Summary) -> No
 
 @pytest.mark.parametrize("is_in_branch", [True, False])
 def test_the_branch_of_a_merge_is_searched(summary: Summary, *, is_in_branch: bool) -> None:
-    """Commits 0 and 1 and the merge 4 are the main line, 2 and 3 the branch from 0; no commit is listed twice."""
-    commits = _commits(5)
-    bad = commits[3:] if is_in_branch else commits[4:]
+    """Commits 0 and 1 and the merge 5 are the main line, 2 one branch from 0, 3 and 4 another; none is listed twice."""
+    commits = _commits(6)
+    bad = commits[4:] if is_in_branch else commits[5:]
 
     def measure(commit: Commit) -> Measurement:
         return Measurement(commit, JOB, _summary(150 if commit in bad else 100, summary))
@@ -130,14 +130,14 @@ def test_the_branch_of_a_merge_is_searched(summary: Summary, *, is_in_branch: bo
     def judge(base: Summary, head: Summary) -> bool:
         return head.peak.bytes > base.peak.bytes
 
-    def branch_of(commit: Commit) -> list[Commit]:
-        return [commits[0], *commits[2:4]] if commit == commits[4] else []
+    def branches_of(commit: Commit) -> list[list[Commit]]:
+        return [[commits[0], commits[2]], [commits[0], *commits[3:5]]] if commit == commits[5] else []
 
-    found = bisect_commits(commits[0], [commits[1], commits[4]], measure, judge)
-    assert found.culprit.commit == commits[4]
-    found = search_branches(found, branch_of, measure, judge)
+    found = bisect_commits(commits[0], [commits[1], commits[5]], measure, judge)
+    assert found.culprit.commit == commits[5]
+    found = search_branches(found, branches_of, measure, judge)
     assert found.culprit.commit == bad[0]
-    assert [merge.commit for merge in found.merges] == (commits[4:] if is_in_branch else [])
+    assert [merge.commit for merge in found.merges] == (commits[5:] if is_in_branch else [])
     listed = [one.commit.hash for one in found.measured]
     assert len(listed) == len(set(listed))
 
@@ -160,6 +160,21 @@ def test_a_repository_lists_its_commits(repository: Path) -> None:
             opened.commit(name)
     with pytest.raises(UsageError, match="is not in a Git repository"):
         Repository.around(Path("/"))
+
+
+def test_a_merge_has_a_branch_for_each_further_parent(repository: Path) -> None:
+    """Each begins where it left the main line; a commit of one parent, and the first of all, have none."""
+    for name in ("left", "right"):
+        _git(repository, "checkout", "-q", "-b", name, "main~1")
+        (repository / name).write_text(name)
+        _git(repository, "add", ".")
+        _git(repository, "commit", "-q", "-m", name)
+    _git(repository, "checkout", "-q", "main")
+    _git(repository, "merge", "-q", "--no-ff", "-m", "all", "left", "right")
+    opened = Repository.around(repository)
+    branches = [[one.subject for one in branch] for branch in opened.branches_of(opened.commit("main"))]
+    assert branches == [["two", "left"], ["two", "right"]]
+    assert [*opened.branches_of(opened.commit("main~1")), *opened.branches_of(opened.commit("main~3"))] == []
 
 
 def test_a_worktree_shows_each_commit_and_leaves_nothing(repository: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -53,7 +54,7 @@ def bisect(
     """Find the first commit after GOOD, up to BAD, at which a job's memory exceeds a gate.
 
     Each commit is checked out into a temporary worktree, and the job is dry-run there: without a GPU, in seconds. The
-    working tree is not touched. First parents are followed; if the first bad commit is a merge, so is its branch.
+    working tree is not touched. First parents are followed; if the first bad commit is a merge, so are its branches.
 
     The exit code is 3 if no commit can be named: the gates pass at BAD, or commits between the two could not be run.
     """
@@ -89,13 +90,14 @@ def bisect(
             say(progress_line(one, reference[0], judge, runs.count))
             return one
 
-        def branch_of(merge: Commit) -> list[Commit]:
-            reference.clear()  # the branch is compared with its own beginning
-            return repository.branch_of(merge)
+        def branches_of(merge: Commit) -> Iterator[list[Commit]]:
+            for branch in repository.branches_of(merge):
+                reference.clear()  # a branch is compared with its own beginning
+                yield branch
 
         try:
             found = bisect_commits(first, later, measure, judge)
-            found = search_branches(found, branch_of, measure, judge)
+            found = search_branches(found, branches_of, measure, judge)
         except EndedError as error:
             return 128 + signal.Signals(error.number)
     assert found.before.summary is not None

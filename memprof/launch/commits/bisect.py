@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memprof.analysis.commits.history_file import Commit, Measurement
@@ -82,29 +82,33 @@ def bisect_commits(
 
 def search_branches(
     found: Bisection,
-    branch_of: Callable[[Commit], Sequence[Commit]],
+    branches_of: Callable[[Commit], Iterable[Sequence[Commit]]],
     measure: Callable[[Commit], Measurement],
     judge: Judge,
 ) -> Bisection:
-    """Follows a culprit that is a merge into the branch that it merged, and into the merges of that.
+    """Follows a culprit that is a merge into the branches that it merged, and into the merges of those.
 
     Commits of the branch are compared with the one where it began: what happened since on the other line is not in it.
 
     Args:
         found: A bisection along first parents.
-        branch_of: Returns the commit where the branch of a merge began, and its commits, oldest first; empty if the
-            commit is not a merge of two.
+        branches_of: Returns, for each branch of a merge, the commit where it began and its commits, oldest first; none
+            for a commit that is not a merge.
         measure: As for `bisect_commits`.
         judge: As for `bisect_commits`.
     """
-    while not found.between and (branch := branch_of(found.culprit.commit)):
-        try:
-            inner = bisect_commits(branch[0], branch[1:], measure, judge)
-        except InconclusiveError:
-            return found  # no commit of the branch fails alone, or it cannot be run: the merge is the answer
-        before = {one.commit.hash for one in found.measured}  # the branch may begin at one of these
-        measured = (*found.measured, *(one for one in inner.measured if one.commit.hash not in before))
-        found = replace(inner, good=found.good, measured=measured, merges=(*found.merges, found.culprit))
+    while not found.between:
+        for branch in branches_of(found.culprit.commit):
+            try:
+                inner = bisect_commits(branch[0], branch[1:], measure, judge)
+            except InconclusiveError:
+                continue  # no commit of this branch fails alone, or it cannot be run
+            before = {one.commit.hash for one in found.measured}  # the branch may begin at one of these
+            measured = (*found.measured, *(one for one in inner.measured if one.commit.hash not in before))
+            found = replace(inner, good=found.good, measured=measured, merges=(*found.merges, found.culprit))
+            break
+        else:
+            return found  # not a merge, or the merge itself is the answer
     return found
 
 

@@ -86,20 +86,21 @@ class Repository:
             return found
         raise GitError(f"{first} is not an ancestor of {last}: name an older commit first, then a newer one.")
 
-    def branch_of(self, merge: Commit) -> list[Commit]:
-        """Returns the commit where the branch that a merge brought in began, and the branch's commits, oldest first.
+    def branches_of(self, merge: Commit) -> Iterator[list[Commit]]:
+        """Yields, for each branch that a merge brought in, the commit where it began and its commits, oldest first.
 
-        Empty for a commit that is not a merge of two, and where the two have no commit in common.
+        Yields nothing for a commit that is not a merge, and leaves out branches that have no commit in common with its
+        first parent.
         """
-        parents = self.parents(merge)
-        if len(parents) != 2:
-            return []
-        found = self._log("--first-parent", "--reverse", f"{parents[0]}..{parents[1]}", "--")
-        try:
-            base = _git(self.root, "merge-base", *parents).strip()
-        except GitError:
-            return []
-        return [self.commit(base), *found] if found else []
+        first, *others = self.parents(merge) or ("",)
+        for other in others:
+            found = self._log("--first-parent", "--reverse", f"{first}..{other}", "--")
+            try:
+                base = _git(self.root, "merge-base", first, other).strip()
+            except GitError:
+                continue
+            if found:
+                yield [self.commit(base), *found]
 
     def newest(self, most: int, name: str = "HEAD") -> list[Commit]:
         """Returns the last commits up to one, oldest first.
