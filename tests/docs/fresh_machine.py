@@ -23,6 +23,8 @@ TRANSCRIPT = Path(__file__).with_name("fresh_machine.txt")
 #: What pages ask to be installed for their parts, besides torch.
 EXTRAS = "[dashboard,mcp]"
 OTHERS = ("tensorboard", "pillow", "ipykernel", "nbclient")
+#: They need other versions of some packages than the rest of the development environment.
+TRACKERS = ("wandb", "mlflow-skinny", "trackio")
 
 _AGENT = """\
 import asyncio
@@ -51,16 +53,34 @@ NotebookClient(notebook, timeout=120).execute()
 shown = [kind for output in notebook.cells[1].outputs for kind in output.get("data", {})]
 print("drawn:", "image/svg+xml" in shown)
 """
-_TRACKER = """\
+_TRACKERS = """\
+import os
+from pathlib import Path
+
+os.environ.update(MLFLOW_TRACKING_URI=Path("mlruns").absolute().as_uri(), MLFLOW_ALLOW_FILE_STORE="true",
+                  TRACKIO_DIR="trackio", WANDB_SILENT="true")
+import mlflow
+import trackio
+import wandb
 from torch.utils.tensorboard import SummaryWriter
 
 from memprof.integrations import log, summary
 
+figures = summary("run.memprof")
 with SummaryWriter("logs") as writer:
     log("run.memprof", writer)  # the figures, and a picture of the timeline
-print(len(summary("run.memprof")) > 5)
+print("tensorboard:", len(list(Path("logs").iterdir())), "file")
+with wandb.init(project="memprof", mode="offline", dir=".") as run:
+    log("run.memprof", run)
+    print("wandb:", all(run.summary.get(name) == value for name, value in figures.items()))
+with mlflow.start_run() as run:
+    log("run.memprof", mlflow)
+print("mlflow:", mlflow.get_run(run.info.run_id).data.metrics == figures)
+log("run.memprof", trackio.init(project="memprof", name="one", embed=False))
+trackio.finish()
+print("trackio:", len(list(Path("trackio").glob("memprof*.db"))), "database")
 """
-_FILES = {"agent.py": _AGENT, "notebook.py": _NOTEBOOK, "tracker.py": _TRACKER}
+_FILES = {"agent.py": _AGENT, "notebook.py": _NOTEBOOK, "trackers.py": _TRACKERS}
 
 
 @dataclass(frozen=True)
@@ -93,19 +113,20 @@ SESSION = (
     Typed("python first.py"),
     Typed("python second.py"),
     Typed("python notebook.py"),
-    Typed("python tracker.py"),
+    Typed("python trackers.py"),
     Typed("memprof report run.memprof --html memory.html"),
 )
 
 
 def install(folder: Path) -> Path:
     """Builds the wheel, and installs it with torch into a new environment in a folder; returns its ``bin``."""
-    pip = [*shlex.split(os.environ.get("PIP_ARGS", "")), "-q", "-c", str(ROOT / "constraints.txt")]
+    pip, pinned = [*shlex.split(os.environ.get("PIP_ARGS", "")), "-q"], ["-c", str(ROOT / "constraints.txt")]
     _checked(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder / "dist"), str(ROOT))
     (wheel,) = (folder / "dist").glob("*.whl")
     _checked(sys.executable, "-m", "venv", str(folder / "venv"))
     programs = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-    for wanted in (["torch"], [f"{wheel}{EXTRAS}", *OTHERS]):  # torch alone first: an index may have several builds
+    # torch alone first: an index may have several builds.
+    for wanted in ([*pinned, "torch"], [*pinned, f"{wheel}{EXTRAS}", *OTHERS], TRACKERS):
         _checked(str(programs / "python"), "-m", "pip", "install", *pip, *wanted)
     return programs
 
