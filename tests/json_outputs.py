@@ -13,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from docs.building.workshop import Workshop
 from docs.building.workshop import run as run_command
 from memprof.cli.main import main
+from memprof.trace.schema import TABLES
+from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import BACKWARD, FORWARD, MIB, block, entry, segment, snapshot, write
 
 ROOT = Path(__file__).parents[1]
@@ -40,19 +43,21 @@ FILES = (
 )
 #: Snapshots of a device that ran out of memory in backward, and of what was in use at one moment.
 _IMPORTED = ("full.memprof", "end.memprof")
+#: A recording of three ranks, the last of which recorded nothing.
+_RANKS = "ranks.memprof"
 OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "report": tuple(("report", one, "--json") for one in (_GPT, _LSTM, _RESNET, *_IMPORTED)),
-    "report-allocator": tuple(("report", one, "--allocator", "--json") for one in (_GPT, "full.memprof")),
-    "report-static": (("report", _GPT, "--static", "--json"),),
+    "report": tuple(("report", one, "--json") for one in (_GPT, _LSTM, _RESNET, *_IMPORTED, _RANKS)),
+    "report-allocator": tuple(("report", one, "--allocator", "--json") for one in (_GPT, "full.memprof", _RANKS)),
+    "report-static": tuple(("report", one, "--static", "--json") for one in (_GPT, _RANKS)),
     "report-leaks": (
-        *(("report", one, "--leaks", "--json") for one in (_GPT, *_IMPORTED)),
+        *(("report", one, "--leaks", "--json") for one in (_GPT, *_IMPORTED, _RANKS)),
         ("report", _GPT, _GPT, _GPT, "--leaks", "--json"),
         ("report", *_IMPORTED, "end.memprof", "--leaks", "--json"),
     ),
-    "report-ranks": (("report", _GPT, "--by", "rank", "--json"),),
-    "summary": tuple(("summary", one, "--json") for one in (_GPT, _LSTM, "end.memprof")),
+    "report-ranks": tuple(("report", one, "--by", "rank", "--json") for one in (_GPT, _RANKS)),
+    "summary": tuple(("summary", one, "--json") for one in (_GPT, _LSTM, "end.memprof", _RANKS)),
     "check": (
-        *(("check", one, "--budget", "1GiB", "--json") for one in (_GPT, "end.memprof")),
+        *(("check", one, "--budget", "1GiB", "--json") for one in (_GPT, "end.memprof", _RANKS)),
         ("check", _GPT, "--fail-on", "growth>0", "--json"),
     ),
     "diff": (
@@ -60,7 +65,7 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diff", "memory.json", _GPT, "--format", "json"),
         ("diff", "end.memprof", "end.memprof", "--format", "json"),
     ),
-    "predict": (("predict", _GPT, "--checkpoint", "*", "--json"), ("predict", _LSTM, "--precision", "bf16", "--json")),
+    "predict": (("predict", _GPT, "--checkpoint", "*", "--json"), ("predict", _RANKS, "--precision", "bf16", "--json")),
     "verify": (("verify", "plan.toml", _GPT, _GPT, "--json"), ("verify", "plan.toml", _GPT, "--json")),
     "estimate": (("estimate", "gpt3-175b", "--json"),),
     "import": tuple(("import", f"{one}.pickle", "-f", "--json") for one in ("snapshot", "full", "end")),
@@ -96,6 +101,10 @@ def make_files(folder: Path) -> None:
     alive = [segment(0, block(2 * MIB)), segment(4 * MIB, block(MIB))]
     write(folder / "full.pickle", snapshot(alive, history))
     write(folder / "end.pickle", snapshot(alive))
+    sample = Trace.open(_GPT)
+    tables = {kind: sample.table(kind) for kind in TABLES}
+    manifests = [replace(sample.manifest, rank=rank, world_size=3, pid=rank + 1) for rank in range(3)]
+    write_trace(folder / _RANKS, list(zip(manifests, (tables, tables, {}), strict=True)))
     for words in FILES:
         status, _ = run(words, folder)
         assert status == 0, words
