@@ -1,8 +1,8 @@
 """Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
 
 Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
-recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.wrappers`` says
-which modules of a running job are compiled.
+recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.compiled_modules``
+finds which modules of a running job are compiled.
 """
 
 from __future__ import annotations
