@@ -38,8 +38,8 @@ def is_in_compiled_code(step: Step) -> Bools:
 def may_be_compiled(step: Step) -> Bools:
     """Marks the operators that run in generated code here, or in a real run of the job, shape ``(ops,)``.
 
-    A dry run on a virtual GPU compiles nothing, nor does one with an unsupported compiler. Which of its operators a real
-    run compiles is not recorded.
+    A dry run compiles nothing on a virtual GPU, or where it does not support the compiler. Which of its operators a
+    real run compiles is not recorded.
     """
     if COMPILES_MODELS in step.usages:
         return np.ones(len(step.ops), dtype=np.bool_)
