@@ -212,6 +212,14 @@ def test_nothing_is_compiled_for_a_virtual_gpu(tmp_path: Path) -> None:
     assert "a dry run compiles for the CPU only" in refused.stderr
 
 
+def test_what_an_unsupported_compiler_leaves_eager_is_known_to_be_compiled(tmp_path: Path) -> None:
+    """Policies that replace saved tensors are refused as for a virtual GPU: the real run compiles the model."""
+    ended = _dry_run(tmp_path, "from torch._dynamo import convert_frame; del convert_frame.CatchErrorsWrapper")
+    assert "has parts that memprof does not support" in ended.stderr
+    with pytest.raises(PolicyError, match=r"torch\.compile generates"):
+        Swap(to="disk").transform(ended.step)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not _HAS_COMPILER, reason="there is no C++ compiler")
 @pytest.mark.parametrize("model", ["unet", "dynamic", "breaks", "checkpointed", "bert"])

@@ -161,16 +161,22 @@ def _region(
     inside = [part for module in modules for part in module.modules()]
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
 
+    def kept() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return selective_contexts(keep) if keep else (nullcontext(), nullcontext())
+
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        before, again = selective_contexts(keep) if keep else (nullcontext(), nullcontext())
+        before, again = kept()
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and root.training):
+            return forward(*args, **kwargs)
         if torch.compiler.is_compiling():
-            # The compiler traces the region once, and recomputes it in the code that it generates.
-            settings: dict[str, Any] = {"context_fn": contexts} if keep else {}
+            # The compiler traces the region once, and recomputes it in the code that it generates, which updates
+            # running statistics once.
+            settings: dict[str, Any] = {"context_fn": kept} if keep else {}
             return checkpoint(forward, *args, use_reentrant=False, **settings, **kwargs)
-        if not (torch.is_grad_enabled() and root.training) or is_in_transform():
+        if is_in_transform():
             return forward(*args, **kwargs)
         # Tensors are passed one by one, wherever they are in the arguments: torch saves these, and an outer region can
         # drop and recompute them; torch would keep tensors inside containers or keywords alive.

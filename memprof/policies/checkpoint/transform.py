@@ -268,7 +268,7 @@ def _more_time_us(
     """
     total_us = float(np.nansum(step.ops.duration_us))
     again_us = float(np.nansum(step.ops.duration_us[recompute.op_source]))
-    if step.is_on_device():
+    if step.targets_device():
         return again_us
     saved = np.count_nonzero(regions.innermost[step.saved.forward_op_id] != NONE)
     # Each run of a region takes one random state, and each recompute one more.

@@ -106,7 +106,7 @@ class Remat(Policy):
 
     @property
     def held_bytes(self) -> int | None:
-        """The budget, which the runtime enforces whatever the prediction."""
+        """The budget, which the runtime enforces whatever the prediction, as long as anything is left to drop."""
         return self.budget_bytes or None
 
     @property

@@ -1,8 +1,8 @@
 """Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
 
 Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
-recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.wrappers`` says
-which modules of a running job are compiled.
+recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.compiled_modules``
+finds which modules of a running job are compiled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def is_in_compiled_code(step: Step) -> Bools:
 def may_be_compiled(step: Step) -> Bools:
     """Marks the operators that run in generated code here, or in a real run of the job, shape ``(ops,)``.
 
-    A dry run on a virtual GPU compiles nothing. Which of its operators a real run compiles is not recorded.
+    A dry run compiles nothing on a virtual GPU, or where it does not support the compiler. Which of its operators a
+    real run compiles is not recorded.
     """
     if COMPILES_MODELS in step.usages:
         return np.ones(len(step.ops), dtype=np.bool_)

@@ -64,5 +64,7 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
 def _named(step: Step, names: tuple[str, ...]) -> Bools:
     """Returns which operators of ATen have one of the names, whatever the overload; ``(ops,)``."""
     coded = Coded.of(step.ops.name)
-    is_named = np.array([str(name).partition(".")[2].partition(".")[0] in names for name in coded.distinct])
+    is_named = np.array(
+        [str(name).partition(".")[2].partition(".")[0] in names for name in coded.distinct], dtype=np.bool_
+    )
     return is_named[coded.codes]

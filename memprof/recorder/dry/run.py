@@ -321,9 +321,12 @@ class DryRun:
         torch_module.save = self._files.save
         torch_module.compile = compile_dry
 
-        def first_trial(objective: Any, x: Any, t: Any, d: Any, *_: Any, **__: Any) -> Any:
-            self._answers.count_left_out("LBFGS' line searches, which end by values, stopped at their first trial")
-            return (*objective(x, t, d), t, 1)
-
         lbfgs: Any = sys.modules[torch.optim.LBFGS.__module__]  # torch.optim has no attribute of this name
-        lbfgs._strong_wolfe = first_trial
+        search = lbfgs._strong_wolfe
+
+        @wraps(search)
+        def search_once(*given: Any, **settings: Any) -> Any:
+            self._answers.count_left_out("LBFGS' line searches, which end by values, stopped at their first trial")
+            return search(*given, **{**settings, "max_ls": 0})
+
+        lbfgs._strong_wolfe = search_once

@@ -113,17 +113,21 @@ class CompiledRegions:
             self._eager["an optimizer's step is not compiled in a dry run"] += 1
             return False
         if self._is_virtual:
-            self._eager["nothing is compiled for a virtual GPU"] += 1
-            if isinstance(getattr(function, "__self__", function), torch.nn.Module):
-                self._leaves_models = True
-                if self._usages is not None:
-                    self._usages.compile_model()
+            self._leave("nothing is compiled for a virtual GPU", function)
             return False
         if self._is_ready is None:
             self._is_ready = self._prepare()
         if not self._is_ready:
-            self._eager[f"the compiler of torch {torch.__version__} has parts that memprof does not support"] += 1
+            self._leave(f"the compiler of torch {torch.__version__} has parts that memprof does not support", function)
         return self._is_ready
+
+    def _leave(self, reason: str, function: Any) -> None:
+        """Notes what runs eagerly here, and is compiled in a real run."""
+        self._eager[reason] += 1
+        if isinstance(getattr(function, "__self__", function), torch.nn.Module):
+            self._leaves_models = True
+            if self._usages is not None:
+                self._usages.compile_model()
 
     def _prepare(self) -> bool:
         from torch._dynamo import convert_frame
