@@ -173,23 +173,32 @@ def _register(app: Dash, workspace: Workspace) -> None:
     )
     def look_again(_: Any, tick: Any, whole: Any, search: Any) -> Any:
         has_grown = False
-        # The address names a range only once somebody has chosen something.
-        is_default = View.from_search(search).first < 0 or _is_default(workspace, View.from_json(whole))
+        is_followed = follows(workspace, search, whole)
         for source in workspace.sources:
             if source.is_growing:
                 try:
                     has_grown |= source.refresh()
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
-        if has_grown and is_default:  # nobody has zoomed or moved the cursor: the page follows the job
+        if has_grown and is_followed:  # nobody has zoomed or moved the cursor: the page follows the job
             set_props(ids.GO, {"data": {"first": -1, "end": -1, "at": -1, "count": f"live {tick}"}})
         is_live = any(source.is_growing for source in workspace.sources)
         words = "● live" if is_live else "recording finished" if tick else ""
         return int(tick or 0) + 1 if has_grown else no_update, words, "badge is-live" if is_live else "badge"
 
 
-def _is_default(workspace: Workspace, view: View) -> bool:
-    """Whether a view shows what the page opens with: the step with the highest peak, the newest of equal ones."""
+def follows(workspace: Workspace, search: Any, whole: Any) -> bool:
+    """Whether the page follows a running job, since nobody has chosen a range or moved the cursor.
+
+    Args:
+        workspace: The open recordings.
+        search: The address's query, which names a range or a cursor only once something was chosen.
+        whole: The view, as the browser sends it.
+    """
+    asked = View.from_search(search)
+    if max(asked.first, asked.at) < 0:
+        return True
+    view = View.from_json(whole)
     start = {"first": -1, "end": -1, "at": -1}
     return _resolved(workspace, view) == _resolved(workspace, view.change(**start))
 

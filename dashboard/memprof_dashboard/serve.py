@@ -18,7 +18,7 @@ from memprof.errors import MemprofError, NotStartedError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
 from memprof_dashboard.side.editor import address_of_editor
-from memprof_dashboard.sources import Source, open_sources
+from memprof_dashboard.sources import Source, open_sources, packed_file
 from memprof_dashboard.state import View
 
 #: Number of ports tried after the requested one.
@@ -83,11 +83,11 @@ def serve(
 
 
 def open_started(paths: list[Path], say: Callable[[str], None]) -> list[Source]:
-    """Opens recordings, those of running jobs once their first training step has begun."""
+    """Opens recordings, those of running jobs once their first training step has begun, or the job has ended."""
     has_said = False
     while True:
         try:
-            return open_sources(paths)
+            return open_sources([packed_file(path) or path for path in paths])
         except NotStartedError:
             if not has_said:
                 say(f"waiting for the first training step of {', '.join(map(str, paths))}; Ctrl-C stops")

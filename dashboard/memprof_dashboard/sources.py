@@ -52,9 +52,7 @@ class Source:
 
     @property
     def _packed(self) -> Path | None:
-        """The file that took the place of a spool folder at the end of the job."""
-        file = self.path.with_name(self.path.name.removesuffix(".spool"))
-        return file if file != self.path and not self.path.exists() and file.is_file() else None
+        return packed_file(self.path)
 
     def rank(self, number: int) -> Rank:
         """Returns one rank; the one with the highest peak where the number is unknown."""
@@ -161,6 +159,12 @@ class Workspace:
     def rank(self, place: int, number: int) -> Rank:
         """Returns one process of a recording."""
         return self.source(place).rank(number)
+
+
+def packed_file(spool: Path) -> Path | None:
+    """Returns the file that took the place of a spool folder at the end of its job; None while the folder exists."""
+    file = spool.with_name(spool.name.removesuffix(".spool"))
+    return file if file != spool and not spool.exists() and file.is_file() else None
 
 
 def open_sources(paths: list[Path]) -> list[Source]:

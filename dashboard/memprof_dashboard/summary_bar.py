@@ -16,6 +16,7 @@ from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
 from memprof.trace.manifest import RUNNING
+from memprof.trace.schema import OutOfMemory
 from memprof.trace.whole_steps import is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
@@ -161,7 +162,7 @@ def _next(
     if _grows(rank):
         buttons.append(_step("What leaks", tab="leaks"))
     if is_cut_short(rank.trace):
-        command = whole_step_command(rank.trace.manifest)
+        command = _whole_step(rank)
         return [*buttons, *([_copy(command)] if command else [])]
     label = "Find a plan that fits" if is_short else "Make it smaller"
     go = _step(label, title=f"search plans for a budget of {wanted}", tab="whatif", budget=wanted)
@@ -186,10 +187,16 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
     if device.state == DOES_NOT_FIT and device.parts:
         sentences.append(device.parts)
-    if is_cut_short(rank.trace) and (command := whole_step_command(rank.trace.manifest)):
+    if command := _whole_step(rank):
         sentences.append("Plans need a whole step, which a dry run records, since its memory does not run out:")
         return html.Div([parts.note(" ".join(sentences)), html.Code(command)])
     return parts.note(" ".join(sentences))
+
+
+def _whole_step(rank: Rank) -> str:
+    """Returns the command that records a whole step where memory ran out before one was complete; "" elsewhere."""
+    ran_out = bool((~rank.trace.table(OutOfMemory).is_caught).any())
+    return whole_step_command(rank.trace.manifest) if ran_out and is_cut_short(rank.trace) else ""
 
 
 def _lacks(rank: Rank) -> list[Any]:

@@ -98,6 +98,9 @@ def test_a_plan_for_ranks_is_tried_in_a_dry_run_of_them(capsys: pytest.CaptureFi
     rewrite("run.memprof", "ranks.memprof", machine=machine, world_size=16, dry_ranks=16, dry_nodes=2)
     page = run(capsys, "suggest", "ranks.memprof", "--budget", "80%", "--allow", "checkpoint", "--write", "plan.toml")
     assert "next: memprof record --dry-run --device 'RTX 4090' --ranks 16 --nodes 2 --plan plan.toml" in page
+    options = ("--budget", "80%", "--allow", "checkpoint", "--at-batch", "16", "-f", "--write", "plan.toml")
+    page = " ".join(run(capsys, "suggest", "ranks.memprof", *options).split())
+    assert "dry-run its ranks under it with the job's batch set to 16" in page
 
 
 def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,17 @@ def test_layers_that_changed_alike_share_a_row() -> None:
     )
 
 
+def test_ranges_name_no_layer_of_another_row() -> None:
+    """All but one of nine blocks changed alike: ranges of both numbers would include that one."""
+    names = [f"{stage}.{block}" for stage in range(3) for block in range(3)]
+    layers = [Module("", "Net"), *(Module(str(stage)) for stage in range(3)), *map(Module, names)]
+    job = make_trace([[Op(module=names[0])]], [], layers)
+    parts = [Change(name, 0, 2 * KIB if name == names[8] else KIB) for name in names]
+    assert fold_layers(parts, Rank(job)) == (parts[8], *parts[:8])
+    alike = [Change(name, 0, KIB) for name in names]
+    assert fold_layers(alike, Rank(job)) == (Change("0-2.0-2", 0, 9 * KIB),)
+
+
 def test_a_table_of_parts_sums_to_the_whole() -> None:
     """By hand: in backward the activation grew by 8 KiB, the workspace shrank by 6; the last row is the sum."""
     backward = changes(_job(8 * KIB, 4 * KIB), _job(16 * KIB, -2 * KIB)).phases[1]

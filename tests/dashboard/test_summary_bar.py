@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("dash")
 
-from memprof.trace.manifest import Capture, Machine, Manifest
+from memprof.trace.manifest import RUNNING, Capture, Machine, Manifest
+from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import is_cut_short
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import facts_of
 from tests.analysis.test_out_of_memory import tables_of
+from tests.building import Tables
 
 GIB = 1 << 30
 
@@ -37,6 +41,24 @@ def test_a_job_that_ran_out_is_offered_the_command_for_a_whole_step() -> None:
     command = "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py --layers 8"
     assert shown.count(command) == 3  # as code, on the clipboard, and as the button's title
     assert "whatif" not in shown
+
+
+@pytest.mark.parametrize("reason", [RUNNING, "the job was interrupted"])
+def test_no_command_where_memory_did_not_run_out(reason: str, small_tables: Tables) -> None:
+    """A job in its first step, or one that ended in it for another reason, which a dry run would not prevent."""
+    steps = small_tables[Steps]
+    first = steps.take(steps.step == steps.step.min())
+    tables = {**small_tables, Steps: first.replace(is_complete=np.zeros(len(first), dtype=np.bool_))}
+    manifest = Manifest(
+        command=("python", "train.py"),
+        machine=Machine(device_name="RTX 4090", device_kind="cuda"),
+        capture=Capture(is_complete=False, reason=reason),
+    )
+    rank = Rank(Trace.of([(manifest, tables)], Path("run.memprof")).rank_trace(0))
+    assert is_cut_short(rank.trace)
+    shown = str(facts_of(rank, View()))
+    assert "--dry-run" not in shown
+    assert "Button" not in shown
 
 
 def test_no_command_where_the_device_cannot_be_simulated() -> None:

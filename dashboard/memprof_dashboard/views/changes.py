@@ -13,7 +13,7 @@ from memprof.trace.manifest import PREDICTED
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.views.groups import in_ranges
+from memprof_dashboard.views.groups import in_ranges, is_grid
 
 
 @lru_cache(maxsize=4)
@@ -68,10 +68,12 @@ def fold_layers(found: Sequence[Change], rank: Rank) -> tuple[Change, ...]:
     alike: dict[tuple[str, int, int], set[str]] = {}
     for one in found:
         alike.setdefault((folded.get(one.name, one.name), one.base, one.head), set()).add(one.name)
-    summed = [
-        Change(names.copy().pop() if len(names) == 1 else in_ranges(names, title), base * len(names), head * len(names))
-        for (title, base, head), names in alike.items()
-    ]
+    summed: list[Change] = []
+    for (title, base, head), names in alike.items():
+        if len(names) > 1 and is_grid(names):
+            summed.append(Change(in_ranges(names, title), base * len(names), head * len(names)))
+        else:  # ranges would name layers that are in other rows
+            summed += [Change(name, base, head) for name in sorted(names)]
     return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -138,6 +139,13 @@ def modules_title(rank: Rank, tree: ModuleTree, owners: Ints) -> str:
     if len(titles) == 1:
         return titles.pop()
     return in_ranges(titles, tree.title(int(tree.node_of_module[owner])))
+
+
+def is_grid(titles: set[str]) -> bool:
+    """Returns whether modules are all combinations of their numbers, so that ranges name these and no others."""
+    split = [title.split(".") for title in titles]
+    is_even = len({len(parts) for parts in split}) == 1
+    return is_even and math.prod(len(set(numbers)) for numbers in zip(*split, strict=True)) == len(titles)
 
 
 def in_ranges(titles: set[str], folded: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -65,8 +66,8 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
 
 
 def room_of(trace: Trace, world_size: int = 1) -> Room:
-    """Returns what computes the bytes that a device's budget leaves free; arguments as for `beyond_tensors`."""
-    return lambda: beyond_tensors(trace, world_size).room_bytes
+    """Returns what computes, once, the bytes that a device's budget leaves free; arguments as for `beyond_tensors`."""
+    return cache(lambda: beyond_tensors(trace, world_size).room_bytes)
 
 
 def _convolution_bytes(trace: Trace) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class Suggestion:
         plans: The fastest plan of each family that fits, the fastest family first.
         others: For each family without a plan that fits, the one closest to the budget.
         warnings: Caveats on the figures.
-        ran_out: Whether memory ran out in a step behind those.
+        ran_out: Whether memory ran out in a later step.
     """
 
     trace: str

@@ -69,4 +69,4 @@ def _failed_step(trace: Trace) -> PlannedStep | None:
 
 
 def _peak_bytes(step: Step) -> int:
-    return int(live_bytes(step).during.max())
+    return int(live_bytes(step).during.max(initial=0))

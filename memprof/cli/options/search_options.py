@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -123,7 +122,6 @@ def read_search_request(
     slowdown = _share(max_slowdown)
 
     def search_request(recorded_peak_bytes: int, room: Room = no_room, **more: Any) -> SearchRequest:
-        room = cache(room)
         return SearchRequest(
             budget_bytes=budget_of(recorded_peak_bytes, room),
             room_bytes=room() if device_budget is None else 0,

@@ -12,9 +12,11 @@ import pytest
 from memprof.errors import BadInputError
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.store import write_trace
+from memprof_dashboard.app import follows
 from memprof_dashboard.pages import PAGES
 from memprof_dashboard.serve import open_started
-from memprof_dashboard.sources import open_sources
+from memprof_dashboard.sources import Workspace, open_sources
+from memprof_dashboard.state import View
 from tests.building import Module, Op, Storage, Tables, make_tables
 from tests.dashboard.browser.conftest import SAMPLES, Served, Shown
 
@@ -212,3 +214,33 @@ def test_a_job_before_its_first_step_is_waited_for(tmp_path: Path, small_tables:
     sources = open_started([spool], begin)
     assert said == [f"waiting for the first training step of {spool}; Ctrl-C stops"]
     assert sources[0].rank(-1).history.ops > 0
+
+
+def test_a_job_that_ends_while_it_is_waited_for_is_opened(tmp_path: Path, small_tables: Tables) -> None:
+    """A short job packs its recording between two looks."""
+    spool = tmp_path / "run.memprof.spool"
+    spool.mkdir()
+    launch = spool / "launch.json"
+    launch.write_text('{"command": ["python", "train.py"]}')
+
+    def end(_: str) -> None:
+        launch.unlink()
+        spool.rmdir()
+        write(tmp_path / "run.memprof", small_tables)
+
+    (source,) = open_started([spool], end)
+    assert source.name == "run.memprof"
+    assert source.rank(-1).history.ops > 0
+
+
+def test_a_range_or_a_cursor_in_the_address_is_kept(tmp_path: Path, small_tables: Tables) -> None:
+    """A running job is followed until something is chosen: a range, or the cursor alone, as in a shared address."""
+    path = tmp_path / "run.memprof"
+    write(path, small_tables)
+    workspace = Workspace(open_sources([path]))
+    assert follows(workspace, "", None)
+    assert follows(workspace, "?tab=leaks", None)
+    chosen = View(at=0)
+    assert not follows(workspace, chosen.to_search(), chosen.to_json())
+    zoomed = View(first=0, end=1, at=0)
+    assert not follows(workspace, zoomed.to_search(), zoomed.to_json())

@@ -63,10 +63,11 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
 def _train(found: Suggestion, written: Path) -> Command:
     """Returns the command that runs the job under a plan: a dry run where the recording is one of several ranks."""
     plan, job = shlex.quote(str(written)), words_for_record(found.manifest)
-    if found.manifest.dry_ranks:
-        return (f"memprof record {_dry_flags(found.manifest)} --plan {plan} {job}", "dry-run its ranks under it")
     batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
     length = "" if found.basis.length is None else f" on sequences of {found.basis.length}"
+    if found.manifest.dry_ranks:
+        dry = f"memprof record {_dry_flags(found.manifest)} --plan {plan} {job}"
+        return (dry, f"dry-run its ranks under it{batch}{length}")
     place = f" on {found.basis.machine}" if found.basis.machine else ""
     return (f"memprof record --plan {plan} {job}", f"train under it{place}{batch}{length}, and compare")
 
