@@ -107,7 +107,7 @@ class KeptGraphs:
 def kept_graphs(step: Step, types: Types, nodes: Nodes) -> KeptGraphs:
     """Reads from the activations saved in each region when its graph is dropped.
 
-    A variable of the job may hold one of them longer, so the first to be freed tells.
+    A variable of the job may hold one of them longer, so the first to be freed counts.
     """
     storages, saved, count = step.storages, step.saved, len(types.region_end)
     region = types.region[saved.forward_op_id]
@@ -120,7 +120,11 @@ def kept_graphs(step: Step, types: Types, nodes: Nodes) -> KeptGraphs:
     np.maximum.at(read, region[has_release], nodes.next_start[released[has_release]])
     has_older = older[kept] != NONE
     before = _first(storages.freed_op_id[older[kept[has_older]]], region[has_older], count)
-    is_kept = np.isin(np.arange(count), region) & (dropped > read)
+    # A backward that makes gradients of parameters frees its graph; what lives on then is held by the job itself.
+    made = storages.created_op_id[(storages.category == "gradient") & (storages.created_op_id != NONE)]
+    freeing = step.ops.forward_op_id[made]
+    is_freed = np.isin(np.arange(count), types.region[freeing[freeing != NONE]])
+    is_kept = np.isin(np.arange(count), region) & (dropped > read) & ~is_freed
     outlives = is_kept & (dropped == _NEVER)
     return KeptGraphs(
         np.where(outlives, NONE, np.where(is_kept, dropped, types.region_end)),
