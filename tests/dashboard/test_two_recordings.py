@@ -26,7 +26,7 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changed_boxes import changed_boxes, moment_of
-from memprof_dashboard.views.timelines import _anchors, main_timeline
+from memprof_dashboard.views.timelines import _anchors, main_timeline, other_timeline
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -93,6 +93,22 @@ def test_a_recording_laid_over_itself_is_itself() -> None:
     (line,) = (one for one in main_timeline(workspace, view, -1, "light").data if one.name == name)
     peak = rank.history.peak(first, end)
     assert float(line.x[int(np.argmax(line.y))]) == pytest.approx(peak, abs=2)
+
+
+def test_two_recordings_have_one_axis_of_time() -> None:
+    """Below each other, both show the same range, and the steps and phases of the second stand under the first's."""
+    sources = [GPT, SAMPLES / "lstm" / "run.memprof", GPT]
+    workspace = Workspace(open_sources(sources))
+    first, end = workspace.rank(0, -1).step_range(4)
+    upper = main_timeline(workspace, View(other=2, first=first, end=end), -1, "light")
+    for other in (1, 2):
+        lower = other_timeline(workspace, View(other=other, first=first, end=end), "light")
+        assert tuple(lower.layout.xaxis.range) == tuple(upper.layout.xaxis.range) == (first, end)
+        places = [np.asarray(trace.x) for trace in lower.data]
+        assert all((first <= x).all() and (x <= end).all() and (np.diff(x) >= 0).all() for x in places)
+    bands = [next(trace for trace in figure.data if trace.type == "bar") for figure in (upper, lower)]
+    assert bands[0].x.tolist() == bands[1].x.tolist()
+    assert list(bands[0].customdata) == list(bands[1].customdata)
 
 
 def write_run_under_plan(path: Path) -> None:

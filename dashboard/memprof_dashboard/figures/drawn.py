@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from memprof.replay.history import History
 from memprof.trace.schema import Ints
 
 #: Maximum columns drawn; more than a screen's width would be invisible.
@@ -35,6 +36,17 @@ class Drawn:
     def is_exact(self) -> bool:
         """Whether every operator has a column of its own."""
         return len(self.op_ids) == self.end - self.first
+
+    def phase_runs(self, history: History) -> tuple[Ints, Ints]:
+        """Returns the runs of columns of one phase.
+
+        Returns:
+            Their phases as places in ``history.phases``, ``len(history.phases)`` for recomputed operators, shape
+            ``(runs,)``; and the first column of each, with the number of columns at the end, shape ``(runs + 1,)``.
+        """
+        codes = np.where(history.runs_again[self.op_ids], len(history.phases), history.phase[self.op_ids])
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(codes)) + 1)).astype(np.int64)[: len(codes)]
+        return codes[starts].astype(np.int64), np.append(starts, len(codes))
 
 
 def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
