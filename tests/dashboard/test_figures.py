@@ -127,6 +127,15 @@ def test_phases_are_a_band_below(history: History) -> None:
     assert figure.layout.hoversubplots == "axis"
 
 
+def test_columns_begin_at_cuts() -> None:
+    """Also within a column, so that each side of a cut keeps its own highest; without one, columns are as they were."""
+    total = np.arange(5000, dtype=np.int64)
+    drawn = draw(total, 0, 5000, 10, np.array([0, 4998, 4999, 5000]))
+    assert drawn.left.tolist() == [*range(0, 5000, 500), 4998, 4999]
+    assert drawn.op_ids.tolist() == [*range(499, 4500, 500), 4997, 4998, 4999]
+    assert draw(total, 0, 5000, 10).left.tolist() == [*range(0, 5000, 500)]
+
+
 def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
     """In backward, the band below distinguishes operators that run again from those that run for the first time."""
     forward = Op("aten.relu.default", makes=["a"], reads=["w"], frees=["a"], module="first")

@@ -49,7 +49,7 @@ class Drawn:
         return codes[starts].astype(np.int64), np.append(starts, len(codes))
 
 
-def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
+def draw(total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints | None = None) -> Drawn:
     """Downsamples a range: returns every operator, or the peak operator of each column.
 
     All categories are evaluated at these operators, so the stack shows bytes live at the same time. Sampling each
@@ -60,12 +60,15 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
         first: First operator of the range.
         end: End of the range (exclusive).
         columns: Most columns.
+        cuts: Operators at which a column has to begin, in addition; None for none.
     """
     count = end - first
     if count <= columns:
         op_ids = np.arange(first, end)
         return Drawn(first, end, op_ids, op_ids, total[first:end])
     left = first + (np.arange(columns) * count) // columns
+    if cuts is not None:
+        left = np.union1d(left, cuts[(cuts > first) & (cuts < end)])
     lows = np.minimum.reduceat(total[first:end], left - first)
     # The first operator that reaches each column's maximum. Loops over columns, not operators.
     edges = [*left.tolist(), end]

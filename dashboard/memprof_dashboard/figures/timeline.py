@@ -44,7 +44,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         place on the axis of another recording; y is bytes in the unit that suits the peak.
     """
     marks = marks or Marks()
-    drawn = draw(history.total, first, end)
+    drawn = draw(history.total, first, end, cuts=marks.cuts)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
     top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])

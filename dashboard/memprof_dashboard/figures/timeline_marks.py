@@ -63,6 +63,7 @@ class Marks:
         has_legend: Whether the categories are listed above it.
         place: Returns where operators lie on the x axis, ascending; at their rows unless the axis is that of another
             recording.
+        cuts: Operators at which a column has to begin, None for none: a phase that is short here may be long there.
         axis: The range of the x axis where it is another recording's, None for that of the operators.
     """
 
@@ -77,6 +78,7 @@ class Marks:
     title: str = ""
     has_legend: bool = True
     place: Callable[[Ints], Places] = own_axis
+    cuts: Ints | None = None
     axis: tuple[int, int] | None = None
 
 

@@ -103,6 +103,7 @@ def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
         has_legend=False,
         told=lambda op_id: f"operator {op_id:,}",
         place=aligned.place,
+        cuts=aligned.cuts,
         axis=(now.first, now.end),
     )
     return timeline(beside.history, aligned.first, aligned.end, theme_of(theme), marks)
@@ -128,11 +129,13 @@ class _Aligned:
         first: First operator of the other recording in it.
         end: End of the range (exclusive).
         place: Returns where its operators lie on this recording's axis.
+        cuts: Its operators that begin a step or a phase there.
     """
 
     first: int
     end: int
     place: Callable[[Ints], Floats]
+    cuts: Ints
 
 
 def _align(rank: Rank, beside: Rank, first: int, end: int) -> _Aligned:
@@ -146,13 +149,13 @@ def _align(rank: Rank, beside: Rank, first: int, end: int) -> _Aligned:
         places: Floats = np.clip(np.interp(op_ids, others, own), first, end)
         return places
 
-    return _Aligned(start, stop, place)
+    return _Aligned(start, stop, place, others.astype(np.int64))
 
 
 def _laid_over(rank: Rank, beside: Rank, first: int, end: int, name: str, colour: str) -> Overlaid:
     """Returns the line of another recording over a range."""
     aligned = _align(rank, beside, first, end)
-    drawn = draw(beside.history.total, aligned.first, aligned.end)
+    drawn = draw(beside.history.total, aligned.first, aligned.end, cuts=aligned.cuts)
     edges = aligned.place(np.append(drawn.left, aligned.end))
     return Overlaid(name, edges, beside.history.total[drawn.op_ids], colour)
 
