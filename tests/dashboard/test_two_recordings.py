@@ -113,6 +113,14 @@ def test_two_recordings_have_one_axis_of_time() -> None:
         assert any(phase == name and abs(at - place) <= 2 for name, place in below)
 
 
+def test_the_second_recording_has_its_own_axis_next_to_an_empty_one(tmp_path: Path) -> None:
+    """A first recording without operators has no axis to share."""
+    write_trace(tmp_path / "empty.memprof", [(Manifest(target="train.py"), make_tables([[]], []))])
+    workspace = Workspace(open_sources([tmp_path / "empty.memprof", GPT]))
+    figure = other_timeline(workspace, View(other=1), "light")
+    assert tuple(figure.layout.xaxis.range) == (0, workspace.rank(1, -1).history.ops)
+
+
 def test_a_short_phase_is_drawn_as_long_as_the_one_above() -> None:
     """An optimizer step of one small operator stands below one of 1,000, and is not hidden by its neighbour's peak."""
     storages = [Storage("w", 64), Storage("a", 4096)]

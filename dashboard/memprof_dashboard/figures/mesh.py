@@ -87,14 +87,17 @@ def _labels(heights: Floats, unit: str, columns: list[str], rows: list[str], the
     flat = heights.ravel()
     is_known = np.isfinite(flat)
     low, high = float(flat[is_known].min()), float(flat[is_known].max())
-    shares = np.where(is_known, (flat - low) / ((high - low) or 1), 0)
+    shares = np.where(is_known & (high > low), (flat - low) / ((high - low) or 1), 0.5)
     colours = sample_colorscale(_SCALE, shares.tolist(), colortype="tuple")
     inks = [ink_on("#" + "".join(f"{round(255 * part):02x}" for part in colour)) for colour in colours]
     return go.Scatter(
         x=columns * len(rows),
         y=np.array([row for row in rows for _ in columns]),
         mode="text",
-        text=[f"{rank}<br>{height:,.4g} {unit}" for rank, height in enumerate(flat.tolist())],
+        text=[
+            f"{rank}<br>{height:,.4g} {unit}" if known else str(rank)
+            for rank, (height, known) in enumerate(zip(flat.tolist(), is_known.tolist(), strict=True))
+        ],
         textfont={"color": [ink if known else theme.ink for ink, known in zip(inks, is_known.tolist(), strict=True)]},
         hoverinfo="skip",
         showlegend=False,

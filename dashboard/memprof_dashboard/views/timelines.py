@@ -95,11 +95,14 @@ def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
     now = shown(view, rank)
     if not beside.history.ops:
         return _nothing(theme)
+    name = workspace.source(view.other).name
+    if not rank.history.ops:
+        return timeline(beside.history, 0, beside.history.ops, theme_of(theme), Marks(title=name, has_legend=False))
     aligned = _align(rank, beside, now.first, now.end)
-    most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
+    most = int(rank.history.total[now.first : now.end].max())
     marks = Marks(
         most_bytes=most,
-        title=workspace.source(view.other).name,
+        title=name,
         has_legend=False,
         told=lambda op_id: f"operator {op_id:,}",
         place=aligned.place,
