@@ -114,6 +114,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.GO, "data"),
         Input(ids.TIMELINE, "relayoutData"),
         Input(ids.TIMELINE, "clickData"),
+        Input(ids.TIMELINE_OTHER, "relayoutData"),  # it has the axis of the first
         Input(ids.OVERVIEW, "relayoutData"),
         Input(ids.TRACE, "value"),
         Input(ids.RANK, "value"),

@@ -54,6 +54,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                                             ("\N{MINUS SIGN}", ids.OUT_BUTTON, "zoom out (-)"),
                                             ("All", ids.ALL_BUTTON, "show everything (Home)"),
                                             ("CSV", ids.DOWNLOAD_BUTTON, "download the timeline as CSV"),
+                                            ("PNG", ids.PNG_BUTTON, "download the timeline as a picture"),
                                         )
                                     ),
                                     html.Span(

@@ -104,8 +104,8 @@ def test_areas_hold_what_is_alive_during_each_operator(history: History) -> None
 def test_lines_are_stairs_that_end_where_the_stretch_does(history: History) -> None:
     """Memory changes at operators and not between them; the last stair has a width."""
     for trace in timeline(history, 1, 4, LIGHT).data:
-        assert list(trace.x) == [1, 2, 3, 4]
         if trace.type == "scatter":
+            assert list(trace.x) == [1, 2, 3, 4]
             assert trace.line.shape == "hv"
 
 
@@ -119,9 +119,21 @@ def test_peak_and_steps_are_marked(history: History) -> None:
 
 
 def test_phases_are_a_band_below(history: History) -> None:
-    """One colour for each operator's phase, named when pointed at."""
-    (band,) = (trace for trace in timeline(history, 0, 4, LIGHT).data if trace.type == "heatmap")
-    assert np.asarray(band.text).tolist() == [["forward", "forward", "backward", "optimizer"]]
+    """One bar for each run of operators of a phase, from its first operator to that of the next, named in the hover."""
+    figure = timeline(history, 0, 4, LIGHT)
+    (band,) = (trace for trace in figure.data if trace.type == "bar")
+    assert list(band.customdata) == ["forward", "backward", "optimizer"]
+    assert (band.x.tolist(), band.width.tolist(), band.offset) == ([0, 2, 3], [2, 1, 1], 0)
+    assert figure.layout.hoversubplots == "axis"
+
+
+def test_columns_begin_at_cuts() -> None:
+    """Also within a column, so that each side of a cut keeps its own highest; without one, columns are as they were."""
+    total = np.arange(5000, dtype=np.int64)
+    drawn = draw(total, 0, 5000, 10, np.array([0, 4998, 4999, 5000]))
+    assert drawn.left.tolist() == [*range(0, 5000, 500), 4998, 4999]
+    assert drawn.op_ids.tolist() == [*range(499, 4500, 500), 4997, 4998, 4999]
+    assert draw(total, 0, 5000, 10).left.tolist() == [*range(0, 5000, 500)]
 
 
 def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
@@ -130,9 +142,9 @@ def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
     again = Op("aten.relu.default", "backward", makes=["b"], reads=["w"], module="first", is_recompute=True)
     last = Op("aten.mm.default", "backward", makes=["g"], reads=["b"], frees=["b"])
     recomputing = History(make_trace([[forward, again, last]], [Storage(name, KIB, "activation") for name in "wabg"]))
-    (band,) = (trace for trace in timeline(recomputing, 0, 3, LIGHT).data if trace.type == "heatmap")
-    assert np.asarray(band.text).tolist() == [["forward", "recomputed", "backward"]]
-    assert len({int(code) for code in np.asarray(band.z)[0]}) == 3
+    (band,) = (trace for trace in timeline(recomputing, 0, 3, LIGHT).data if trace.type == "bar")
+    assert list(band.customdata) == ["forward", "recomputed", "backward"]
+    assert len(set(band.marker.color)) == 3
 
 
 def test_lines_of_cursor_budget_and_capacity(history: History) -> None:
@@ -244,7 +256,8 @@ def test_phases_that_a_job_names_have_colours_in_turn() -> None:
     assert colours["forward"] == PHASE_COLOURS["forward"]
     assert colours["phase 0"] == colours["phase 5"] != colours["phase 1"]
     named = History(make_trace([[Op(), Op(phase="rollout"), Op(phase="evaluation")]], [Storage("w", KIB)]))
-    (band,) = (trace for trace in timeline(named, 0, 3, LIGHT).data if trace.type == "heatmap")
-    assert np.asarray(band.text).tolist() == [["forward", "rollout", "evaluation"]]
-    drawn = [band.colorscale[2 * int(code)][1] for code in np.asarray(band.z)[0]]
-    assert drawn == [phase_colours(named.phases)[name] for name in ("forward", "rollout", "evaluation")]
+    (band,) = (trace for trace in timeline(named, 0, 3, LIGHT).data if trace.type == "bar")
+    assert list(band.customdata) == ["forward", "rollout", "evaluation"]
+    assert list(band.marker.color) == [
+        phase_colours(named.phases)[name] for name in ("forward", "rollout", "evaluation")
+    ]

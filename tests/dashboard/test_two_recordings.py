@@ -20,13 +20,14 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
 from memprof_dashboard.figures.boxes import changed
 from memprof_dashboard.figures.diff import GREW, SHRANK
+from memprof_dashboard.figures.drawn import draw
 from memprof_dashboard.new_runs import _newest
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changed_boxes import changed_boxes, moment_of
-from memprof_dashboard.views.timelines import _anchors, main_timeline
+from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -93,6 +94,49 @@ def test_a_recording_laid_over_itself_is_itself() -> None:
     (line,) = (one for one in main_timeline(workspace, view, -1, "light").data if one.name == name)
     peak = rank.history.peak(first, end)
     assert float(line.x[int(np.argmax(line.y))]) == pytest.approx(peak, abs=2)
+
+
+def test_two_recordings_have_one_axis_of_time() -> None:
+    """Below each other, both show the same range, and the steps and phases of the second stand under the first's."""
+    sources = [GPT, SAMPLES / "lstm" / "run.memprof", GPT]
+    workspace = Workspace(open_sources(sources))
+    first, end = workspace.rank(0, -1).step_range(4)
+    upper = main_timeline(workspace, View(other=2, first=first, end=end), -1, "light")
+    for other in (1, 2):
+        lower = other_timeline(workspace, View(other=other, first=first, end=end), "light")
+        assert tuple(lower.layout.xaxis.range) == tuple(upper.layout.xaxis.range) == (first, end)
+        places = [np.asarray(trace.x) for trace in lower.data]
+        assert all((first <= x).all() and (x <= end).all() and (np.diff(x) >= 0).all() for x in places)
+    bands = [next(trace for trace in figure.data if trace.type == "bar") for figure in (upper, lower)]
+    above, below = [list(zip(band.customdata, band.x.tolist(), strict=True)) for band in bands]
+    for phase, at in above:  # its columns hold up to two operators
+        assert any(phase == name and abs(at - place) <= 2 for name, place in below)
+
+
+def test_the_second_recording_has_its_own_axis_next_to_an_empty_one(tmp_path: Path) -> None:
+    """A first recording without operators has no axis to share."""
+    write_trace(tmp_path / "empty.memprof", [(Manifest(target="train.py"), make_tables([[]], []))])
+    workspace = Workspace(open_sources([tmp_path / "empty.memprof", GPT]))
+    figure = other_timeline(workspace, View(other=1), "light")
+    assert tuple(figure.layout.xaxis.range) == (0, workspace.rank(1, -1).history.ops)
+
+
+def test_a_short_phase_is_drawn_as_long_as_the_one_above() -> None:
+    """An optimizer step of one small operator stands below one of 1,000, and is not hidden by its neighbour's peak."""
+    storages = [Storage("w", 64), Storage("a", 4096)]
+    backward = [Op("aten.mm.default", "backward") for _ in range(2000)]
+    before, after = (
+        [Op("aten.mm.default", makes=["w", "a"]), *backward],
+        Op("aten.add.default", "optimizer", frees=["a"]),
+    )
+    ranks = [
+        Rank(make_trace([[*before, *(after, *[Op("aten.mul.default", "optimizer")] * count)]], storages))
+        for count in (999, 0)
+    ]
+    aligned = _align(*ranks, 0, 3001)
+    drawn = draw(ranks[1].history.total, aligned.first, aligned.end, cuts=aligned.cuts)
+    assert aligned.place(drawn.left)[-1] == 2001
+    assert drawn.op_ids[-1] == 2001
 
 
 def write_run_under_plan(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memprof_dashboard.palette import FILLS, PHASE_COLOURS, THEMES, ink_on
+from tests.pictures.badges import BADGES
 
 FOLDER = "docs/assets/diagrams"
 _LIGHT, _DARK = THEMES["light"], THEMES["dark"]
@@ -184,7 +185,7 @@ def ring() -> str:
     return _svg("Collectives around a ring of four ranks", 760, 284, *parts)
 
 
-DIAGRAMS = {"loop": loop, "step": step, "counters": counters, "checkpoint": checkpoint, "ring": ring}
+DIAGRAMS = {"loop": loop, "step": step, "counters": counters, "checkpoint": checkpoint, "ring": ring, **BADGES}
 
 
 def write_diagrams(root: Path) -> list[Path]:

@@ -102,6 +102,7 @@
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
+    if (button.id === "png-button") { savePictures(); }
     if (button.id === "help-button") { document.getElementById("help").showModal(); }
     if (button.className === "close-help") { button.closest("dialog").close(); }
     if (button.id === "theme-button") {
@@ -109,6 +110,18 @@
       localStorage.setItem("memprof-theme", document.documentElement.dataset.theme);
     }
   });
+
+  // Saves the timelines that are shown as pictures on the page's background.
+  function savePictures() {
+    ["timeline", "timeline-other"].forEach(function (name) {
+      const graph = document.querySelector(`#${name} .js-plotly-plot`);
+      if (!graph?.offsetWidth) { return; }
+      const paper = getComputedStyle(document.body).backgroundColor;
+      const figure = { data: graph.data, layout: Object.assign({}, graph.layout, { paper_bgcolor: paper }) };
+      const size = { width: graph.offsetWidth, height: graph.offsetHeight, scale: 2 };
+      window.Plotly.downloadImage(figure, Object.assign(size, { format: "png", filename: `memprof-${name}` }));
+    });
+  }
 
   // After a tab was chosen: scrolls to its page where that is mostly below the window.
   function reveal() {

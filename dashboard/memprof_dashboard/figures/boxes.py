@@ -13,7 +13,7 @@ from memprof.trace.schema import NONE
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.diff import GREW, SHRANK
 from memprof_dashboard.figures.shared import escaped, framed, message
-from memprof_dashboard.palette import Theme, fill_of
+from memprof_dashboard.palette import Theme, fill_of, ink_on
 from memprof_dashboard.views.boxes import Box
 from memprof_dashboard.views.changed_boxes import ChangedBox
 
@@ -129,6 +129,7 @@ def _drawn(boxes: Sequence[Box | ChangedBox], looks: _Looks, theme: Theme, *, is
         "parents": ["" if box.parent == NONE else str(box.parent) for box in boxes],
         "values": np.array([box.size for box in boxes], dtype=np.float64),
         "text": looks.texts,
+        "textfont": {"color": [ink_on(colour) for colour in looks.colours]},
         "customdata": looks.details,
         "branchvalues": "total",
         "texttemplate": "%{label}  %{text}" if is_flame else "%{label}<br>%{text}",

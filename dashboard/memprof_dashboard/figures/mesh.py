@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 from plotly import graph_objects as go
+from plotly.colors import sample_colorscale  # type: ignore[attr-defined]  # plotly-stubs lacks it
 
 from memprof.analysis.ranks.rank_report import RankPeak
 from memprof.trace.schema import Floats
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
-from memprof_dashboard.palette import Theme
+from memprof_dashboard.palette import Theme, ink_on
 from memprof_dashboard.views.mesh import Mesh
 
 #: Up to this many ranks each cell shows its rank and peak.
 _MOST_LABELLED = 128
+_SCALE = "Cividis"
 
 
 def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: int | None, theme: Theme) -> go.Figure:
@@ -44,8 +46,6 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: i
             where = " of ".join(part for part in (one.phase, escaped(one.module)) if part)
             words[one.rank] = f"rank {one.rank}: {format_bytes(one.peak_bytes)}<br>{over} vs median<br>{where}"
     is_labelled = peaks.size <= _MOST_LABELLED
-    heights = peaks.ravel() / unit_bytes
-    labels = np.array([f"{rank}<br>{height:,.4g} {unit}" for rank, height in enumerate(heights)], dtype=object)
     rows = [mesh.row_name(row) or "all" for row in range(mesh.rows)]
     columns = [f"{mesh.names[-1]} {column}" for column in range(mesh.columns)]
     figure = go.Figure(
@@ -56,15 +56,15 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: i
             customdata=numbers.astype(np.float64),
             hovertext=words.reshape(peaks.shape),
             hoverinfo="text",
-            text=labels.reshape(peaks.shape) if is_labelled else None,
-            texttemplate="%{text}" if is_labelled else None,
             xgap=1,
             ygap=1,
-            colorscale="Cividis",
+            colorscale=_SCALE,
             showscale=not is_labelled,
             colorbar={"title": {"text": unit}, "thickness": 12},
         )
     )
+    if is_labelled:
+        figure.add_trace(_labels(peaks / unit_bytes, unit, columns, rows, theme))
     framed(figure, theme)
     shapes = []
     if worst is not None and worst < peaks.size:
@@ -80,3 +80,25 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: i
         yaxis={"type": "category", "range": [mesh.rows - 0.5, -0.5], "showgrid": False, "fixedrange": True},
     )
     return figure
+
+
+def _labels(heights: Floats, unit: str, columns: list[str], rows: list[str], theme: Theme) -> go.Scatter:
+    """Returns the rank and the peak of each cell, in the ink that is read on the cell's colour."""
+    flat = heights.ravel()
+    is_known = np.isfinite(flat)
+    low, high = float(flat[is_known].min()), float(flat[is_known].max())
+    shares = np.where(is_known & (high > low), (flat - low) / ((high - low) or 1), 0.5)
+    colours = sample_colorscale(_SCALE, shares.tolist(), colortype="tuple")
+    inks = [ink_on("#" + "".join(f"{round(255 * part):02x}" for part in colour)) for colour in colours]
+    return go.Scatter(
+        x=columns * len(rows),
+        y=np.array([row for row in rows for _ in columns]),
+        mode="text",
+        text=[
+            f"{rank}<br>{height:,.4g} {unit}" if known else str(rank)
+            for rank, (height, known) in enumerate(zip(flat.tolist(), is_known.tolist(), strict=True))
+        ],
+        textfont={"color": [ink if known else theme.ink for ink, known in zip(inks, is_known.tolist(), strict=True)]},
+        hoverinfo="skip",
+        showlegend=False,
+    )

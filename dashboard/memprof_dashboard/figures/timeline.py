@@ -9,9 +9,9 @@ from plotly import graph_objects as go
 
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
-from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
+from memprof_dashboard.figures.drawn import Drawn, draw
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
-from memprof_dashboard.figures.timeline_marks import Marks, labels, shapes
+from memprof_dashboard.figures.timeline_marks import Marks, Places, labels, shapes
 from memprof_dashboard.palette import (
     PHASE_COLOURS,
     RECOMPUTED,
@@ -22,6 +22,8 @@ from memprof_dashboard.palette import (
     phase_colours,
 )
 
+#: Operators that are far from each other on the screen.
+_FEW = 64
 #: Columns of the overview strip.
 _STRIP = 600
 
@@ -38,16 +40,16 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
 
     Returns:
         The figure: an area for each category that holds anything there, the line of the total, a dotted line of each
-        column's lowest where columns hold several operators, and a band of the phases. x is the operator's row, y
-        bytes in the unit that suits the peak.
+        column's lowest where columns hold several operators, and a band of the phases. x is the operator's row, or its
+        place on the axis of another recording; y is bytes in the unit that suits the peak.
     """
     marks = marks or Marks()
-    drawn = draw(history.total, first, end)
+    drawn = draw(history.total, first, end, cuts=marks.cuts)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
     top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])
     unit, unit_bytes = unit_of(top)
-    x = np.append(drawn.left, end).astype(np.int32)
+    x = marks.place(np.append(drawn.left, end))
     figure = go.Figure()
     for category in history.categories:
         alive = history.alive_bytes(category, drawn.op_ids)
@@ -71,17 +73,17 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     for one in marks.overlaid:
         line = {"width": 2.5, "color": one.colour or theme.accent}
         figure.add_trace(_line(escaped(one.name, 40), one.edges, one.heights, unit, unit_bytes, line))
-    figure.add_trace(_phases(history, drawn))
+    figure.add_trace(_phases(history, drawn, x))
     framed(figure, theme)
     shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
     band = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
     figure.update_layout(
         xaxis={
             "title": {"text": f"operator{shown}", "standoff": 4, "font": {"size": 11}},
-            "range": [first, end],
+            "range": [*(marks.axis or (first, end))],
             "showgrid": False,
             "anchor": "y2",
-            "unifiedhovertitle": {"text": "operator %{x:,}"},
+            "unifiedhovertitle": {"text": "operator %{x:,.0f}"},
         },
         yaxis={
             "title": {"text": unit},
@@ -91,8 +93,10 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         },
         yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
         hovermode="x unified",
-        shapes=shapes(marks, history, first, end, unit_bytes, theme),
-        annotations=labels(marks, history, drawn, top, unit_bytes, theme),
+        hoversubplots="axis",  # the band of the phases is in the label, too
+        hoverdistance=-1 if len(drawn.op_ids) <= _FEW else 20,  # pixels; the nearest operator, however far, of a few
+        shapes=shapes(marks, history, drawn, unit_bytes, theme),
+        annotations=labels(marks, history, drawn, x, top, unit_bytes, theme),
         dragmode="zoom",
         uirevision="kept",
         showlegend=marks.has_legend,
@@ -111,7 +115,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     return figure
 
 
-def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
+def _area(fill: Fill, x: Places, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
     return go.Scatter(
         x=x,
         y=_stairs(alive, unit_bytes).astype(np.float32),  # the exact sum is the total's line
@@ -125,7 +129,7 @@ def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int) ->
     )
 
 
-def _line(name: str, x: np.ndarray, y: Ints, unit: str, unit_bytes: int, line: dict[str, object]) -> go.Scatter:
+def _line(name: str, x: Places, y: Ints, unit: str, unit_bytes: int, line: dict[str, object]) -> go.Scatter:
     return go.Scatter(
         x=x,
         y=_stairs(y, unit_bytes),
@@ -141,26 +145,27 @@ def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
     return np.append(values, values[-1:]).astype(np.float64) / unit_bytes
 
 
-def _phases(history: History, drawn: Drawn) -> go.Heatmap:
-    """Returns the phase band: one row of colours, with a separate colour for recomputed operators."""
+def _phases(history: History, drawn: Drawn, x: Places) -> go.Bar:
+    """Returns the phase band: a bar for each run of operators of a phase, with a separate colour for recomputed ones.
+
+    Bars are part of the hover label wherever the pointer is over them in x, so the phase costs no text per operator.
+    """
     known = phase_colours(history.phases)
     colours = [*(known.get(name, PHASE_COLOURS["other"]) for name in history.phases), RECOMPUTED_COLOUR]
-    count = len(colours)
-    scale = [(edge / count, colour) for place, colour in enumerate(colours) for edge in (place, place + 1)]
-    codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
-    names = np.array([*(escaped(name or "other") for name in history.phases), RECOMPUTED], dtype=object)
-    return go.Heatmap(
-        z=codes[None, :].astype(np.int8),
-        x=np.append(drawn.left, drawn.end).astype(np.int32),
-        y=np.array([0.0, 1.0]),
+    names = [*(escaped(name or "other", 40) for name in history.phases), RECOMPUTED]
+    codes, columns = drawn.phase_runs(history)
+    edges = x[columns]
+    return go.Bar(
+        x=edges[:-1],
+        y=np.ones(len(codes), dtype=np.int8),
+        width=np.diff(edges),
+        offset=0,
         yaxis="y2",
-        zmin=-0.5,
-        zmax=count - 0.5,
-        colorscale=scale,
-        showscale=False,
+        marker={"color": [colours[code] for code in codes.tolist()], "line": {"width": 0}},
         name="phase",
-        text=names[codes][None, :] if drawn.is_exact or len(codes) <= COLUMNS else None,
-        hovertemplate="%{text}<extra>phase</extra>",
+        showlegend=False,
+        customdata=[names[code] for code in codes.tolist()],
+        hovertemplate="%{customdata}",
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
@@ -15,6 +16,9 @@ from memprof.units import format_bytes
 from memprof_dashboard.figures.drawn import Drawn
 from memprof_dashboard.figures.shared import escaped
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Theme, ink_on, phase_colours
+
+#: Positions on the x axis.
+Places = npt.NDArray[np.int32] | Floats
 
 #: Maximum number of step boundaries marked.
 _MOST_STEPS = 40
@@ -37,6 +41,11 @@ class Overlaid:
     colour: str = ""
 
 
+def own_axis(op_ids: Ints) -> Places:
+    """Returns where operators lie on the axis of their own recording: at their rows."""
+    return op_ids.astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Marks:
     """Markers on a timeline.
@@ -52,6 +61,10 @@ class Marks:
         overlaid: Lines over the areas, each with its peak marked.
         title: Title of the figure, "" for none.
         has_legend: Whether the categories are listed above it.
+        place: Returns where operators lie on the x axis, ascending; at their rows unless the axis is that of another
+            recording.
+        cuts: Operators at which a column has to begin, None for none: a phase that is short here may be long there.
+        axis: The range of the x axis where it is another recording's, None for that of the operators.
     """
 
     at: int | None = None
@@ -64,17 +77,21 @@ class Marks:
     overlaid: tuple[Overlaid, ...] = ()
     title: str = ""
     has_legend: bool = True
+    place: Callable[[Ints], Places] = own_axis
+    cuts: Ints | None = None
+    axis: tuple[int, int] | None = None
 
 
-def shapes(
-    marks: Marks, history: History, first: int, end: int, unit_bytes: int, theme: Theme
-) -> list[dict[str, object]]:
+def shapes(marks: Marks, history: History, drawn: Drawn, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     """Returns the lines of the cursor, the budget and the capacity, and those between steps; the cursor's first."""
-    return [*_lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)]
+    first, end = marks.axis or (drawn.first, drawn.end)
+    starts = _step_starts(history, drawn.first, drawn.end)
+    steps = marks.place(starts[1:]).tolist()
+    return [*_lines(marks, first, end, unit_bytes, theme), *_step_lines(steps, theme)]
 
 
 def labels(
-    marks: Marks, history: History, drawn: Drawn, top: int, unit_bytes: int, theme: Theme
+    marks: Marks, history: History, drawn: Drawn, edges: Places, top: int, unit_bytes: int, theme: Theme
 ) -> list[dict[str, object]]:
     """Returns the names of steps, phases and lines, and the peaks.
 
@@ -82,16 +99,18 @@ def labels(
         marks: What is marked.
         history: The recording.
         drawn: The operators that are drawn.
+        edges: Where their columns begin on the x axis, with the end behind the last, shape ``(columns + 1,)``.
         top: The highest bytes on the axis.
         unit_bytes: Bytes of the axis' unit.
         theme: The page's colours.
     """
-    first, end = drawn.first, drawn.end
-    peak = _peak(drawn, history.total[drawn.op_ids], unit_bytes, theme)
+    first, end = marks.axis or (drawn.first, drawn.end)
+    peak = _peak(edges, history.total[drawn.op_ids], unit_bytes, theme)
     is_right = any(one["x"] > (first + end) / 2 for one in peak)
+    starts = _step_starts(history, drawn.first, drawn.end)
     return [
-        *_step_names(history, first, end, theme),
-        *_phase_names(history, drawn),
+        *_step_names(history, starts, marks.place(starts).tolist(), theme),
+        *_phase_names(history, drawn, edges),
         *_line_names(marks, (first, "left") if is_right else (end, "right"), top, unit_bytes, theme),
         *peak,
         *(_overlaid_peak(line, (first + end) / 2, unit_bytes, theme) for line in marks.overlaid),
@@ -122,16 +141,13 @@ def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
     }
 
 
-def _phase_names(history: History, drawn: Drawn) -> list[dict[str, object]]:
+def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str, object]]:
     """Returns the names of the phases, written on the band where they have room."""
-    codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
+    codes, columns = drawn.phase_runs(history)
     colours = phase_colours(history.phases)
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(codes)) + 1)).astype(np.int64)
-    edges = np.append(drawn.left[starts], drawn.end)
-    width = drawn.end - drawn.first
+    width = edges[-1] - edges[0]
     names = []
-    for place, (left, right) in enumerate(pairwise(edges.tolist())):
-        code = int(codes[starts[place]])
+    for code, (left, right) in zip(codes.tolist(), pairwise(edges[columns].tolist()), strict=True):
         name = RECOMPUTED if code == len(history.phases) else history.phases[code] or "other"
         if right - left < width * (0.02 + 0.011 * len(name)):
             continue
@@ -187,15 +203,12 @@ def _step_starts(history: History, first: int, end: int) -> Ints:
     return first + np.concatenate(([0], starts)).astype(np.int64)
 
 
-def _step_lines(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+def _step_lines(places: Sequence[float], theme: Theme) -> list[dict[str, object]]:
     line = {"color": theme.faint, "width": 1, "dash": "dot"}
-    starts = _step_starts(history, first, end).tolist()
-    return [
-        {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in starts if x > first
-    ]
+    return [{"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in places]
 
 
-def _step_names(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+def _step_names(history: History, starts: Ints, places: Sequence[float], theme: Theme) -> list[dict[str, object]]:
     return [
         {
             "x": x,
@@ -203,29 +216,29 @@ def _step_names(history: History, first: int, end: int, theme: Theme) -> list[di
             "yref": "paper",
             "yanchor": "bottom",
             "xanchor": "left",
-            "text": f"step {history.step[x]}",
+            "text": f"step {history.step[start]}",
             "showarrow": False,
             "font": {"size": 10, "color": theme.ink},
         }
-        for x in _step_starts(history, first, end).tolist()
+        for start, x in zip(starts.tolist(), places, strict=True)
     ]
 
 
-def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, Any]]:
+def _peak(edges: Places, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, Any]]:
     if not len(total):
         return []
     place = int(total.argmax())
-    is_left = drawn.left[place] < (drawn.first + drawn.end) / 2
+    x = edges[place].item()
     return [
         {
-            "x": int(drawn.left[place]),
+            "x": x,
             "y": float(total[place] / unit_bytes),
             "text": f"peak {format_bytes(int(total[place]))}",
             "showarrow": True,
             "arrowhead": 6,
             "arrowsize": 0.7,
             "arrowwidth": 1.5,
-            "ax": 56 if is_left else -56,
+            "ax": 56 if x < (edges[0] + edges[-1]) / 2 else -56,
             "ay": -12,
             "arrowcolor": theme.ink,
             "bgcolor": theme.ink,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,8 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
             name, ink = workspace.source(view.other).name, theme_of(theme).ink
             overlaid.insert(0, _laid_over(rank, beside, now.first, now.end, name, ink))
         elif beside.history.ops:
-            most = int(beside.history.total[slice(*_stretch_of(beside, rank, now.first, now.end))].max())
+            aligned = _align(rank, beside, now.first, now.end)
+            most = int(beside.history.total[aligned.first : aligned.end].max())
     found = storages_found(rank, view.find)
     searched: Ints | None = None if found is None else history.bytes_of(found)
     marks = Marks(
@@ -87,20 +90,26 @@ def _predicted(rank: Rank, view: View) -> list[Overlaid]:
 
 
 def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
-    """Draws the second recording, on the scale of the first; arguments as for ``main_timeline``."""
+    """Draws the second recording, on both axes of the first; arguments as for ``main_timeline``."""
     rank, beside = workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
     now = shown(view, rank)
     if not beside.history.ops:
         return _nothing(theme)
-    first, end = _stretch_of(beside, rank, now.first, now.end)
-    most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
-    return timeline(
-        beside.history,
-        first,
-        end,
-        theme_of(theme),
-        Marks(most_bytes=most, title=workspace.source(view.other).name, has_legend=False),
+    name = workspace.source(view.other).name
+    if not rank.history.ops:
+        return timeline(beside.history, 0, beside.history.ops, theme_of(theme), Marks(title=name, has_legend=False))
+    aligned = _align(rank, beside, now.first, now.end)
+    most = int(rank.history.total[now.first : now.end].max())
+    marks = Marks(
+        most_bytes=most,
+        title=name,
+        has_legend=False,
+        told=lambda op_id: f"operator {op_id:,}",
+        place=aligned.place,
+        cuts=aligned.cuts,
+        axis=(now.first, now.end),
     )
+    return timeline(beside.history, aligned.first, aligned.end, theme_of(theme), marks)
 
 
 def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, int]:
@@ -113,14 +122,45 @@ def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, in
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, beside.history.ops)
 
 
-def _laid_over(rank: Rank, beside: Rank, first: int, end: int, name: str, colour: str) -> Overlaid:
-    """Lays another recording over a range, step by step, and phase by phase where a step runs the same ones."""
+@dataclass(frozen=True)
+class _Aligned:
+    """A range of another recording, aligned with a range of this one.
+
+    Steps of the same number lie on each other, and so do their phases where both run the same ones.
+
+    Attributes:
+        first: First operator of the other recording in it.
+        end: End of the range (exclusive).
+        place: Returns where its operators lie on this recording's axis.
+        cuts: Its operators that begin a step or a phase there.
+    """
+
+    first: int
+    end: int
+    place: Callable[[Ints], Floats]
+    cuts: Ints
+
+
+def _align(rank: Rank, beside: Rank, first: int, end: int) -> _Aligned:
+    """Lays another recording on the axis of a range."""
     own, others = _anchors(rank, beside, first, end)
     low, high = np.interp([first, end], own, others)
-    start, stop = int(low), max(int(np.ceil(high)), int(low) + 1)
-    drawn = draw(beside.history.total, start, stop)
-    edges = np.interp(np.append(drawn.left, stop), others, own)
-    return Overlaid(name, np.clip(edges, first, end), beside.history.total[drawn.op_ids], colour)
+    start = min(int(low), beside.history.ops - 1)
+    stop = max(int(np.ceil(high)), start + 1)
+
+    def place(op_ids: Ints) -> Floats:
+        places: Floats = np.clip(np.interp(op_ids, others, own), first, end)
+        return places
+
+    return _Aligned(start, stop, place, others.astype(np.int64))
+
+
+def _laid_over(rank: Rank, beside: Rank, first: int, end: int, name: str, colour: str) -> Overlaid:
+    """Returns the line of another recording over a range."""
+    aligned = _align(rank, beside, first, end)
+    drawn = draw(beside.history.total, aligned.first, aligned.end, cuts=aligned.cuts)
+    edges = aligned.place(np.append(drawn.left, aligned.end))
+    return Overlaid(name, edges, beside.history.total[drawn.op_ids], colour)
 
 
 def _anchors(rank: Rank, beside: Rank, first: int, end: int) -> tuple[Floats, Floats]:

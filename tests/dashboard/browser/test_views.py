@@ -368,6 +368,58 @@ def test_two_side_by_side_share_their_scale(look: Show, two: Served) -> None:
     assert max(beside["lines"]["total"]) * unit_bytes(beside["unit"]) <= truth * (1 + 1e-12)
 
 
+def test_a_zoom_of_the_second_recording_zooms_both(look: Show, two: Served) -> None:
+    """Both timelines have one axis of time, whichever of them is dragged over."""
+    shown = look(two, "other=1")
+    shown.wait_drawn(FIRST, END)
+    shown.page.wait_for_selector("#timeline-other .main-svg .scatterlayer .trace", state="attached")
+    box = shown.page.locator("#timeline-other .nsewdrag").first.bounding_box()
+    assert box is not None
+    shown.page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
+    shown.page.mouse.down()
+    shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+    shown.page.mouse.up()
+    shown.page.wait_for_function(
+        """([first, end]) => ["timeline", "timeline-other"].every(name => {
+          const [low, high] = document.querySelector(`#${name} .js-plotly-plot`).layout.xaxis.range;
+          return Math.abs(low - first) <= 2 && Math.abs(high - end) <= 2;
+        })""",
+        arg=[FIRST + (END - FIRST) / 4, FIRST + (END - FIRST) / 2],
+    )
+
+
+def test_the_timelines_are_saved_as_pictures(look: Show, two: Served, tmp_path: Path) -> None:
+    """A PNG of the timeline that is shown, with twice as many pixels as on the screen."""
+    shown = look(two)
+    shown.wait_drawn(FIRST, END)
+    box = shown.page.locator("#timeline .js-plotly-plot").bounding_box()
+    assert box is not None
+    with shown.page.expect_download() as waiting:
+        shown.page.click("#png-button")
+    assert waiting.value.suggested_filename == "memprof-timeline.png"
+    waiting.value.save_as(tmp_path / "timeline.png")
+    head = (tmp_path / "timeline.png").read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    size = (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
+    assert size == pytest.approx((2 * box["width"], 2 * box["height"]), abs=2)
+
+
+def test_the_hover_says_the_phase(look: Show, gpt: Served) -> None:
+    """Wherever the pointer is over the timeline, the label names the operator, its line, and the phase it is in."""
+    shown = look(gpt)
+    shown.wait_drawn(FIRST, END)
+    history = gpt.workspace.rank(0, -1).history
+    box = shown.page.locator("#timeline .nsewdrag").first.bounding_box()
+    assert box is not None
+    for share in (0.1, 0.4, 0.9):
+        shown.page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 3)
+        phase = history.phases[history.phase[FIRST + int(share * (END - FIRST))]]
+        shown.page.wait_for_function(
+            "phase => document.querySelector('#timeline .hoverlayer').textContent.includes(`phase : ${phase}`)",
+            arg=phase,
+        )
+
+
 def test_download_is_what_is_shown(look: Show, gpt: Served, tmp_path: Path) -> None:
     """The CSV has a row for each operator shown, whose categories sum to the total of the recording."""
     shown = look(gpt, "first=2048&end=2148")
