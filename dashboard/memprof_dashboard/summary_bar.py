@@ -16,8 +16,7 @@ from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
 from memprof.trace.manifest import RUNNING
-from memprof.trace.schema import OutOfMemory
-from memprof.trace.whole_steps import is_cut_short
+from memprof.trace.whole_steps import has_run_out, is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.figures.shared import escaped
@@ -195,8 +194,8 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
 
 def _whole_step(rank: Rank) -> str:
     """Returns the command that records a whole step where memory ran out before one was complete; "" elsewhere."""
-    ran_out = bool((~rank.trace.table(OutOfMemory).is_caught).any())
-    return whole_step_command(rank.trace.manifest) if ran_out and is_cut_short(rank.trace) else ""
+    failed = has_run_out(rank.trace) and is_cut_short(rank.trace)
+    return whole_step_command(rank.trace.manifest) if failed else ""
 
 
 def _lacks(rank: Rank) -> list[Any]:

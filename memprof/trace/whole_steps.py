@@ -13,12 +13,17 @@ def has_whole_step(trace: Trace) -> bool:
 
     The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
     """
-    steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
+    steps, optimizers = trace.table(Steps), trace.table(Optimizers)
     is_whole = cuttable_steps(steps) & steps.is_complete
     makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
-    if bool((~failures.is_caught).any()) and makes_state:
+    if has_run_out(trace) and makes_state:
         is_whole &= steps.step > 0
     return bool(is_whole.any())
+
+
+def has_run_out(trace: Trace) -> bool:
+    """Whether the job ran out of memory without catching it."""
+    return bool((~trace.table(OutOfMemory).is_caught).any())
 
 
 def is_cut_short(trace: Trace) -> bool:

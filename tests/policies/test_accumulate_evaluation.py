@@ -20,7 +20,7 @@ TRAINED, EVALUATED = 16, 32
 
 
 class Noise(nn.Module):
-    """Scales images by an entry of a table that is no buffer, as schedulers of diffusion models have it."""
+    """Scales images by an entry of a table that is not a buffer, as in the schedulers of diffusion models."""
 
     def __init__(self) -> None:
         super().__init__()

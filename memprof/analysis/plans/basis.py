@@ -148,13 +148,14 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         UsageError: There is no such step.
     """
     refuse_light(trace)
-    found = basis_of_steps(trace) if step_number is None else _basis(trace, trace.step(step_number))
-    step, *others = _with_short_types(trace, (found.step, *found.others), machine)
-    found = replace(found, step=step, others=tuple(others))
+    if step_number is None:
+        found = basis_of_steps(trace, machine)
+    else:
+        found = _basis(trace, *_with_short_types(trace, (trace.step(step_number),), machine))
     recorded_on = trace.manifest.machine
     if machine is None or machine_of_device(recorded_on.device_name) is machine:
         return found
-    elsewhere = scale_times(step, rates_of_recording(recorded_on), rates_of(machine))
+    elsewhere = scale_times(found.step, rates_of_recording(recorded_on), rates_of(machine))
     if recorded_on.device_kind != "cpu":
         return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere)
     warning = (
@@ -164,8 +165,12 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
     return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere, warnings=(warning,))
 
 
-def basis_of_steps(trace: Trace) -> Basis:
-    """Returns all steps of a recording, as recorded, to plan for.
+def basis_of_steps(trace: Trace, machine: Accelerator | None = None) -> Basis:
+    """Returns all steps of a recording, with their recorded times, to plan for.
+
+    Args:
+        trace: The recording.
+        machine: The target machine; None for the recording's own.
 
     Raises:
         BadInputError: The trace contains no operators, or is damaged.
@@ -174,7 +179,7 @@ def basis_of_steps(trace: Trace) -> Basis:
     require_whole_step(trace)
     fullest, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
     less_full = distinct_steps(fullest, (trace.step(number) for number in peaks if number != fullest.number))
-    step, *others = _with_short_types(trace, (fullest, *less_full))
+    step, *others = _with_short_types(trace, (fullest, *less_full), machine)
     return replace(_basis(trace, step), others=tuple(others), peaks=peaks)
 
 

@@ -19,9 +19,9 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import OutOfMemory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_run_out
 from memprof.units import format_bytes, format_bytes_between
 
 #: Searches with a smaller budget, where the allocator would reserve more than a device has.
@@ -124,7 +124,7 @@ def suggest(
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *_describe_room(trace, search_request)),
-        ran_out=bool((~trace.table(OutOfMemory).is_caught).any()),
+        ran_out=has_run_out(trace),
     )
 
 

@@ -57,7 +57,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     sizes = [_sizes(text) for text in shapes]
     from_input = _computed_from(step, (storages.category == "input"))
     if size is None:
-        size = _batch_size(step, sizes, shape_of, from_input & (phase == "forward"))
+        size = _batch_size(sizes, shape_of, _read_by_models(step), from_input & (phase == "forward"))
     if size == 1:
         raise PolicyError("accumulate cannot split the batch of the recorded step: it has a single sample.")
 
@@ -102,10 +102,11 @@ def likely_batch(step: Step) -> int:
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
     is_made = from_input & (phase == "forward")
-    first = _batch_size(step, sizes, shape_of, is_made)
+    read = _read_by_models(step)
+    first = _batch_size(sizes, shape_of, read, is_made)
     owned = {size for shape in np.unique(shape_of[storages.category == "parameter"]) for size in sizes[shape]}
     candidates = [first]
-    candidates += [size for shape in shape_of[_read_by_models(step)].tolist() for size in sizes[shape] if size > 1]
+    candidates += [size for shape in shape_of[read].tolist() for size in sizes[shape] if size > 1]
     made = Counter(shape_of[is_made].tolist())
     scores = {
         size: sum(times for shape, times in made.items() if _may_be_batch(sizes[shape], size, owned))
@@ -173,9 +174,9 @@ def _read_by_models(step: Step) -> Ints:
     return np.flatnonzero((is_used & (storages.category == "input")) | is_loaded)
 
 
-def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bools) -> int:
+def _batch_size(sizes: list[Sizes], shape_of: Ints, read: Ints, is_forward: Bools) -> int:
     """Returns the input's first dimension that most storages computed from the inputs begin with."""
-    candidates = Counter(sizes[shape][0] for shape in shape_of[_read_by_models(step)].tolist() if sizes[shape])
+    candidates = Counter(sizes[shape][0] for shape in shape_of[read].tolist() if sizes[shape])
     if not candidates:
         raise PolicyError(
             "accumulate: unknown batch size of the recorded step: its model reads no input of a known shape."

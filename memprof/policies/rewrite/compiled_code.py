@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.rewrite.stack_marks import ran_within
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 from memprof.trace.usages import COMPILES_MODELS
@@ -31,8 +32,7 @@ _SHOWN = ("inductor.", "aten.empty_strided")
 
 def is_in_compiled_code(step: Step) -> Bools:
     """Marks the operators that ran in generated code, shape ``(ops,)``; none without stacks."""
-    found = [bool(_CALLER.search(str(frames))) for frames in step.stacks.frames]
-    return np.array([*found, False], dtype=np.bool_)[step.ops.stack_id]
+    return ran_within(step, _CALLER)
 
 
 def may_be_compiled(step: Step) -> Bools:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
+from memprof.policies.rewrite.stack_marks import ran_within
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
@@ -26,5 +25,4 @@ _TRANSFORM = re.compile(r"[/\\]torch[/\\](?:_functorch[/\\](?:apis|eager_transfo
 
 def is_in_transform(step: Step) -> Bools:
     """Marks the operators that ran inside a transform of torch.func, shape ``(ops,)``; none without stacks."""
-    found = [bool(_TRANSFORM.search(str(frames))) for frames in step.stacks.frames]
-    return np.array([*found, False], dtype=np.bool_)[step.ops.stack_id]
+    return ran_within(step, _TRANSFORM)

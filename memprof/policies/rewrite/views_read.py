@@ -52,7 +52,7 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
     keys = np.unique(uses.storage_id * count + uses.op_id)
     storage, op = keys // count, keys % count
     place = np.arange(len(keys))
-    # Going back from a reader through the uses of its storage, to the first that is no view.
+    # Walk back from each reader through the uses of its storage, to the first that is not a view.
     is_bound = np.append(True, np.diff(storage) != 0)[: len(keys)]
     is_view = _named(step, (*_INTERNAL, *_MADE_BY_CALLER))[op]
     bound = np.maximum.accumulate(np.where(is_bound, place - 1, np.append(-1, np.where(is_view, -1, place)[:-1])))

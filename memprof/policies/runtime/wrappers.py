@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 #: Types of wrappers, and where they keep the model.
@@ -10,18 +11,22 @@ WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "Opti
 
 def unwrapped(model: Any) -> Any:
     """Returns the model inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule."""
-    while type(model).__module__.startswith("torch.") and type(model).__name__ in WRAPPERS:
-        model = getattr(model, WRAPPERS[type(model).__name__])
-    return model
+    *_, inside = _layers(model)
+    return inside
 
 
 def is_compiled_as_whole(model: Any) -> bool:
     """Returns whether one of the wrappers around a model is torch.compile's."""
-    while unwrapped(model) is not model:
-        if type(model).__name__ == "OptimizedModule":
-            return True
+    *wrappers, _ = _layers(model)
+    return any(type(wrapper).__name__ == "OptimizedModule" for wrapper in wrappers)
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Yields the wrappers around a model, outermost first, and then the model."""
+    while type(model).__module__.startswith("torch.") and type(model).__name__ in WRAPPERS:
+        yield model
         model = getattr(model, WRAPPERS[type(model).__name__])
-    return False
+    yield model
 
 
 def without_wrappers(name: str) -> str:
