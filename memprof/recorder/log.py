@@ -50,6 +50,7 @@ class RawLog:
         self.step_peaks: list[int] = []
         self.module_peaks: list[int] = []
         self.device_events: list[int] = []
+        self.device_sizes: list[int] = []
         self.device_alive: list[int] = []
         self.history: list[int] = []
         self.kernels: list[int] = []

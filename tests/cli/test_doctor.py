@@ -255,7 +255,11 @@ def test_supported_versions_are_the_projects() -> None:
 
 def test_a_recording_that_is_wrong_fails() -> None:
     """The self-test checks exact bytes: a missing parameter fails it."""
-    report = {"at_peak": {"by_category": {"parameter": 16384, "gradient": 16384}}, "peak": {"allocated_bytes": 40000}}
+    report = {
+        "at_peak": {"by_category": {"parameter": 16384, "gradient": 16384}},
+        "peak": {"allocated_bytes": 40000},
+        "machine": {"device_name": "a processor"},
+    }
     assert judge_report(report, 1.0).level == OK
     report["at_peak"]["by_category"]["gradient"] = 16380  # type: ignore[index]
     assert judge_report(report, 1.0).level == FAIL

@@ -26,6 +26,7 @@ SHARES = {
     "swap": 30,
     "samples": 20,
     "pytest": 35,
+    "dry": 120,
 }
 #: How long before it is killed a section is asked to end.
 _GRACE_S = 5.0

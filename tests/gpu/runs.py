@@ -84,7 +84,13 @@ class Trained:
 
 
 def run(
-    place: Place, command: Sequence[str], *, has_memprof: bool = False, folder: Path = ROOT, **variables: str
+    place: Place,
+    command: Sequence[str],
+    *,
+    has_memprof: bool = False,
+    folder: Path = ROOT,
+    allowed: tuple[int, ...] = (0,),
+    **variables: str,
 ) -> tuple[str, str]:
     """Runs a command to its end and returns its stdout, and the end of its stderr.
 
@@ -93,6 +99,7 @@ def run(
         command: The command.
         has_memprof: It imports memprof itself, from another folder than the checkout.
         folder: Where it runs.
+        allowed: The exit codes of a success.
         variables: More variables of its environment.
 
     Raises:
@@ -116,7 +123,7 @@ def run(
     except subprocess.TimeoutExpired:
         raise NoTimeError("it was not done when the section's time was up") from None
     said = " | ".join([line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()][-3:])
-    if done.returncode:
+    if done.returncode not in allowed:
         raise JobError(done.returncode, said)
     return done.stdout.decode(), said
 

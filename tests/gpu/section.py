@@ -22,6 +22,7 @@ MODULES = {
     "swap": "swapped",
     "samples": "samples",
     "pytest": "marked",
+    "dry": "dried",
 }
 
 

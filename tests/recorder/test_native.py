@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._C import _autograd
+from torch._C import _autograd, _profiler
 
-from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
+from memprof.recorder.profiler.native import AllocatorTable, NativeEvents, allocations, device_sizes_of
+from memprof.recorder.profiler.sessions import ProfilerSession
 from tests.recorder.conftest import Logged
 
 _LIBRARY = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
@@ -72,6 +73,25 @@ def test_events_go_on_after_a_cut(log: Logged, events: NativeEvents) -> None:
     del tensor
     events.stop()
     assert changes(log) == [40, -40]
+
+
+def test_reports_of_a_device_are_heard_without_their_addresses(log: Logged, events: NativeEvents) -> None:
+    """torch's tree of events leaves out what CUDA's allocator reports: times and sizes come from its flat list."""
+    report = _LIBRARY._ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE
+    report.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_uint16)
+    report.restype = None
+    cuda_0, cuda_3 = 1, 1 | 3 << 8  # c10::Device: the type in the lower byte, the index in the upper one
+    session = ProfilerSession()
+    assert session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
+    kept = torch.empty(100)
+    report(0x1000, 1 << 40, 1 << 40, 1 << 41, cuda_3)
+    report(0x2000, 512, 512, 1024, cuda_0)
+    report(0x2000, -512, 0, 1024, cuda_0)
+    result = session.stop()
+    found = device_sizes_of(result)
+    assert [(device, size) for _, device, size in found] == [(3, 1 << 40), (0, 512), (0, -512)]
+    assert [time_ns for time_ns, _, _ in found] == sorted(time_ns for time_ns, _, _ in found)
+    assert [fields.alloc_size for _, fields in allocations(result)] == [kept.nbytes]
 
 
 def test_nothing_is_heard_outside(log: Logged, events: NativeEvents) -> None:

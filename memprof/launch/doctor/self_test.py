@@ -16,13 +16,15 @@ from memprof.launch.doctor.findings import FAIL, OK, Finding
 from memprof.units import format_bytes
 
 #: A Linear of 64 by 64 without bias: 16,384 bytes of parameters in float32, and as much of gradients.
+#: On the GPU where there is one: what records the processor's memory is not what records a GPU's.
 _JOB = """import torch
 
-model = torch.nn.Linear(64, 64, bias=False)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(64, 64, bias=False, device=device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     optimizer.zero_grad(set_to_none=False)
-    model(torch.ones(8, 64)).sum().backward()
+    model(torch.ones(8, 64, device=device)).sum().backward()
     optimizer.step()
 """
 _BYTES = 64 * 64 * 4
@@ -68,8 +70,9 @@ def judge_report(report: dict[str, Any], seconds: float) -> Finding:
     for category in ("parameter", "gradient"):
         if held.get(category, 0) != _BYTES:
             return _failed(f"the recording has {held.get(category, 0)} bytes of {category}s where the job has {_BYTES}")
-    peak = format_bytes(report["peak"]["allocated_bytes"])
-    return Finding(OK, _WHAT, f"a job of a few lines was recorded and read, exact to the byte: {peak}, {seconds:.1f} s")
+    peak, where = format_bytes(report["peak"]["allocated_bytes"]), report["machine"]["device_name"]
+    says = f"a job of a few lines was recorded on {where} and read, exact to the byte: {peak}, {seconds:.1f} s"
+    return Finding(OK, _WHAT, says)
 
 
 def _run(words: list[str], folder: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

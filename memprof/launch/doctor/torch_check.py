@@ -113,7 +113,7 @@ def _judge_devices(probed: dict[str, Any]) -> list[Finding]:
             for number, one in enumerate(probed["devices"])
         ]
     others = [
-        Finding(OK, "XPU", "blocks and counts; its allocator's history is not read") if probed["has_xpu"] else None,
+        Finding(NOTE, "XPU", "storages one by one; its allocator's history is not read") if probed["has_xpu"] else None,
         Finding(NOTE, "MPS", "storages one by one; kernels' temporaries are not seen") if probed["has_mps"] else None,
     ]
     found = [finding for finding in others if finding is not None]

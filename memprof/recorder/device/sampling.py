@@ -81,12 +81,14 @@ def is_mps_in_use() -> bool:
 
 
 def device_without_events() -> str:
-    """Returns the type of a device whose allocator reports to no profiler, such as mps; "" if there is none.
+    """Returns the type of a device whose allocator keeps no history that is read, such as mps; "" if there is none.
 
-    CUDA's, ROCm's and XPU's allocators report their events. Storages on other devices are followed one by one.
+    CUDA's and ROCm's own allocator keeps one. Storages on other devices are followed one by one.
     """
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    return found.type if found is not None and found.type not in ("cpu", "cuda", "xpu") else ""
+    if found is None or found.type == "cpu":
+        return ""
+    return "" if found.type == "cuda" and _cuda.get_allocator_backend() == "native" else found.type
 
 
 def _pinned_bytes() -> int:

@@ -4,8 +4,9 @@ The allocator reports to torch's C++ profiler while one runs with memory events 
 `FLAGS_caffe2_report_cpu_memory_usage`, makes it maintain its table of live blocks from the start of the process and
 for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
 
-CUDA's and XPU's caching allocators report to the same profiler: blocks as they allocate them, and their own counts
-of allocated and reserved bytes. Backward on a device runs in its own threads, to which the session is propagated.
+CUDA's caching allocator reports to the same profiler. Of these reports torch hands out the time and the size of the
+block, not its address, which comes from the allocator's own history (`recorder.device.history`). Backward on a device
+runs in its own threads, to which the session is propagated.
 
 Semi-private, therefore feature-tested: `NativeEvents.is_available()`.
 """
@@ -27,7 +28,7 @@ from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
 from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)
-_CPU = torch.device("cpu")
+_CUDA = _autograd.DeviceType.CUDA
 
 
 class AllocatorTable:
@@ -150,23 +151,13 @@ class NativeEvents:
         result = self._session.stop()
         if result is None:
             return
-        events, device_events = self._log.events, self._log.device_events
+        events, device_sizes = self._log.events, self._log.device_sizes
         allocated = allocations(result)
         for event, fields in allocated:
-            if fields.device == _CPU or fields.device.type == "cpu":  # the latter takes three times as long
-                events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
-            else:
-                device = self._log.intern("devices", device_name(fields.device))
-                device_events.extend(
-                    (
-                        event.start_time_ns,
-                        device,
-                        fields.ptr,
-                        fields.alloc_size,
-                        fields.total_allocated,
-                        fields.total_reserved,
-                    )
-                )
+            events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+        if torch.cuda.is_initialized():
+            for time_ns, device, size in device_sizes_of(result):
+                device_sizes.extend((time_ns, self._log.intern("devices", f"cuda:{device}"), size))
         events.extend((clock_ns(), *HEARD))
         for listener in self.listeners:
             listener(allocated)
@@ -177,7 +168,7 @@ class NativeEvents:
 
 
 def allocations(result: Any) -> list[tuple[Any, Any]]:
-    """Lists the memory events of a profiler result, of all devices, in order of time, each with its fields.
+    """Lists the CPU's memory events of a profiler result, in order of time, each with its fields.
 
     Reading an attribute of an event takes from 0.1 to 1 us, and a step of tiny operators has thousands of events.
     """
@@ -187,11 +178,23 @@ def allocations(result: Any) -> list[tuple[Any, Any]]:
     while pending:
         event = pending.pop()
         fields = event.extra_fields
-        if type(fields) is _Allocation:
-            found.append((event, fields))  # nothing runs inside an allocation
-        else:
+        if type(fields) is not _Allocation:
             pending.extend(reversed(event.children))
+        elif fields.device.type == "cpu":
+            found.append((event, fields))  # nothing runs inside an allocation
     return found
+
+
+def device_sizes_of(result: Any) -> list[tuple[int, int, int]]:
+    """Lists CUDA's memory events of a profiler result: time in nanoseconds, device, and bytes, negative for frees.
+
+    They are not in the result's tree: its roots are the CPU's events alone.
+    """
+    return [
+        (event.start_ns(), event.device_index(), event.nbytes())
+        for event in result.events()
+        if event.device_type() == _CUDA and event.name() == "[memory]"
+    ]
 
 
 def highest_of(events: list[tuple[Any, Any]]) -> tuple[int, int]:

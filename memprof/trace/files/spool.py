@@ -86,6 +86,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     # One row per allocation (size > 0) or free (size < 0) on a device other than the CPU; `device` is an index into
     # the `devices` texts, `total` and `reserved` are its allocator's own counts afterwards, or -1.
     "device_events": ("time_ns", "device", "address", "size_bytes", "total", "reserved"),
+    # One row per report of a device's allocator to the profiler: the bytes of the block, negative for frees. They are
+    # in the order of those entries of its history that allocate or free.
+    "device_sizes": ("time_ns", "device", "size_bytes"),
     # One row per block of a device's allocator in use when an epoch begins.
     "device_alive": ("time_ns", "device", "address", "size_bytes", "requested_bytes", "stream", "is_pending"),
     # One row per entry of a device allocator's own history; `action` is an index into schema.ACTIONS.

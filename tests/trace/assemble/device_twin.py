@@ -52,14 +52,13 @@ class Statistics:
 class Twin:
     """One conversion."""
 
-    def __init__(self, source: Path, *, settings: Settings | None = None, delay: int = 0, is_history: bool = True):
+    def __init__(self, source: Path, *, settings: Settings | None = None, delay: int = 0):
         """Reads a recording.
 
         Args:
             source: Folder of a process's raw recording, made on the processor.
             settings: The allocator's options.
             delay: Number of allocations for which frees wait for another stream.
-            is_history: Whether the allocator keeps a history.
         """
         self.statistics = Statistics()
         self._spool = read_spool(source)
@@ -68,7 +67,7 @@ class Twin:
         self._memory_events: DeviceEvents = read_device_events(self._spool, epoch, "cpu")
         self._start_ns = epoch.start_ns
         self._allocator = CachingAllocator(settings)
-        self._delay, self._is_history = delay, is_history
+        self._delay = delay
         self._allocated = self._pending = 0
         self._waiting: list[tuple[int, Block, int]] = []
         self._takings = 0
@@ -90,7 +89,7 @@ class Twin:
             block = self._take(address, size, self._start_ns)
             self._rows["device_alive"] += [self._start_ns, 0, block.address, block.size, size, 0, 0]
         self._rows["history"].clear()  # it begins now
-        self._rows["device_events"].clear()
+        self._rows["device_sizes"].clear()
         for moment, address, change in zip(
             self._memory_events.time_ns.tolist(),
             self._memory_events.address.tolist(),
@@ -120,7 +119,7 @@ class Twin:
         addresses.append(block.address)
         self._allocated += block.size
         self._takings += 1
-        self._report(moment, block.address, block.size)
+        self._report(moment, block.size)
         return block
 
     def _give_back(self, address: int, moment: int) -> None:
@@ -135,7 +134,7 @@ class Twin:
         else:
             self._history(moment, "free_completed", place, size)
             self._allocator.complete_free(block)
-        self._report(moment, place, -taken)
+        self._report(moment, -taken)
 
     def _finish_waiting(self, moment: int) -> None:
         while self._waiting and self._waiting[0][0] <= self._takings:
@@ -147,8 +146,8 @@ class Twin:
     def _history(self, moment: int, action: str, address: int, size: int) -> None:
         self._rows["history"] += [moment // 1000, 0, _CODE[action], address, size, 0, 0]
 
-    def _report(self, moment: int, address: int, change: int) -> None:
-        self._rows["device_events"] += [moment, 0, address, change, self._allocated, self._allocator.reserved]
+    def _report(self, moment: int, change: int) -> None:
+        self._rows["device_sizes"] += [moment, 0, change]
         counted = self.statistics
         counted.moments.append(moment)
         counted.allocated.append(self._allocated)
@@ -184,9 +183,8 @@ class Twin:
         kept = {**{name: array("q", values.ravel().tolist()) for name, values in rows.items()}}
         kept["events"] = array("q", marks.ravel().tolist())
         kept["alive"] = array("q")
-        for stream in ("device_alive", "history", "device_events", "kernels"):
-            is_written = (stream != "history" or self._is_history) and (stream != "device_events" or has_reports)
-            kept[stream] = array("q", self._rows[stream] if is_written else [])
+        for stream in ("device_alive", "history", "device_sizes", "kernels"):
+            kept[stream] = array("q", self._rows[stream] if stream != "device_sizes" or has_reports else [])
         for stream in COLUMNS:
             writer.write_rows(stream, kept[stream])
         writer.close()
@@ -202,8 +200,7 @@ class Twin:
             "device": [device],
             "start": [{**spool.records["start"][0], "is_late": False}],
         }
-        if self._is_history:
-            found["segments"] = [{"time_ns": end_ns, "segments": segments}]
+        found["segments"] = [{"time_ns": end_ns, "segments": segments}]
         return found
 
     def _mapped(self, segment: Segment) -> list[dict[str, Any]]:

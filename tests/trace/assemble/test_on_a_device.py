@@ -18,6 +18,8 @@ from memprof.replay.allocator.rules import Settings
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble import assemble_devices
 from memprof.trace.assemble.memory.elsewhere import NAME
+from memprof.trace.assemble.memory.native_events import read_device_events
+from memprof.trace.assemble.steps import choose_epoch
 from memprof.trace.files.spool import read_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
@@ -184,15 +186,21 @@ def test_the_history_alone_will_do(source: Path, tmp_path: Path) -> None:
         assert allocated * 0.9 <= found[0] <= allocated
 
 
-def test_reports_alone_will_do(source: Path, tmp_path: Path) -> None:
-    """A torch without a history still has blocks and totals; requested bytes are those of tensors."""
-    twin = Twin(source, is_history=False)
-    trace = opened(twin.write(tmp_path / "device"))
-    for step, (begin, end) in windows(source).items():
-        allocated, _, reserved = twin.statistics.peaks(begin, end)
-        found = peaks(trace, step)
-        assert (found[0], found[2]) == (allocated, reserved)
-    assert len(trace.table(Segments)) == 0
+def test_blocks_of_other_threads_are_those_of_the_history(source: Path, tmp_path: Path) -> None:
+    """The profiler gets no reports of them; what is reported still finds its entry."""
+    folder = Twin(source).write(tmp_path / "device")
+    spool = read_spool(folder)
+    epoch = choose_epoch(spool)
+    assert epoch is not None
+    whole = read_device_events(spool, epoch, DEVICE)
+    reports = spool.rows["device_sizes"]
+    is_of_thread = np.arange(len(reports)) % 7 == 3
+    spool.rows["device_sizes"] = np.concatenate(([[reports[0, 0] - 50_000, 0, 512]], reports[~is_of_thread]))
+    part = read_device_events(spool, epoch, DEVICE)
+    assert (part.address == whole.address).all()
+    assert (part.total == -1).all()
+    assert (part.size_bytes == whole.size_bytes).mean() > 0.95
+    assert (part.time_ns == whole.time_ns).mean() > 0.7
 
 
 def test_operators_take_the_time_of_their_work_on_the_device(source: Path, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ _BACKENDS = {
     "device-native": Backend(
         name="",
         sees=(
-            "every block that torch's caching allocator allocates for the training thread and its backward",
-            "temporaries inside kernels, and the allocator's own counts of allocated and reserved bytes",
+            "every block that torch's caching allocator allocates, with its size and its requested bytes",
+            "temporaries inside kernels, and the bytes allocated and reserved, as the allocator counts them",
             "every operator of the training thread and of its backward",
         ),
         blind_spots=(

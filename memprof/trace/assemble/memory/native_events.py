@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +19,10 @@ from memprof.trace.schema import NONE, Ints
 CPU = "cpu"
 #: Half the maximum error of a time truncated to whole microseconds.
 _HALF_US = 500
+#: Longest time between an entry and its report where it is not certain which reports belong to which entries.
+_REPORTED_WITHIN_US = 50
+#: The allocator leaves up to so many bytes of a large block unsplit (c10/cuda/CUDACachingAllocator.cpp, kSmallSize).
+_UNSPLIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +84,7 @@ def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
     names: list[str] = texts.listed(spool, "devices")
     size = np.zeros(len(names), dtype=np.int64)
     has_events = np.zeros(len(names), dtype=np.bool_)
-    for stream in ("device_events", "device_alive"):
+    for stream in ("device_events", "device_sizes", "device_alive"):
         rows = within(spool.columns(stream), epoch)
         has_events[rows["device"]] = True
         np.add.at(size, rows["device"], np.maximum(rows["size_bytes"], 0))
@@ -92,8 +97,8 @@ def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
 def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
     """Returns the events of a device.
 
-    For a device they come from the allocator's reports to the profiler if the epoch has them, else from the
-    allocator's own history, else from weak references.
+    For a device they come from the allocator's own history, with the sizes that it reported to the profiler, else from
+    weak references.
 
     Args:
         spool: The raw recording.
@@ -106,8 +111,8 @@ def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
     events = _of_device(within(spool.columns("device_events"), epoch), number)
     alive = _alive_before(_of_device(within(spool.columns("device_alive"), epoch), number), events)
     history = read_history(spool, epoch, number, alive)
-    if epoch.source not in ("native", DRY_RUN) and len(history):
-        return _from_history(device, history, alive)
+    if epoch.source != DRY_RUN and len(history):
+        return _from_history(device, history, alive, _of_device(within(spool.columns("device_sizes"), epoch), number))
     in_use = alive["is_pending"] == 0
     address = alive["address"][in_use]
     is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], address)
@@ -191,19 +196,31 @@ def _requested(events: dict[str, Ints], history: History) -> Ints:
     return requested
 
 
-def _from_history(device: str, history: History, alive: dict[str, Ints]) -> DeviceEvents:
-    """Builds events from the allocator's history alone; block sizes are the rounded requested sizes."""
+def _from_history(device: str, history: History, alive: dict[str, Ints], reports: dict[str, Ints]) -> DeviceEvents:
+    """Builds events from the allocator's history and its reports to the profiler.
+
+    Where an entry was not reported, as those of the job's other threads are not, the size of its block is the
+    requested size rounded up; the allocator's count is then unknown.
+    """
     rows = np.flatnonzero(history.is_allocating | history.is_freeing)
-    size = block_bytes(history)[rows]
-    in_use = alive["is_pending"] == 0
     taking = history.is_allocating[rows]
+    report = _reports_of(history.time_us[rows], np.where(taking, 1, -1) * history.size_bytes[rows], reports)
+    is_reported = report != NONE
+    taken = np.full(len(history), NONE, dtype=np.int64)
+    taken[rows] = np.where(is_reported & taking, reports["size_bytes"][report], NONE) if is_reported.any() else NONE
+    size = np.where(taking, 1, -1) * block_bytes(history, taken)[rows]
+    in_use = alive["is_pending"] == 0
+    # Entries without a report tie, as times are truncated to microseconds; their order in the history decides.
+    time_ns = history.time_us[rows] * 1000 + _HALF_US
+    time_ns[is_reported] = reports["time_ns"][report[is_reported]]
+    is_counted = bool(is_reported.all())
+    total = int(alive["size_bytes"][in_use].sum()) + np.cumsum(size)
     return DeviceEvents(
         device=device,
-        # Entries tie, as times are truncated to microseconds; their order in the history decides.
-        time_ns=np.maximum.accumulate(history.time_us[rows] * 1000 + _HALF_US) if len(rows) else rows,
+        time_ns=np.maximum.accumulate(time_ns) if len(rows) else rows,
         address=history.address[rows],
-        size_bytes=np.where(taking, size, -size),
-        total=np.full(len(rows), -1, dtype=np.int64),
+        size_bytes=size,
+        total=total if is_counted else np.full(len(rows), -1, dtype=np.int64),
         reserved=history.reserved[rows],
         requested=np.where(taking, history.size_bytes[rows], NONE),
         alive_address=alive["address"][in_use],
@@ -211,3 +228,32 @@ def _from_history(device: str, history: History, alive: dict[str, Ints]) -> Devi
         alive_requested=alive["requested_bytes"][in_use],
         history=history,
     )
+
+
+def _reports_of(time_us: Ints, requested: Ints, reports: dict[str, Ints]) -> Ints:
+    """Returns the report of each entry of a history that allocates or frees; NONE without one. Shape (entries,).
+
+    The allocator reports what it writes into its history, in the same order.
+
+    Args:
+        time_us: Times of the entries. Shape (entries,).
+        requested: Their requested bytes, negative for frees. Shape (entries,).
+        reports: Times in nanoseconds and block sizes, by column.
+    """
+    order = np.argsort(reports["time_ns"], kind="stable")
+    size, moment_us = reports["size_bytes"][order], reports["time_ns"][order] // 1000
+    if len(size) == len(requested) and (np.sign(size) == np.sign(requested)).all():
+        return order
+    found: list[int] = []
+    waiting = deque(zip(order.tolist(), moment_us.tolist(), size.tolist(), strict=True))
+    for entered_us, asked in zip(time_us.tolist(), requested.tolist(), strict=True):
+        while waiting and waiting[0][1] < entered_us - 1:
+            waiting.popleft()  # from before the history began
+        number, reported_us, block = waiting[0] if waiting else (NONE, 0, 0)
+        is_its = (block > 0) == (asked > 0) and 0 <= abs(block) - abs(asked) <= _UNSPLIT_BYTES
+        if number != NONE and is_its and reported_us <= entered_us + _REPORTED_WITHIN_US:
+            found.append(number)
+            waiting.popleft()
+        else:
+            found.append(NONE)
+    return np.array(found, dtype=np.int64)
