@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from memprof.policies.compress.policy import BLOCK, CHUNK
+from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -52,7 +52,7 @@ def _chunks(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Cuts all three into chunks, a block a row; a rest shorter than a block is a chunk of its own."""
     whole = len(values) // BLOCK * BLOCK
-    bounds = [*range(0, whole, CHUNK), whole]
+    bounds = [*range(0, whole, CHUNK if values.device.type == "cpu" else DEVICE_CHUNK), whole]
     for start, stop in itertools.pairwise(bounds):
         rows = slice(start // BLOCK, stop // BLOCK)
         yield values[start:stop].view(-1, BLOCK), codes[start:stop].view(-1, BLOCK), scales[rows]

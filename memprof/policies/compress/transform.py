@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from memprof.policies.compress.policy import BLOCK, CHUNK
+from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.new_ops import COMPRESS, new_ops
@@ -45,7 +45,7 @@ def transform(step: Step, policy: Compress) -> Step:
     size, item = storages.requested_bytes[at], element_bytes(storages.dtype[at])
     count = size // item
     # 16-bit values are divided in 32 bits: they are cast beside the result.
-    chunk = np.minimum(count, CHUNK)
+    chunk = np.minimum(count, np.where(storages.device[at] == "cpu", CHUNK, DEVICE_CHUNK))
     temporary = chunk * np.where(item == 2, 8, item) + -(-chunk // BLOCK) * 4
     speed = _bytes_per_us(step)
 

@@ -85,7 +85,7 @@ def _left_behind(step: Step, logits: list[int]) -> Ints:
     is_used[step.uses.storage_id] = True
     is_left = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & ~is_used
     is_left &= np.isin(storages.category, ("activation", "temporary", "unknown"))
-    alike = np.flatnonzero(is_left & np.isin(storages.allocated_bytes, storages.allocated_bytes[lasting]))
+    alike = np.flatnonzero(is_left & np.isin(storages.requested_bytes, storages.requested_bytes[lasting]))
     return alike[: len(lasting)]
 
 
@@ -178,7 +178,11 @@ def _cross_entropy(step: Step, likelihood: int, *, has_head: bool) -> CrossEntro
     is_cast_by_model = source is not None and int(storages.created_op_id[logits]) != log_softmax - 1
     if source is not None:
         cast = int(storages.created_op_id[logits])
-        cast_backward = np.flatnonzero(ops.forward_op_id == cast)
+        readers = uses.op_id[uses.storage_id == gradient[-1]]
+        # A predicted cast stands before the views of the logits, and its backward belongs to their reader.
+        is_back = ops.forward_op_id == cast
+        is_back[readers[(ops.name[readers] == "aten._to_copy.default") & (ops.phase[readers] == "backward")]] = True
+        cast_backward = np.flatnonzero(is_back)
         narrow = np.flatnonzero(np.isin(storages.created_op_id, cast_backward))
         if len(narrow):
             whole = np.concatenate([whole, [logits], gradient])
@@ -251,9 +255,10 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
     outside = np.unique(uses.storage_id[~np.isin(uses.op_id, backward)])
     is_lasting = np.isin(born, outside) | (storages.category[born] == "gradient")
     lasting = born[is_lasting]
+    # A block of a device may be larger than another for the same request: what the allocator did not split off.
+    sizes = np.where(storages.requested_bytes == NONE, storages.allocated_bytes, storages.requested_bytes)
     parameters = inputs[is_parameter]
-    parameters = parameters[np.argsort(-storages.allocated_bytes[parameters], kind="stable")]
-    sizes = storages.allocated_bytes
+    parameters = parameters[np.argsort(-sizes[parameters], kind="stable")]
     is_of_parameter = np.isin(sizes[lasting], sizes[parameters]) & (
         (storages.category[lasting] == "gradient") | ~np.isin(sizes[lasting], sizes[inputs[~is_parameter]])
     )
