@@ -33,17 +33,20 @@ def measure(place: Place, found: Found) -> None:
     log.unlink(missing_ok=True)
     # Not the plugins of pyproject.toml: the machine may lack them.
     options = "addopts=--disable-plugin-autoload -p timeout --import-mode=importlib --strict-markers -ra"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", options]
-    done = subprocess.run(
-        [*command, f"--junitxml={log}", *files],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        timeout=max(place.end - time.monotonic(), 1),
-    )
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", options]
+    said = place.folder("work") / "pytest.txt"  # where tests that were not done in time can be read off
+    with said.open("wb") as file:
+        done = subprocess.run(
+            [*command, "--durations=10", f"--junitxml={log}", *files],
+            cwd=ROOT,
+            env=environment(PYTHONUNBUFFERED="1"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=max(place.end - time.monotonic(), 1),
+        )
     if not log.exists():
-        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise RuntimeError(f"pytest ended with {done.returncode}: {' | '.join(said[-3:])}")
+        lines = said.read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"pytest ended with {done.returncode}: {' | '.join(lines[-3:])}")
     counts: dict[str, Counter[str]] = {}
     for case in ET.parse(log).getroot().iter("testcase"):
         failure = next((part for part in case if part.tag in ("failure", "error")), None)

@@ -79,7 +79,10 @@ def _recordings(place: Place, found: Found) -> int:
         events, segments, memory = (trace.table(table) for table in (AllocatorEvents, Segments, Memory))
         own = [table.take(table.device == place.device_name) for table in (events, segments, memory)]
         try:
-            compared, differ = compare_recording(own[0], own[1], allocator_settings(trace.manifest))
+            storages = trace.table(Storages)
+            is_left = (storages.device == place.device_name) & (storages.freed_op_id == NONE)
+            alive_bytes = int(storages.allocated_bytes[is_left].sum())
+            compared, differ = compare_recording(own[0], own[1], allocator_settings(trace.manifest), alive_bytes)
         except ValueError as error:
             found.note(f"{path.name}: {error}.")
             continue
@@ -91,17 +94,20 @@ def _recordings(place: Place, found: Found) -> int:
     return wrong
 
 
-def compare_recording(events: AllocatorEvents, segments: Segments, settings: Settings) -> tuple[Comparison, int]:
+def compare_recording(
+    events: AllocatorEvents, segments: Segments, settings: Settings, alive_bytes: int
+) -> tuple[Comparison, int]:
     """Compares the model with the recorded events of one device.
 
     Args:
         events: The events; what was in use before the first comes first, without an index.
         segments: The segments after the last.
         settings: The allocator's options.
+        alive_bytes: Bytes of the storages that are left at the end.
 
     Returns:
-        The comparison, and how many things differ. The final blocks are made up from the events, so of them only the
-        sum of their bytes counts.
+        The comparison, and how many things differ. The final blocks are made up from the events and the gaps between
+        them, so of them only the bytes of the storages count.
 
     Raises:
         ValueError: There are no events, or the segments are unknown.
@@ -112,7 +118,7 @@ def compare_recording(events: AllocatorEvents, segments: Segments, settings: Set
     end = blocks_at_end(events, segments, settings)
     compared = compare(events.take(is_event), end, settings)
     differ = sum(mismatch.event < is_event.sum() for mismatch in compared.mismatches)
-    return compared, differ + int(end.size.sum() != segments.active_size_bytes.sum())
+    return compared, differ + int(alive_bytes != segments.active_size_bytes.sum())
 
 
 def blocks_at_end(events: AllocatorEvents, segments: Segments, settings: Settings) -> BlockMap:
@@ -167,7 +173,9 @@ def _rehearse(place: Place, found: Found) -> int:
         trace = Trace.open(path)
         done = replay(requests_of_recording(trace.table(Storages), trace.table(Ops)).requests)
         for share in (0.0, 0.5):
-            compared, differ = compare_recording(*written_down(done, share), Settings())
+            events, segments = written_down(done, share)
+            alive_bytes = int(segments.active_size_bytes.sum())  # the model's own
+            compared, differ = compare_recording(events, segments, Settings(), alive_bytes)
             reserved = int(done.reserved()[int(share * done.events) :].max())
             wrong += _add(found, f"the model against itself: {one.name}, from {share:.0%}", compared, reserved, differ)
     return wrong

@@ -53,7 +53,7 @@ class Place:
     @property
     def lanes(self) -> int:
         """Jobs at a time: they start side by side, and compute one after the other."""
-        return 2 if self.is_rehearsal else 6
+        return 2 if self.is_rehearsal else 8
 
     @property
     def is_over(self) -> bool:

@@ -196,7 +196,9 @@ def _cuda_state(device: int) -> dict[str, Any]:
         # A device in an error state answers no queries; the values so far stand.
         state.setdefault("allocated_bytes", None)
     if _reported.get("device") == device:
-        state.update(
-            requested_bytes=_reported["requested"], free_bytes=_reported["free"], total_bytes=_reported["total"]
-        )
+        free, total = _reported["free"], _reported["total"]
+        if total < state.get("total_bytes", total):
+            # What the process may take at most (set_per_process_memory_fraction), whatever the device has free.
+            free = max(min(free, total - (state.get("reserved_bytes") or 0)), 0)
+        state.update(requested_bytes=_reported["requested"], free_bytes=free, total_bytes=total)
     return state

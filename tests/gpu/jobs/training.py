@@ -82,11 +82,11 @@ def hold(path):
 def prepare(args):
     torch.manual_seed(0)
     if args.device == "cuda":
+        torch.cuda.init()  # before it waits for other jobs
         if args.limit_bytes:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(args.limit_bytes / total)
         if args.history:
-            torch.cuda.init()  # before, there is no device's allocator whose history could be kept
             torch.cuda.memory._record_memory_history(context=None, max_entries=2_000_000)
 
 
@@ -142,8 +142,9 @@ def counters(device):
 def run(description, sizes, make_model, make_data, loss_of):
     """Reads the command line and trains."""
     args = read_arguments(description, sizes)
-    held = hold(args.gate)
     prepare(args)
     model = make_model(args.settings)
-    train(args, model, make_data(args.settings), loss_of)
+    data = make_data(args.settings)
+    held = hold(args.gate)
+    train(args, model, data, loss_of)
     return held
