@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Bytes a recurrent layer keeps for its backward, relative to float32: 0.706 to 0.713 in eight of nine sizes measured
 #: (16 to 512 wide), 0.857 in the smallest: gates and states are short, cell states are not.
 RECURRENT_SHARE = 0.7085
-#: The same of cuDNN, where cell states are short as well: three layers on an H200 kept 251,658,240 of 503,317,248 bytes.
+#: The same of cuDNN, whose cell states are short as well: 251,658,240 of 503,317,248 bytes in three layers on an H200.
 CUDNN_RESERVE_SHARE = 0.5
 _CUDNN_LAYER = "_cudnn_rnn"
 #: Bytes a recurrent layer takes in evaluation, relative to float32: 0.511 to 0.520 in five of six sizes measured (16
