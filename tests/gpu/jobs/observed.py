@@ -50,13 +50,13 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--gate")
     args = parser.parse_args()
-    held = training.hold(args.gate)
     torch.manual_seed(0)
     device = torch.device(args.device)
     model = gpt.make_model(SIZES[args.size]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs, targets = (part.to(device) for part in gpt.make_data(SIZES[args.size]))
     found = []
+    held = training.hold(args.gate)
 
     def step():
         start = time.perf_counter()

@@ -47,7 +47,6 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--gate")
     args = parser.parse_args()
-    held = training.hold(args.gate)
     # Attention's backward would add up in another order each time.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(0)
@@ -55,6 +54,7 @@ def main():
     model = gpt.make_model(size).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs, targets = (part.to(args.device) for part in gpt.make_data(size))
+    held = training.hold(args.gate)
     apply(args, model, optimizer)
     steps = []
     for _ in range(args.steps):
