@@ -14,7 +14,7 @@ from memprof.replay.live import alive_at, live_bytes, peak_op
 from memprof.trace.store import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
-NAMES = ("gpt", "lstm", "resnet")
+NAMES = ("gpt", "gpt-h200", "lstm", "resnet")
 
 
 @pytest.fixture(params=NAMES)

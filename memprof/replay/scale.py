@@ -129,11 +129,13 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     )
     if left:
         how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and are not scaled"
+    fp32 = target.flops_per_us.get("fp32", 0.0)
     there = dataclasses.replace(
         scaled,
         duration_us=duration,
         to_host_bytes_per_us=target.host_bytes_per_us,
         from_host_bytes_per_us=target.host_bytes_per_us,
+        product_flops_per_us=(fp32, target.flops_per_us.get("bf16", target.flops_per_us.get("fp16", fp32))),
     )
     return TimesElsewhere(there, "modelled", f"{how}.", share)
 

@@ -46,6 +46,7 @@ class Step:
         storage_ids: The trace's storage id of each row of ``storages``.
         to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
         from_host_bytes_per_us: The same in the other direction.
+        product_flops_per_us: FLOPs of its matrix products in float32 and in a short type; 0 where not known.
         short_types: Types shorter than float32 that the device it ran on computes in; on a CPU, oneDNN.
         planned_types: The same of the GPU that it is planned for, where it ran on a CPU; None for no other machine.
         has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
@@ -79,6 +80,7 @@ class Step:
     storage_ids: Ints
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
+    product_flops_per_us: tuple[float, float] = (0.0, 0.0)
     short_types: tuple[str, ...] = ("bfloat16",)
     planned_types: tuple[str, ...] | None = None
     has_amx: bool = False

@@ -233,6 +233,7 @@ class Trace:
             step,
             to_host_bytes_per_us=machine.speed.to_host_bytes_per_us,
             from_host_bytes_per_us=machine.speed.from_host_bytes_per_us,
+            product_flops_per_us=(machine.speed.fp32_flops_per_us, machine.speed.bf16_flops_per_us),
         )
 
     def steady_step(self) -> Step:

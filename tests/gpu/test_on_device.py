@@ -48,6 +48,7 @@ class Model(nn.Module):
 
 def train(*policies: Policy, steps: int = 4, in_stream: bool = False) -> tuple[list[float], list[torch.Tensor], int]:
     """Returns the losses, the final parameters, and the peak of the last step."""
+    torch._C._cuda_clearCublasWorkspaces()  # those of streams of earlier runs
     torch.manual_seed(0)
     model = Model().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

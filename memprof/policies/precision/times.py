@@ -44,9 +44,17 @@ CPU_RATIOS: dict[str, dict[str, tuple[float, float]]] = {
 }
 #: The same for large pointwise operators on a CPU: they run in the cache, and are not bound by bytes.
 CPU_POINTWISE = 0.87
-#: Matrix products on CUDA; everything else there scales with its bytes. From the ratio of the tensor cores' peak rates
-#: (TF32 to bf16 and fp16 on A100 and H100, NVIDIA data sheets); not measured here.
+#: Matrix products on CUDA that ran in TF32, or where the device's speed is not known: the ratio of the tensor cores'
+#: peak rates (TF32 to bf16 and fp16 on A100 and H100, NVIDIA data sheets).
 CUDA_PRODUCT = 0.5
+#: Products faster than this multiple of the device's rate in float32 ran in TF32.
+_TF32_FROM = 1.2
+#: Convolutions on CUDA, which run in TF32 by default: 0.63 to 0.74 in ResNet-50 and a ViT on an H200, torch 2.11.
+CUDA_CONVOLUTION = 0.67
+#: Fused attention on CUDA, relative to what products gain: 1.5 to 2.3 in a GPT and a ViT on an H200.
+CUDA_ATTENTION = 2.0
+#: Batch norms in bf16 on CUDA, forward and backward: cuDNN's run in float32 and fp16 only; ResNet-50 on an H200.
+CUDA_BATCH_NORM = (1.72, 1.29)
 
 #: Bytes per microsecond if the step has no operator to derive it from.
 FALLBACK_RATE = 4000.0
@@ -88,8 +96,8 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     is_inside = (types.region[of_op] != NONE) & types.is_short_out[of_op]
     is_bound = (whole >= LARGE_BYTES) & ((less < whole) | is_inside)
     if types.device == "cuda" or step.planned_types is not None:
-        is_product = is_inside & (types.rule[of_op] == SHORT)
-        ratio = np.where(is_product, CUDA_PRODUCT, np.where(is_bound, share, 1.0))
+        ratio = np.where(is_bound, share, 1.0)
+        _on_cuda(ratio, step, types, of_op, is_inside, dtype)
     else:
         ratio = np.where(is_bound & is_inside, CPU_POINTWISE, 1.0)
         is_backward = forward != NONE
@@ -107,3 +115,24 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     total = old.sum()
     executor = step.duration_us / total if total > 0 else 1.0
     draft.duration_us = step.duration_us + executor * (np.nan_to_num(durations).sum() - total)
+
+
+def _on_cuda(ratio: Floats, step: Step, types: Types, of_op: Ints, is_inside: Bools, dtype: str) -> None:
+    """Sets the ratios of products, attention, convolutions and batch norms on CUDA."""
+    ops, names = step.ops, types.names[of_op]
+    is_product = is_inside & (types.rule[of_op] == SHORT)
+    plain, short = step.product_flops_per_us
+    ratio[is_product] = CUDA_PRODUCT
+    if plain and short:
+        took_us = np.maximum(np.nan_to_num(ops.duration_us), 1e-9)
+        is_plain = is_product & (ops.flops / took_us <= _TF32_FROM * plain)
+        # A small product is bound by the bytes that it moves, or by its launch.
+        bound_us = START_US / 2 + (ops.read_bytes + ops.written_bytes) / (2 * Rates(step, types).bytes_per_us)
+        gain = np.maximum(plain / short, np.minimum(bound_us / took_us, 1.0))
+        ratio[is_plain] = gain[is_plain]
+        is_attention = is_product & np.char.startswith(names.astype(str), "_scaled_dot_product")
+        ratio[is_attention] = min(CUDA_ATTENTION * plain / short, CUDA_PRODUCT)
+    ratio[is_product & (names == "convolution")] = CUDA_CONVOLUTION
+    if dtype == "bf16":
+        is_norm = is_inside & (names == "cudnn_batch_norm")
+        ratio[is_norm] = np.where(types.forward[is_norm] == NONE, *CUDA_BATCH_NORM)

@@ -29,6 +29,7 @@ from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)
 _CUDA = _autograd.DeviceType.CUDA
+_cuda: Any = torch.cuda  # not annotated in torch
 
 
 class AllocatorTable:
@@ -155,7 +156,7 @@ class NativeEvents:
         allocated = allocations(result)
         for event, fields in allocated:
             events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
-        if torch.cuda.is_initialized():
+        if _cuda.is_initialized():
             for time_ns, device, size in device_sizes_of(result):
                 device_sizes.extend((time_ns, self._log.intern("devices", f"cuda:{device}"), size))
         events.extend((clock_ns(), *HEARD))
