@@ -117,7 +117,7 @@ gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is pr
 carry: $(READY) ## Gather in build/carried-VERSION what a machine with a GPU and without a network may lack.
 	$(BIN)/python -m pip install $(PIP_ARGS) -q --upgrade --target build/carried-$(GPU_VERSION) --no-deps --only-binary=:all: \
 	    --python-version $(GPU_VERSION) --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
-	    hypothesis markdown-it-py mdurl pygments pytest-timeout rich tomlkit
+	    hypothesis markdown-it-py mdurl pygments pytest-timeout rapidfuzz rich tomlkit
 
 man: $(READY) ## Write the manual pages into build/man; the wheel makes its own.
 	$(BIN)/python -m memprof.cli.manual build/man/man1

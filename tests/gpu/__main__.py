@@ -1,6 +1,6 @@
 """Validates memprof on a machine with one GPU, in one command.
 
-python -m tests.gpu --out FOLDER [--device cuda|cpu] [--only SECTION]... [--minutes 8]
+python -m tests.gpu --out FOLDER [--device cuda|cpu] [--only SECTION]... [--minutes 10]
 
 Each section runs in a process of its own, within its share of the time; results.json and results.md in the folder are
 rewritten after each, and sections that are not run this time stay in them. Without a GPU nothing runs and nothing
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, recordings and samples")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses at tiny sizes")
     parser.add_argument("--only", action="append", choices=tuple(SHARES), help="run this section (repeatable)")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time for all sections together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time for all sections together")
     args = parser.parse_args()
     machine = ask_machine(args.device)
     why = _why_not(machine, args.device)

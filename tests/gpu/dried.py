@@ -92,26 +92,25 @@ _POPULAR = {
 }
 
 
+#: The card whose dry run stands in for the device in a rehearsal.
+_REHEARSED_ON = "h200"
+
+
 def jobs(place: Place) -> list[Whole]:
-    """Lists the jobs, those first that need nothing but torch."""
+    """Lists the jobs, those first that need nothing but torch; the first alone in a rehearsal."""
     found = []
     for name, one in _OWN.items():
         script, *arguments = one.command(place, _STEPS)
-        found.append(Whole(name, Path(script).name, tuple(arguments)))
+        on_device = ["cuda" if word == place.device else word for word in arguments]
+        found.append(Whole(name, Path(script).name, tuple(on_device)))
     for name, needs in _POPULAR.items():
         found.append(Whole(name, "popular.py", (name, "--steps", str(_STEPS)), needs))
-    return found
+    return found[: 1 if place.is_rehearsal else None]
 
 
 def measure(place: Place, found: Found) -> None:
     """Runs every job, and dry-runs it."""
-    if place.is_rehearsal:
-        found.note("Only a device has a history of its allocator: nothing is compared in a rehearsal.")
-        return
-    name = str(ask_machine(place.device).get("device", ""))
-    card = machine_of_device(name)
-    if card is None:
-        raise RuntimeError(f"{name} is not in the catalogue of devices")
+    card = _card(place)
     chosen = [one for one in jobs(place) if not one.needs or importlib.util.find_spec(one.needs)]
     left_out = [one.name for one in jobs(place) if one not in chosen]
     if left_out:
@@ -119,9 +118,9 @@ def measure(place: Place, found: Found) -> None:
     items = [(one.name, one) for one in chosen]
     errors: dict[str, list[float]] = {"peak": [], "reserved": []}
     equal = 0
-    ran = dict(side_by_side(place, found, items, lambda one: _run(place, one)))
+    ran = dict(side_by_side(place, found, items, lambda one: _run(place, card, one)))
     items = [(one.name, one) for one in ran]
-    for one, compared in side_by_side(place, found, items, lambda one: _compare(place, card.name, one)):
+    for one, compared in side_by_side(place, found, items, lambda one: _compare(place, card, one)):
         real, dry = compared["real"], compared["dry_run"]
         errors["peak"].append(abs(compared["peak_error_bytes"]) / real["peak_bytes"])
         errors["reserved"].append(abs(compared["reserved_error_bytes"]) / real["peak_reserved_bytes"])
@@ -155,13 +154,29 @@ def command_of(one: Whole, snapshot: str) -> list[str]:
     return [str(JOBS / "with_history.py"), snapshot, str(JOBS / one.script), *one.arguments]
 
 
+def _card(place: Place) -> str:
+    """Returns the name of the device in the catalogue."""
+    if place.is_rehearsal:
+        return _REHEARSED_ON
+    name = str(ask_machine(place.device).get("device", ""))
+    card = machine_of_device(name)
+    if card is None:
+        raise RuntimeError(f"{name} is not in the catalogue of devices")
+    return card.name
+
+
 def _snapshot(place: Place, one: Whole) -> Path:
     return place.folder("snapshots") / f"{one.name.replace(' ', '-')}.pickle"
 
 
-def _run(place: Place, one: Whole) -> dict[str, int | None]:
-    """Runs a job on the device and returns what it printed at its end."""
-    printed, _ = run(place, [sys.executable, *command_of(one, str(_snapshot(place, one)))])
+def _run(place: Place, card: str, one: Whole) -> dict[str, int | None]:
+    """Runs a job on the device and returns what it printed at its end; in a rehearsal, dry-runs it instead."""
+    words = command_of(one, str(_snapshot(place, one)))
+    if place.is_rehearsal:
+        output = str(place.folder("work") / "rehearsed.memprof")
+        run(place, [*MEMPROF, "record", "-f", "-q", "--dry-run", "--device", card, "-o", output, *words])
+        return {"process_bytes": None}
+    printed, _ = run(place, [sys.executable, *words])
     return json.loads(printed.splitlines()[-1])
 
 

@@ -16,7 +16,7 @@ from tests.gpu.results import BROKEN, OK, TIMED_OUT, Section
 ROOT = Path(__file__).resolve().parents[2]
 #: What the machine may lack and was brought along (`make carry`), for this version of Python.
 CARRIED = ROOT / "build" / f"carried-{sys.version_info.major}.{sys.version_info.minor}"
-#: The sections in order of value, and the seconds each takes of eight minutes. What one leaves over the others get.
+#: The sections in order of value, and the seconds each takes of ten minutes. What one leaves over the others get.
 SHARES = {
     "exact": 80,
     "replay": 35,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 from tests.gpu.results import Bar, Section
 
+_TIMED = ("policies", "overhead", "swap")
 #: Where each section is measured: a module with TITLE, HOW, COLUMNS and ``measure(place, found)``.
 MODULES = {
     "exact": "exact",
@@ -34,11 +36,13 @@ class Place:
         device: ``cuda``, or ``cpu`` in a rehearsal.
         out: Folder of the results.
         end: When it has to be done, on the monotonic clock.
+        is_timed: Whether it measures times, which jobs that start on the same processor lengthen.
     """
 
     device: str
     out: Path
     end: float
+    is_timed: bool = False
 
     @property
     def is_rehearsal(self) -> bool:
@@ -53,7 +57,8 @@ class Place:
     @property
     def lanes(self) -> int:
         """Jobs at a time: they start side by side, and compute one after the other."""
-        return 2 if self.is_rehearsal else 8
+        cores = os.cpu_count() or 1
+        return 2 if self.is_rehearsal else max(2, min(cores // 4, 4) if self.is_timed else min(cores // 2, 8))
 
     @property
     def is_over(self) -> bool:
@@ -108,7 +113,7 @@ class Found:
 def main() -> None:
     """Measures one section."""
     name, device, out, seconds = sys.argv[1:]
-    place = Place(device, Path(out), time.monotonic() + float(seconds))
+    place = Place(device, Path(out), time.monotonic() + float(seconds), is_timed=name in _TIMED)
     module = importlib.import_module(f"tests.gpu.{MODULES[name]}")
     section = Section(name, title=module.TITLE, how=module.HOW, columns=list(module.COLUMNS))
     found = Found(section, place.folder("work") / f"{name}.json")

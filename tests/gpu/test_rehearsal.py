@@ -17,7 +17,7 @@ from tests.gpu.machine import ROOT
 from tests.gpu.running import SHARES, environment
 from tests.gpu.section import MODULES
 
-RECORDING = ("exact", "replay", "samples", "pytest")
+RECORDING = ("exact", "replay", "samples", "pytest", "dry")
 PLANNING = ("policies", "suggest", "overhead", "swap")
 
 
@@ -53,6 +53,8 @@ def test_what_is_recorded(tmp_path: Path) -> None:
     sections = rehearse(tmp_path, *RECORDING)
     assert all(row["difference_bytes"] == {"allocated_bytes": 0} for row in sections["exact"]["figures"])
     assert [row["differ"] for row in sections["replay"]["figures"]] == [0, 0]
+    (compared,) = (row["compared"] for row in sections["dry"]["figures"])
+    assert compared["equal_in_order"] == compared["real"]["allocations"] > 500
     sample = tmp_path / "samples" / "gpt-cuda"
     assert {path.name for path in sample.iterdir()} >= {"train.py", "run.memprof", "expected.json", "command.txt"}
     assert Trace.open(sample / "run.memprof").recorded_steps
