@@ -118,7 +118,7 @@ def compare_recording(
     end = blocks_at_end(events, segments, settings)
     compared = compare(events.take(is_event), end, settings)
     differ = sum(mismatch.event < is_event.sum() for mismatch in compared.mismatches)
-    return compared, differ + int(alive_bytes != segments.active_size_bytes.sum())
+    return compared, differ + int(alive_bytes != segments.allocated_size_bytes.sum())
 
 
 def blocks_at_end(events: AllocatorEvents, segments: Segments, settings: Settings) -> BlockMap:
@@ -174,7 +174,7 @@ def _rehearse(place: Place, found: Found) -> int:
         done = replay(requests_of_recording(trace.table(Storages), trace.table(Ops)).requests)
         for share in (0.0, 0.5):
             events, segments = written_down(done, share)
-            alive_bytes = int(segments.active_size_bytes.sum())  # the model's own
+            alive_bytes = int(segments.allocated_size_bytes.sum())  # the model's own
             compared, differ = compare_recording(events, segments, Settings(), alive_bytes)
             reserved = int(done.reserved()[int(share * done.events) :].max())
             wrong += _add(found, f"the model against itself: {one.name}, from {share:.0%}", compared, reserved, differ)
@@ -220,6 +220,7 @@ def _segments_of(done: Replay) -> Segments:
         address=[blocks[0].address for blocks in tiled],
         total_size_bytes=[sum(block.size for block in blocks) for blocks in tiled],
         active_size_bytes=[sum(block.size for block in blocks if block.state != BLOCK_FREE) for blocks in tiled],
+        allocated_size_bytes=[sum(block.size for block in blocks if block.state == ALLOCATED) for blocks in tiled],
         segment_type=["small" if segment.pool.is_small else "large" for segment in segments],
     )
 

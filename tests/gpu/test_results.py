@@ -80,7 +80,7 @@ def test_a_history_that_begins_in_the_middle_is_compared() -> None:
     done = replay(Requests.of(np.array(kind), np.array(allocation), size))
     for begin in (0.0, 0.3, 0.7):
         events, segments = written_down(done, begin)
-        compared, differ = compare_recording(events, segments, Settings(), int(segments.active_size_bytes.sum()))
+        compared, differ = compare_recording(events, segments, Settings(), int(segments.allocated_size_bytes.sum()))
         assert differ == 0, compared.mismatches[:3]
         assert compared.allocations > 50
 
@@ -90,7 +90,7 @@ def test_a_history_that_is_wrong_is_noticed() -> None:
     done = replay(Requests.of(np.array([ALLOCATE] * 4 + [FREE]), np.array([0, 1, 2, 3, 1]), np.full(4, 3 * MIB)))
     events, segments = written_down(done)
     moved = events.replace(address=events.address + np.where(events.action == "alloc", 512, 0))
-    alive_bytes = int(segments.active_size_bytes.sum())
+    alive_bytes = int(segments.allocated_size_bytes.sum())
     assert compare_recording(moved, segments, Settings(), alive_bytes)[1] > 0
     assert compare_recording(events, segments, Settings(), alive_bytes)[1] == 0
     assert compare_recording(events, segments, Settings(), alive_bytes + 512)[1] == 1

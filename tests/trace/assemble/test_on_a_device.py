@@ -22,7 +22,7 @@ from memprof.trace.assemble.memory.native_events import read_device_events
 from memprof.trace.assemble.steps import choose_epoch
 from memprof.trace.files.spool import read_spool
 from memprof.trace.files.trim import drop_warm_up
-from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
+from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
 from memprof.trace.store import Trace
 from tests.gpu.replayed import compare_recording
 from tests.trace.assemble.device_twin import DEVICE, Twin
@@ -206,6 +206,20 @@ def test_blocks_of_other_threads_are_those_of_the_history(source: Path, tmp_path
     assert (part.total == -1).all()
     assert (part.size_bytes == whole.size_bytes).mean() > 0.95
     assert (part.time_ns == whole.time_ns).mean() > 0.7
+
+
+def test_a_history_of_the_jobs_that_is_too_short_is_noted(source: Path, tmp_path: Path) -> None:
+    """Where the job keeps only the latest entries, a note says how many events are missing."""
+    folder = Twin(source).write(tmp_path / "device")
+    spool = read_spool(folder)
+    epoch = choose_epoch(spool)
+    assert epoch is not None
+    history = spool.rows["history"]
+    assert read_device_events(spool, epoch, DEVICE).lost == 0
+    is_move = np.isin(history[:, 2], [ACTIONS.index("alloc"), ACTIONS.index("free_requested")])
+    gone = np.flatnonzero(is_move)[100:150]
+    spool.rows["history"] = np.delete(history, gone, axis=0)
+    assert read_device_events(spool, epoch, DEVICE).lost >= 50
 
 
 def test_operators_take_the_time_of_their_work_on_the_device(source: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class DeviceEvents:
         alive_bytes: Their sizes in bytes.
         alive_requested: Their requested bytes; NONE where unknown.
         history: The allocator's own history; without rows where it keeps none.
+        lost: Reports of the allocator whose entries that history does not have.
     """
 
     device: str
@@ -54,6 +55,7 @@ class DeviceEvents:
     alive_bytes: Ints
     alive_requested: Ints
     history: History
+    lost: int = 0
 
     @cached_property
     def event_of_entry(self) -> Ints:
@@ -227,6 +229,7 @@ def _from_history(device: str, history: History, alive: dict[str, Ints], reports
         alive_bytes=alive["size_bytes"][in_use],
         alive_requested=alive["requested_bytes"][in_use],
         history=history,
+        lost=int((reports["time_ns"] // 1000 >= history.time_us[0] - 1).sum() - is_reported.sum()),
     )
 
 

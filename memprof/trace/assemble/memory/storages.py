@@ -147,7 +147,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         uses=uses.replace(storage_id=place[uses.storage_id]),
         counter=counter,
         held=np.append(place, NONE)[held],
-        notes=_notes(elsewhere),
+        notes=_notes(elsewhere, recording.memory_events.lost),
     )
 
 
@@ -197,8 +197,13 @@ def _has_totals(recording: Recording) -> bool:
     return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
 
-def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:
+def _notes(elsewhere: Elsewhere, lost: int) -> tuple[str, ...]:
     notes = []
+    if lost > 0:
+        notes.append(
+            f"{lost:,} allocations and frees are missing: the job's own history of the allocator does not have them "
+            "(max_entries of _record_memory_history)"
+        )
     if elsewhere.missing_bytes:
         notes.append(
             f"{elsewhere.missing_bytes:,} bytes that Python held at the beginning are not in the allocator's count"
