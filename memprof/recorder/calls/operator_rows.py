@@ -15,6 +15,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
 from memprof.recorder.log import RawLog
+from memprof.recorder.memory.parts import parts_of
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (
     FLAG_EVAL_MODE,
@@ -37,6 +38,7 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 _Tensor = torch.Tensor
+_STRIDED = torch.strided
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
 _MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
@@ -251,7 +253,7 @@ class OperatorRows:
         read_bytes = written_bytes = 0
         mutated = operator.mutated
         for position, value in enumerate(args):
-            if isinstance(value, _Tensor):
+            if isinstance(value, _Tensor) and value.layout is _STRIDED:
                 address, size = span(value)
                 read_bytes += size
                 if position in mutated:
@@ -259,8 +261,9 @@ class OperatorRows:
                     touches.extend((op, address, size, MUTATE, -1))
                 else:
                     touches.extend((op, address, size, READ, -1))
-            elif type(value) in _LISTS:
-                size = self._touch_all(op, value, is_mutated=position in mutated)
+            elif isinstance(value, _Tensor) or type(value) in _LISTS:
+                values = (value,) if isinstance(value, _Tensor) else value
+                size = self._touch_all(op, values, is_mutated=position in mutated)
                 read_bytes += size
                 if position in mutated:
                     written_bytes += size
@@ -277,7 +280,7 @@ class OperatorRows:
         makes_new = not flags & _MAKES_NOTHING
         on_output = self.on_output
         if makes_new or on_output is not None:
-            for item in (result,) if isinstance(result, _Tensor) else _flat(result):
+            for item in (result,) if isinstance(result, _Tensor) and result.layout is _STRIDED else _flat(result):
                 if makes_new:
                     address, size = span(item)
                     touches.extend((op, address, size, WRITE, self._tensor_number(item)))
@@ -292,9 +295,10 @@ class OperatorRows:
         access, total = MUTATE if is_mutated else READ, 0
         for value in values:
             if isinstance(value, _Tensor):
-                address, size = span(value)
-                total += size
-                touches.extend((op, address, size, access, -1))
+                for plain in (value,) if value.layout is _STRIDED else parts_of(value) or (value,):
+                    address, size = span(plain)
+                    total += size
+                    touches.extend((op, address, size, access, -1))
         return total
 
 
@@ -317,12 +321,12 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     try:
         return tensor.untyped_storage().data_ptr(), tensor.nbytes
     except (NotImplementedError, RuntimeError):
-        return 0, 0  # sparse, opaque and meta tensors
+        return 0, 0  # opaque and meta tensors
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
     if isinstance(value, _Tensor):
-        return [value]
+        return [value] if value.layout is _STRIDED else list(parts_of(value)) or [value]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _flat(item)]
     return []

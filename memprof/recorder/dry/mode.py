@@ -27,6 +27,7 @@ from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.random_stream import RandomStream
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
 from memprof.recorder.dry.routing import Routing
+from memprof.recorder.dry.sparse.operators import SparseOperators
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -56,6 +57,7 @@ class DryMode(FakeTensorMode):
     Attributes:
         extra_bytes: The last operator's peak kernel memory beyond its result.
         is_begun: Whether tensors created on the processor are fake; otherwise only those on the device are.
+        sparse: Runs operators on sparse tensors.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class DryMode(FakeTensorMode):
         self._role = role
         self._routing = routing or Routing(1.0)
         self._in_place = InPlace()
+        self.sparse = SparseOperators(answers, refuse, is_on_device=device is not None)
         self._random = RandomStream()
         self._is_inside = False
         self.is_begun = device is None
@@ -173,6 +176,8 @@ class DryMode(FakeTensorMode):
             return func(*args, **kwargs)  # no mode is active inside one
         if self._role is not None and place_of_group(func) >= 0:
             self._role.note_collective(func, args)
+        if self.sparse.are_needed(func, args, kwargs):
+            return self._run_sparse(func, args, kwargs)
         argument = returned_argument(func, args, kwargs)
         if argument is not None:
             return argument
@@ -228,6 +233,19 @@ class DryMode(FakeTensorMode):
         self._routing.follow(func, given, result)
         if drawn is not None:
             note(result, drawn)
+        return result
+
+    def ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns what torch's own mode answers."""
+        return super().__torch_dispatch__(func, (), args, kwargs)
+
+    def _run_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator that reads or makes a sparse tensor."""
+        result, self.extra_bytes = self.sparse.run(self, func, args, kwargs)
+        if func._schema.is_mutable:
+            follow_values(func, args, kwargs, result)
+        if self._role is not None:
+            self._role.note_operator(func, result)
         return result
 
     def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:

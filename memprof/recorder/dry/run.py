@@ -143,9 +143,10 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
+        sparse = self._mode.sparse if self._mode is not None else None
         found = [
             part.notes()
-            for part in (self._answers, self._kernels, self._regions, self._device, self._routing)
+            for part in (self._answers, self._kernels, sparse, self._regions, self._device, self._routing)
             if part is not None
         ]
         return [note for notes in found for note in notes]

@@ -32,7 +32,12 @@ def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> to
 
 
 def dry_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns a number unique among live storages in place of the address, and the tensor's own bytes."""
+    """Returns a number unique among live storages in place of the address, and the tensor's own bytes.
+
+    (0, 0) for tensors without a storage of their own: sparse and opaque ones.
+    """
+    if tensor.layout is not torch.strided:
+        return 0, 0
     if isinstance(tensor, FakeTensor):
         return _of_fake(tensor)[0], tensor.nbytes
     return storage_span(tensor)[0], tensor.nbytes

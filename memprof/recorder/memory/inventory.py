@@ -12,6 +12,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.parts import parts_of
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: Types of tensors that are neither lazy nor made of others: nearly all.
@@ -136,15 +137,16 @@ class Inventory:
             else:
                 category = ACTIVATION if is_computed(tensor) else HELD
             self._state(tensor, category, "", -1)
-            address, size = self.owned_span(tensor)
-            if address and address not in seen:
-                seen.add(address)
-                self._log.alive.extend((now, address, size))
-                if remember is not None:
-                    remember(tensor)
+            for plain in (tensor,) if tensor.layout is torch.strided else parts_of(tensor):
+                address, size = self.owned_span(plain)
+                if address and address not in seen:
+                    seen.add(address)
+                    self._log.alive.extend((now, address, size))
+                    if remember is not None:
+                        remember(plain)
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
-        if type(tensor) in PLAIN:
+        if type(tensor) in PLAIN and tensor.layout is torch.strided:
             inners: Iterable[torch.Tensor] = (tensor,)
         elif is_lazy(tensor):  # of a lazy module that has not been called: it has no shape yet
             return
@@ -172,10 +174,13 @@ class Inventory:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors that hold a tensor's memory: itself, or the parts of a wrapper subclass (DTensor, FP8)."""
+    """Yields the tensors that hold a tensor's memory: itself, or the parts of a sparse tensor or a wrapper subclass.
+
+    Such subclasses are DTensor and FP8's.
+    """
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
-        yield tensor
+        yield from (tensor,) if tensor.layout is torch.strided else parts_of(tensor)
         return
     names, _ = flatten(tensor)
     for name in names:

@@ -26,6 +26,7 @@ from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
 from memprof.recorder.dry.spans import dry_storage_span
+from memprof.recorder.memory.parts import parts_of
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.trace.files.spool import UNUSED_DEVICE
 
@@ -120,6 +121,8 @@ class VirtualDevice:
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Returns a tensor's address on the device and its own bytes; elsewhere a number unique among storages."""
+        if tensor.layout is not torch.strided:
+            return 0, 0
         if face.is_on_device(tensor):
             return self._storage_span(tensor)[0], tensor.nbytes
         return dry_storage_span(tensor)[0], tensor.nbytes
@@ -167,6 +170,9 @@ class VirtualDevice:
         is_here = False
         for tensor in (result,) if isinstance(result, torch.Tensor) else _flat(result):
             if not isinstance(tensor, FakeTensor):
+                continue
+            if tensor.layout is not torch.strided:
+                is_here = self._hold(list(parts_of(tensor)), reads=False) or is_here
                 continue
             if reads and tensor.fake_device.type == "meta":
                 tensor.fake_device = ORDINALS.current()  # seeds, whose device torch cannot infer

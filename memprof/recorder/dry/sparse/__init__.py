@@ -1,0 +1,1 @@
+"""Dry runs of sparse tensors."""

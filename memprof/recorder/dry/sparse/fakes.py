@@ -1,0 +1,124 @@
+"""Sparse fake tensors: plain tensors that hold their memory, and index values of which sizes depend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memprof.recorder.dry.known import known, note
+from memprof.recorder.memory.parts import PARTS, parts_of
+
+_PATTERN = "_memprof_pattern"
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where the elements of a sparse tensor are.
+
+    Attributes:
+        indices: Its index tensors, on the processor and with values: one of COO, two of compressed layouts.
+        is_certain: Whether they are those of a real run; otherwise as many elements as possible differ.
+    """
+
+    indices: tuple[torch.Tensor, ...]
+    is_certain: bool
+
+    def __deepcopy__(self, memo: Any) -> Pattern:
+        """Returns itself: copies share what is never written to."""
+        return self
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a tensor of a sparse layout."""
+    return isinstance(value, torch.Tensor) and value.layout in _LAYOUTS
+
+
+def pattern_of(tensor: torch.Tensor) -> Pattern:
+    """Returns the pattern of a sparse tensor, fake or with data."""
+    kept: Pattern | None = getattr(tensor, _PATTERN, None)
+    return Pattern(parts_of(tensor)[:-1], is_certain=True) if kept is None else kept
+
+
+def certain_pattern(indices: torch.Tensor) -> Pattern | None:
+    """Returns the pattern that a COO tensor's indices give; None where their values are not known.
+
+    Args:
+        indices: One row for each sparse dimension; with data of any size, or fake.
+    """
+    values = known(indices) if isinstance(indices, FakeTensor) else indices
+    return None if values is None else Pattern((values,), is_certain=True)
+
+
+def spread_pattern(sizes: tuple[int, ...], count: int) -> Pattern:
+    """Returns a pattern whose elements differ as far as their number allows.
+
+    Args:
+        sizes: The sparse dimensions.
+        count: Number of elements.
+    """
+    places = torch.Size(sizes).numel()
+    flat = torch.arange(count) % max(places, 1)
+    rows = torch.unravel_index(flat, sizes) if sizes else ()
+    return Pattern((torch.stack(rows) if sizes else torch.empty((0, count), dtype=torch.int64),), is_certain=False)
+
+
+def make(
+    mode: FakeTensorMode, like: torch.Tensor, parts: tuple[torch.Tensor, ...], pattern: Pattern, device: torch.device
+) -> FakeTensor:
+    """Returns a sparse fake tensor.
+
+    Args:
+        mode: The dry run's mode.
+        like: A sparse tensor on the processor or without memory, with its layout, sizes and type.
+        parts: The plain tensors that hold its memory, values last; they may have data.
+        pattern: Its pattern.
+        device: Its device.
+    """
+    made = FakeTensor(mode, shell(like), device)
+    setattr(made, PARTS, parts)
+    setattr(made, _PATTERN, pattern)
+    return made
+
+
+def alias(made: FakeTensor, source: torch.Tensor) -> FakeTensor:
+    """Lets a sparse fake tensor share the memory and pattern of another tensor; returns it."""
+    setattr(made, PARTS, parts_of(source))
+    setattr(made, _PATTERN, pattern_of(source))
+    return made
+
+
+def replace(tensor: FakeTensor, made: FakeTensor) -> None:
+    """Gives a sparse fake tensor the memory and pattern of a new one, as operators do that write to it."""
+    tensor.data = made
+    alias(tensor, made)
+
+
+def part(tensor: torch.Tensor, place: int) -> torch.Tensor:
+    """Returns an alias of a part of a sparse fake tensor, with the values of indices if they are certain."""
+    parts, pattern = parts_of(tensor), pattern_of(tensor)
+    found = parts[place].detach()
+    if pattern.is_certain and 0 <= place < len(pattern.indices) and isinstance(found, FakeTensor):
+        note(found, pattern.indices[place])
+    return found
+
+
+def shell(like: torch.Tensor) -> torch.Tensor:
+    """Returns a sparse tensor without memory, of another's layout, sizes and type."""
+    kept: Any = torch._C._DisableTorchDispatch()
+    with kept:
+        empty = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in parts_of(like)]
+        if like.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                *empty, tuple(like.shape), is_coalesced=like.is_coalesced(), check_invariants=False, device="meta"
+            )
+        compressed: Any = torch.sparse_compressed_tensor
+        made: torch.Tensor = compressed(
+            *empty, tuple(like.shape), layout=like.layout, check_invariants=False, device="meta"
+        )
+        return made
+
+
+_LAYOUTS = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}

@@ -1,0 +1,286 @@
+"""Runs the operators of a dry run that read or make sparse tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.recorder.dry.sparse import kernels
+from memprof.recorder.dry.sparse.fakes import (
+    Pattern,
+    alias,
+    certain_pattern,
+    is_sparse,
+    make,
+    part,
+    pattern_of,
+    replace,
+    shell,
+    spread_pattern,
+)
+from memprof.recorder.memory.parts import parts_of
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.answers import Answers
+    from memprof.recorder.dry.mode import DryMode
+
+_aten = torch.ops.aten
+_LISTS = (list, tuple)
+_COO = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+_COMPRESSED = _aten.sparse_compressed_tensor.comp_plain_value_size
+#: Operators that make sparse tensors of plain ones.
+_MAKES = {_COO, _COMPRESSED, _aten.sparse_compressed_tensor.comp_plain_value, _aten.sparse_coo_tensor.size}
+_MAKES |= {_aten._sparse_coo_tensor_with_dims.default}
+_ALIASES = {_aten.detach.default, _aten.alias.default}
+#: Operators that return a part, and its place.
+_PARTS = {
+    _aten._indices.default: 0,
+    _aten.indices.default: 0,
+    _aten.crow_indices.default: 0,
+    _aten.ccol_indices.default: 0,
+    _aten.col_indices.default: 1,
+    _aten.row_indices.default: 1,
+    _aten._values.default: -1,
+    _aten.values.default: -1,
+}
+#: Answered by torch from a tensor's sizes.
+_QUERIES = {_aten.is_coalesced.default, _aten._nnz.default, _aten.sparse_dim.default, _aten.dense_dim.default}
+#: Products of a sparse matrix with a plain one, and the places of both.
+_PRODUCTS = {
+    _aten.mm.default: (0, 1),
+    _aten._sparse_addmm.default: (1, 2),
+    _aten.addmm.default: (1, 2),
+}
+#: Operators that read few rows of their first, plain argument.
+_READS_ROWS = {_aten.add_.Tensor, _aten.sparse_mask.default}
+#: Operators on more bytes are not run: a dry run must not use the memory and time that it is meant to save.
+_MOST_BYTES = 2**31
+
+
+class SparseOperators:
+    """Results of sparse operators: the processor's kernels run on zeros at the real places, where these are known.
+
+    How many elements a result has then follows from them, as in a real run. Where they are not known, as many places
+    differ as possible, which the notes say.
+    """
+
+    def __init__(self, answers: Answers, refuse: Callable[[str], NoReturn], *, is_on_device: bool) -> None:
+        """Starts with no operator run.
+
+        Args:
+            answers: Counts sizes that are upper bounds.
+            refuse: Ends the job with a message.
+            is_on_device: Whether the job runs on a virtual device, whose kernels allocate otherwise.
+        """
+        self._answers = answers
+        self._refuse = refuse
+        self._is_on_device = is_on_device
+        self._measured: dict[Any, int | None] = {}
+        self._untried: Counter[str] = Counter()
+
+    @staticmethod
+    def are_needed(func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator reads or makes a sparse tensor."""
+        return func in _MAKES or _has_sparse(args) or (bool(kwargs) and _has_sparse(tuple(kwargs.values())))
+
+    def run(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """Runs an operator.
+
+        Args:
+            mode: The dry run's mode, off.
+            func: The operator.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            Its result, and its kernel's peak memory beyond it on the processor, in bytes.
+        """
+        if func in _QUERIES:
+            return mode.ask(func, args, kwargs), 0
+        if func in _PARTS:
+            with mode:
+                return part(args[0], _PARTS[func]), 0
+        device = _device_of(args, kwargs)
+        if func in _ALIASES or (self._is_on_device and func is _aten.clone.default and _is_stored_as_gradient()):
+            return alias(FakeTensor(mode, shell(args[0]), device), args[0]), 0
+        if func in (_COO, _COMPRESSED):
+            return self._made_of(mode, func, args, kwargs, device), 0
+        product = self._product(mode, func, args, kwargs)
+        if product is not None:
+            return product
+        few = args[1:] if func in _READS_ROWS and not is_sparse(args[0]) else args
+        if kernels.bytes_of(few) > _MOST_BYTES:
+            self._refuse(
+                f"{func} cannot be dry-run: its sparse tensors are larger than {format_bytes(_MOST_BYTES)}. Record a "
+                "real run of it, or leave the operator out of the dry run."
+            )
+        run = kernels.run(func, args, kwargs)
+        results = _Results(mode, device, args, run, is_on_device=self._is_on_device)
+        result = results.of(run.result)
+        self._count_bound(func, args, result)
+        if run.extra_bytes is None:
+            self._untried[str(func)] += 1
+        return result, run.extra_bytes or 0
+
+    def notes(self) -> list[str]:
+        """Returns notes naming the operators whose memory could not be measured."""
+        if not self._untried:
+            return []
+        names = ", ".join(f"{name} ({count:,})" for name, count in self._untried.most_common())
+        return [f"temporary memory of these operators on sparse tensors could not be measured: {names}"]
+
+    def _made_of(self, mode: DryMode, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
+        """Makes a sparse tensor of its parts, which it shares."""
+        if func is _COO:
+            sparse_dim, _, size, indices, values = args
+            pattern = certain_pattern(indices) or spread_pattern(tuple(size[:sparse_dim]), indices.shape[1])
+            parts: tuple[torch.Tensor, ...] = (indices, values)
+            given = {"is_coalesced": bool(kwargs.get("is_coalesced"))}
+        else:
+            *parts_given, size = args
+            parts = tuple(parts_given)
+            found = [certain_pattern(each) for each in parts[:-1]]
+            if any(each is None for each in found):
+                self._refuse(
+                    f"{func} cannot be dry-run: where the elements of a compressed tensor are is not known. Make it "
+                    "of tensors with data."
+                )
+            pattern = Pattern(tuple(each.indices[0] for each in found if each is not None), is_certain=True)
+            given = {"layout": kwargs["layout"]}
+        with torch._C._DisableTorchDispatch():
+            empty = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in parts]
+            create: Any = torch.sparse_coo_tensor if func is _COO else torch.sparse_compressed_tensor
+            like = create(*empty, tuple(size), check_invariants=False, device="meta", **given)
+        return make(mode, like, parts, pattern, device)
+
+    def _product(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, int] | None:
+        """Returns a product with a plain matrix, measured once for equal arguments; None for other operators."""
+        places = _PRODUCTS.get(func)
+        if places is None:
+            return None
+        left, right = (args[place] for place in places)
+        if not is_sparse(left) or is_sparse(right) or left.shape[1] != right.shape[0]:
+            return None
+        extra_bytes: int | None = 0 if self._is_on_device else self._measure(func, args, kwargs, left, right)
+        if extra_bytes is None:
+            self._untried[str(func)] += 1
+        with mode:
+            made = torch.empty((left.shape[0], right.shape[1]), dtype=right.dtype, device=right.device)
+        return made, extra_bytes or 0
+
+    def _measure(self, func: Any, args: Any, kwargs: Any, left: torch.Tensor, right: torch.Tensor) -> int | None:
+        """Returns the memory that a product takes beyond its result; None where it is too large to measure."""
+        key = (func, *(each.shape for each in parts_of(left)), left.layout, left.dtype, right.shape, right.stride())
+        if key not in self._measured:
+            is_small = kernels.bytes_of(args) <= _MOST_BYTES
+            self._measured[key] = kernels.run(func, args, kwargs).extra_bytes if is_small else None
+        return self._measured[key]
+
+    def _count_bound(self, func: Any, args: Any, result: Any) -> None:
+        """Counts a result whose number of elements follows from places that are not known."""
+        if is_sparse(result) and not pattern_of(result).is_certain and func is _aten._coalesce.default:
+            self._answers.count_bound(func)
+
+
+class _Results:
+    """Turns a kernel's results into fake tensors that share memory with its arguments where the real ones do."""
+
+    def __init__(
+        self, mode: DryMode, device: torch.device, given: Any, run: kernels.Run, *, is_on_device: bool
+    ) -> None:
+        self._mode = mode
+        self._device = device
+        self._is_on_device = is_on_device and device.type == "cuda"
+        self._is_certain = True
+        self._given: dict[int, torch.Tensor] = {}
+        self._sources: dict[int, torch.Tensor] = {}
+        for tensor, reference in run.plain:
+            storage = reference()
+            if storage is not None:
+                self._sources[storage._cdata] = tensor
+        self._note(given, run.args)
+
+    def of(self, value: Any) -> Any:
+        """Returns a result, or the argument that the kernel returned, in its new state."""
+        if isinstance(value, _LISTS):
+            return type(value)(self.of(each) for each in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        given = self._given.get(id(value))
+        if given is None:
+            return self._sparse(value) if is_sparse(value) else self._plain(value)
+        if is_sparse(value) and isinstance(given, FakeTensor) and not self._is_unchanged(given, value):
+            replace(given, self._sparse(value))
+        return given
+
+    def _note(self, given: Any, real: Any) -> None:
+        for one, other in zip(given, real, strict=True):
+            if isinstance(one, _LISTS):
+                self._note(one, other)
+            elif isinstance(one, torch.Tensor):
+                self._given[id(other)] = one
+                self._is_certain = self._is_certain and (not is_sparse(one) or pattern_of(one).is_certain)
+
+    def _is_unchanged(self, given: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether a sparse tensor still has the parts that it had before the operator wrote to it."""
+        return all(
+            self._sources.get(new.untyped_storage()._cdata) is old and new.shape == old.shape
+            for old, new in zip(parts_of(given), parts_of(value), strict=True)
+        )
+
+    def _sparse(self, value: torch.Tensor) -> FakeTensor:
+        real = parts_of(value)
+        parts = tuple(map(self._plain, real))
+        return make(self._mode, value, parts, Pattern(real[:-1], self._is_certain), self._device)
+
+    def _plain(self, value: torch.Tensor) -> torch.Tensor:
+        key = value.untyped_storage()._cdata
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = self._new(value)
+            if self._is_on_device:
+                return source
+        if not isinstance(source, FakeTensor):
+            return source.as_strided(value.shape, value.stride(), value.storage_offset())
+        with torch.no_grad(), self._mode:
+            return source.as_strided(value.shape, value.stride(), value.storage_offset())
+
+    def _new(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns a fake tensor of a new storage's size; on a device, of the part's own."""
+        count = value.untyped_storage().nbytes() // value.element_size()
+        with torch.no_grad(), self._mode:
+            shape = tuple(value.shape) if self._is_on_device else (count,)
+            return torch.empty(shape, dtype=value.dtype, device=self._device)
+
+
+def _has_sparse(values: Any) -> bool:
+    return any(is_sparse(value) or (isinstance(value, _LISTS) and _has_sparse(value)) for value in values)
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device:
+    """Returns the device of an operator's result."""
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device)
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value.device
+        if isinstance(value, _LISTS) and value and isinstance(value[0], torch.Tensor):
+            return value[0].device
+    return torch.device("cpu")
+
+
+def _is_stored_as_gradient() -> bool:
+    """Whether autograd stores a gradient, which it takes over unless a dispatch mode holds it, too.
+
+    Source: torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and node.name().endswith("AccumulateGrad")
