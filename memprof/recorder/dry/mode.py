@@ -173,6 +173,8 @@ class DryMode(FakeTensorMode):
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
+            if self._device is None and self.is_begun:
+                self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
             return func(*args, **kwargs)  # no mode is active inside one
         if self._role is not None and place_of_group(func) >= 0:
             self._role.note_collective(func, args)

@@ -15,6 +15,14 @@ from memprof.recorder.memory.inventory import owned_span, storage_span
 _MAPPED = "_memprof_mapped"
 #: Attribute of a real storage of torch's allocator that numpy shares.
 _LENT = "_memprof_lent"
+#: Attribute of a real storage that holds what a dry run computed for itself.
+_INTERNAL = "_memprof_internal"
+
+
+def internal(tensor: torch.Tensor) -> torch.Tensor:
+    """Marks a tensor with data as the dry run's own, which is not counted as memory of the job; returns it."""
+    setattr(tensor.untyped_storage(), _INTERNAL, True)
+    return tensor
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -51,6 +59,8 @@ def dry_storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """The same for a storage that torch's allocator would own."""
     if not isinstance(tensor, FakeTensor):
+        if tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), _INTERNAL):
+            return 0, 0
         return storage_span(tensor) if _is_lent(tensor) else owned_span(tensor)
     number, size = _of_fake(tensor)
     return (number, size) if size and not hasattr(tensor.untyped_storage(), _MAPPED) else (0, 0)

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry.known import known, note
+from memprof.recorder.dry.spans import internal
 from memprof.recorder.memory.parts import PARTS, parts_of
 
 _PATTERN = "_memprof_pattern"
@@ -62,7 +63,8 @@ def spread_pattern(sizes: tuple[int, ...], count: int) -> Pattern:
     places = torch.Size(sizes).numel()
     flat = torch.arange(count) % max(places, 1)
     rows = torch.unravel_index(flat, sizes) if sizes else ()
-    return Pattern((torch.stack(rows) if sizes else torch.empty((0, count), dtype=torch.int64),), is_certain=False)
+    indices = torch.stack(rows) if sizes else torch.empty((0, count), dtype=torch.int64)
+    return Pattern((internal(indices),), is_certain=False)
 
 
 def make(
@@ -77,23 +79,20 @@ def make(
         pattern: Its pattern.
         device: Its device.
     """
-    made = FakeTensor(mode, shell(like), device)
-    setattr(made, PARTS, parts)
-    setattr(made, _PATTERN, pattern)
-    return made
+    return share(FakeTensor(mode, shell(like), device), parts, pattern)
 
 
-def alias(made: FakeTensor, source: torch.Tensor) -> FakeTensor:
-    """Lets a sparse fake tensor share the memory and pattern of another tensor; returns it."""
-    setattr(made, PARTS, parts_of(source))
-    setattr(made, _PATTERN, pattern_of(source))
-    return made
+def share(tensor: FakeTensor, parts: tuple[torch.Tensor, ...], pattern: Pattern) -> FakeTensor:
+    """Gives a sparse fake tensor the plain tensors that hold its memory, and its pattern; returns it."""
+    setattr(tensor, PARTS, parts)
+    setattr(tensor, _PATTERN, pattern)
+    return tensor
 
 
 def replace(tensor: FakeTensor, made: FakeTensor) -> None:
     """Gives a sparse fake tensor the memory and pattern of a new one, as operators do that write to it."""
     tensor.data = made
-    alias(tensor, made)
+    share(tensor, parts_of(made), pattern_of(made))
 
 
 def part(tensor: torch.Tensor, place: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.known import known
+from memprof.recorder.dry.spans import internal
 from memprof.recorder.dry.sparse.fakes import is_sparse, pattern_of
 from memprof.recorder.memory.parts import parts_of
 from memprof.recorder.profiler.native import allocations, highest_of
@@ -118,7 +119,7 @@ def _real(value: Any, is_written: bool) -> Any:
 def _real_sparse(tensor: torch.Tensor, is_written: bool) -> torch.Tensor:
     indices, values = pattern_of(tensor).indices, _zeros(parts_of(tensor)[-1])
     if is_written:
-        indices = tuple(each.clone() for each in indices)
+        indices = tuple(internal(each.clone()) for each in indices)
     sizes, is_coo = tuple(tensor.shape), tensor.layout is torch.sparse_coo
     settings: dict[str, Any] = {"is_coalesced": _is_coalesced(tensor)} if is_coo else {"layout": tensor.layout}
     create: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_compressed_tensor

@@ -12,16 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memprof.recorder.dry.sparse import kernels
 from memprof.recorder.dry.sparse.fakes import (
     Pattern,
-    alias,
     certain_pattern,
     is_sparse,
     make,
     part,
     pattern_of,
     replace,
-    shell,
+    share,
     spread_pattern,
 )
+from memprof.recorder.dry.spans import internal
 from memprof.recorder.memory.parts import parts_of
 from memprof.units import format_bytes
 
@@ -36,6 +36,8 @@ _COMPRESSED = _aten.sparse_compressed_tensor.comp_plain_value_size
 #: Operators that make sparse tensors of plain ones.
 _MAKES = {_COO, _COMPRESSED, _aten.sparse_compressed_tensor.comp_plain_value, _aten.sparse_coo_tensor.size}
 _MAKES |= {_aten._sparse_coo_tensor_with_dims.default}
+#: Makes one where its tenth argument says so.
+_BAG_BACKWARD, _IS_SPARSE = _aten._embedding_bag_backward.default, 9
 _ALIASES = {_aten.detach.default, _aten.alias.default}
 #: Operators that return a part, and its place.
 _PARTS = {
@@ -86,7 +88,15 @@ class SparseOperators:
     @staticmethod
     def are_needed(func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an operator reads or makes a sparse tensor."""
+        if func is _BAG_BACKWARD:
+            return bool(args[_IS_SPARSE])
         return func in _MAKES or _has_sparse(args) or (bool(kwargs) and _has_sparse(tuple(kwargs.values())))
+
+    def temporary_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Returns the peak memory beyond its result that an operator on sparse tensors with data takes, in bytes."""
+        if func in _QUERIES or func in _PARTS or func in _ALIASES or not self.are_needed(func, args, kwargs):
+            return 0
+        return self._measured_bytes(func, args, kwargs)
 
     def run(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Runs an operator.
@@ -107,7 +117,7 @@ class SparseOperators:
                 return part(args[0], _PARTS[func]), 0
         device = _device_of(args, kwargs)
         if func in _ALIASES or (self._is_on_device and func is _aten.clone.default and _is_stored_as_gradient()):
-            return alias(FakeTensor(mode, shell(args[0]), device), args[0]), 0
+            return make(mode, args[0], parts_of(args[0]), pattern_of(args[0]), device), 0
         if func in (_COO, _COMPRESSED):
             return self._made_of(mode, func, args, kwargs, device), 0
         product = self._product(mode, func, args, kwargs)
@@ -122,6 +132,8 @@ class SparseOperators:
         run = kernels.run(func, args, kwargs)
         results = _Results(mode, device, args, run, is_on_device=self._is_on_device)
         result = results.of(run.result)
+        if func is _BAG_BACKWARD and certain_pattern(args[1]) is None:
+            share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
         self._count_bound(func, args, result)
         if run.extra_bytes is None:
             self._untried[str(func)] += 1
@@ -166,20 +178,21 @@ class SparseOperators:
         left, right = (args[place] for place in places)
         if not is_sparse(left) or is_sparse(right) or left.shape[1] != right.shape[0]:
             return None
-        extra_bytes: int | None = 0 if self._is_on_device else self._measure(func, args, kwargs, left, right)
-        if extra_bytes is None:
-            self._untried[str(func)] += 1
+        extra_bytes = 0 if self._is_on_device else self._measured_bytes(func, args, kwargs)
         with mode:
             made = torch.empty((left.shape[0], right.shape[1]), dtype=right.dtype, device=right.device)
-        return made, extra_bytes or 0
+        return made, extra_bytes
 
-    def _measure(self, func: Any, args: Any, kwargs: Any, left: torch.Tensor, right: torch.Tensor) -> int | None:
-        """Returns the memory that a product takes beyond its result; None where it is too large to measure."""
-        key = (func, *(each.shape for each in parts_of(left)), left.layout, left.dtype, right.shape, right.stride())
+    def _measured_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Returns a kernel's peak memory beyond its result, measured once for arguments of the same shapes."""
+        key = (func, _key(args), _key(tuple(kwargs.items())))
         if key not in self._measured:
             is_small = kernels.bytes_of(args) <= _MOST_BYTES
             self._measured[key] = kernels.run(func, args, kwargs).extra_bytes if is_small else None
-        return self._measured[key]
+        found = self._measured[key]
+        if found is None:
+            self._untried[str(func)] += 1
+        return found or 0
 
     def _count_bound(self, func: Any, args: Any, result: Any) -> None:
         """Counts a result whose number of elements follows from places that are not known."""
@@ -252,10 +265,18 @@ class _Results:
 
     def _new(self, value: torch.Tensor) -> torch.Tensor:
         """Returns a fake tensor of a new storage's size; on a device, of the part's own."""
+        internal(value)  # values of indices stay in the pattern
         count = value.untyped_storage().nbytes() // value.element_size()
         with torch.no_grad(), self._mode:
             shape = tuple(value.shape) if self._is_on_device else (count,)
             return torch.empty(shape, dtype=value.dtype, device=self._device)
+
+
+def _key(value: Any) -> Any:
+    """Returns what identifies arguments, as far as a kernel's memory depends on them."""
+    if isinstance(value, torch.Tensor):
+        return tuple((part.shape, part.stride(), part.dtype) for part in parts_of(value) or (value,)), value.layout
+    return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else repr(value)
 
 
 def _has_sparse(values: Any) -> bool:
