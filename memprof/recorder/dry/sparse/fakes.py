@@ -22,10 +22,12 @@ class Pattern:
     Attributes:
         indices: Its index tensors, on the processor and with values: one of COO, two of compressed layouts.
         is_certain: Whether they are those of a real run; otherwise as many elements as possible differ.
+        is_coalesced: Whether torch takes them to be sorted and unique; always in compressed layouts.
     """
 
     indices: tuple[torch.Tensor, ...]
-    is_certain: bool
+    is_certain: bool = True
+    is_coalesced: bool = False
 
     def __deepcopy__(self, memo: Any) -> Pattern:
         """Returns itself: copies share what is never written to."""
@@ -40,46 +42,63 @@ def is_sparse(value: Any) -> bool:
 def pattern_of(tensor: torch.Tensor) -> Pattern:
     """Returns the pattern of a sparse tensor, fake or with data."""
     kept: Pattern | None = getattr(tensor, _PATTERN, None)
-    return Pattern(parts_of(tensor)[:-1], is_certain=True) if kept is None else kept
+    return Pattern(parts_of(tensor)[:-1], is_coalesced=is_coalesced(tensor)) if kept is None else kept
 
 
-def certain_pattern(indices: torch.Tensor) -> Pattern | None:
-    """Returns the pattern that a COO tensor's indices give; None where their values are not known.
-
-    Args:
-        indices: One row for each sparse dimension; with data of any size, or fake.
-    """
-    values = known(indices) if isinstance(indices, FakeTensor) else indices
-    return None if values is None else Pattern((values,), is_certain=True)
+def is_coalesced(tensor: torch.Tensor) -> bool:
+    """Whether torch takes the elements of a sparse tensor with data, or without memory, to be sorted and unique."""
+    unseen: Any = torch._C._DisableTorchDispatch()
+    with unseen:
+        return tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
 
 
-def spread_pattern(sizes: tuple[int, ...], count: int) -> Pattern:
+def values_of(indices: torch.Tensor) -> torch.Tensor | None:
+    """Returns the values of indices, with data of any size or fake; None where they are not known."""
+    return known(indices) if isinstance(indices, FakeTensor) else indices
+
+
+def spread_pattern(sizes: tuple[int, ...], count: int, *, is_coalesced: bool = False) -> Pattern:
     """Returns a pattern whose elements differ as far as their number allows.
 
     Args:
         sizes: The sparse dimensions.
         count: Number of elements.
+        is_coalesced: As in `Pattern`.
     """
     places = torch.Size(sizes).numel()
     flat = torch.arange(count) % max(places, 1)
     rows = torch.unravel_index(flat, sizes) if sizes else ()
     indices = torch.stack(rows) if sizes else torch.empty((0, count), dtype=torch.int64)
-    return Pattern((internal(indices),), is_certain=False)
+    return Pattern((internal(indices),), is_certain=False, is_coalesced=is_coalesced)
 
 
 def make(
-    mode: FakeTensorMode, like: torch.Tensor, parts: tuple[torch.Tensor, ...], pattern: Pattern, device: torch.device
+    mode: FakeTensorMode,
+    layout: torch.layout,
+    size: tuple[int, ...],
+    parts: tuple[torch.Tensor, ...],
+    pattern: Pattern,
+    device: torch.device,
 ) -> FakeTensor:
     """Returns a sparse fake tensor.
 
     Args:
         mode: The dry run's mode.
-        like: A sparse tensor on the processor or without memory, with its layout, sizes and type.
+        layout: Its layout.
+        size: Its size.
         parts: The plain tensors that hold its memory, values last; they may have data.
         pattern: Its pattern.
         device: Its device.
     """
-    return share(FakeTensor(mode, shell(like), device), parts, pattern)
+    unseen: Any = torch._C._DisableTorchDispatch()
+    create: Any = torch.sparse_compressed_tensor
+    settings: dict[str, Any] = {"layout": layout}
+    if layout is torch.sparse_coo:
+        create, settings = torch.sparse_coo_tensor, {"is_coalesced": pattern.is_coalesced}
+    with unseen:
+        empty = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in parts]
+        shell = create(*empty, size, check_invariants=False, device="meta", **settings)
+    return share(FakeTensor(mode, shell, device), parts, pattern)
 
 
 def share(tensor: FakeTensor, parts: tuple[torch.Tensor, ...], pattern: Pattern) -> FakeTensor:
@@ -102,22 +121,6 @@ def part(tensor: torch.Tensor, place: int) -> torch.Tensor:
     if pattern.is_certain and 0 <= place < len(pattern.indices) and isinstance(found, FakeTensor):
         note(found, pattern.indices[place])
     return found
-
-
-def shell(like: torch.Tensor) -> torch.Tensor:
-    """Returns a sparse tensor without memory, of another's layout, sizes and type."""
-    kept: Any = torch._C._DisableTorchDispatch()
-    with kept:
-        empty = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in parts_of(like)]
-        if like.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(
-                *empty, tuple(like.shape), is_coalesced=like.is_coalesced(), check_invariants=False, device="meta"
-            )
-        compressed: Any = torch.sparse_compressed_tensor
-        made: torch.Tensor = compressed(
-            *empty, tuple(like.shape), layout=like.layout, check_invariants=False, device="meta"
-        )
-        return made
 
 
 _LAYOUTS = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}

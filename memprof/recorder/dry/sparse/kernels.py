@@ -117,20 +117,15 @@ def _real(value: Any, is_written: bool) -> Any:
 
 
 def _real_sparse(tensor: torch.Tensor, is_written: bool) -> torch.Tensor:
-    indices, values = pattern_of(tensor).indices, _zeros(parts_of(tensor)[-1])
+    pattern, values = pattern_of(tensor), _zeros(parts_of(tensor)[-1])
+    indices = pattern.indices
     if is_written:
         indices = tuple(internal(each.clone()) for each in indices)
     sizes, is_coo = tuple(tensor.shape), tensor.layout is torch.sparse_coo
-    settings: dict[str, Any] = {"is_coalesced": _is_coalesced(tensor)} if is_coo else {"layout": tensor.layout}
+    settings: dict[str, Any] = {"is_coalesced": pattern.is_coalesced} if is_coo else {"layout": tensor.layout}
     create: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_compressed_tensor
     made: torch.Tensor = create(*indices, values, sizes, check_invariants=False, **settings)
     return made
-
-
-def _is_coalesced(tensor: torch.Tensor) -> bool:
-    unseen: Any = torch._C._DisableTorchDispatch()
-    with unseen:
-        return tensor.is_coalesced()
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.spans import internal
 from memprof.recorder.dry.sparse import kernels
 from memprof.recorder.dry.sparse.fakes import (
     Pattern,
-    certain_pattern,
+    is_coalesced,
     is_sparse,
     make,
     part,
@@ -20,8 +21,8 @@ from memprof.recorder.dry.sparse.fakes import (
     replace,
     share,
     spread_pattern,
+    values_of,
 )
-from memprof.recorder.dry.spans import internal
 from memprof.recorder.memory.parts import parts_of
 from memprof.units import format_bytes
 
@@ -51,7 +52,8 @@ _PARTS = {
     _aten.values.default: -1,
 }
 #: Answered by torch from a tensor's sizes.
-_QUERIES = {_aten.is_coalesced.default, _aten._nnz.default, _aten.sparse_dim.default, _aten.dense_dim.default}
+_QUERIES = {_aten._nnz.default, _aten.sparse_dim.default, _aten.dense_dim.default}
+_SMALL = {*_QUERIES, _aten.is_coalesced.default}
 #: Products of a sparse matrix with a plain one, and the places of both.
 _PRODUCTS = {
     _aten.mm.default: (0, 1),
@@ -94,7 +96,7 @@ class SparseOperators:
 
     def temporary_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns the peak memory beyond its result that an operator on sparse tensors with data takes, in bytes."""
-        if func in _QUERIES or func in _PARTS or func in _ALIASES or not self.are_needed(func, args, kwargs):
+        if func in _SMALL or func in _PARTS or func in _ALIASES or not self.are_needed(func, args, kwargs):
             return 0
         return self._measured_bytes(func, args, kwargs)
 
@@ -110,6 +112,8 @@ class SparseOperators:
         Returns:
             Its result, and its kernel's peak memory beyond it on the processor, in bytes.
         """
+        if func is _aten.is_coalesced.default:
+            return pattern_of(args[0]).is_coalesced, 0
         if func in _QUERIES:
             return mode.ask(func, args, kwargs), 0
         if func in _PARTS:
@@ -117,7 +121,8 @@ class SparseOperators:
                 return part(args[0], _PARTS[func]), 0
         device = _device_of(args, kwargs)
         if func in _ALIASES or (self._is_on_device and func is _aten.clone.default and _is_stored_as_gradient()):
-            return make(mode, args[0], parts_of(args[0]), pattern_of(args[0]), device), 0
+            source = args[0]
+            return make(mode, source.layout, tuple(source.shape), parts_of(source), pattern_of(source), device), 0
         if func in (_COO, _COMPRESSED):
             return self._made_of(mode, func, args, kwargs, device), 0
         product = self._product(mode, func, args, kwargs)
@@ -132,7 +137,7 @@ class SparseOperators:
         run = kernels.run(func, args, kwargs)
         results = _Results(mode, device, args, run, is_on_device=self._is_on_device)
         result = results.of(run.result)
-        if func is _BAG_BACKWARD and certain_pattern(args[1]) is None:
+        if func is _BAG_BACKWARD and values_of(args[1]) is None:
             share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
         self._count_bound(func, args, result)
         if run.extra_bytes is None:
@@ -149,26 +154,25 @@ class SparseOperators:
     def _made_of(self, mode: DryMode, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
         """Makes a sparse tensor of its parts, which it shares."""
         if func is _COO:
-            sparse_dim, _, size, indices, values = args
-            pattern = certain_pattern(indices) or spread_pattern(tuple(size[:sparse_dim]), indices.shape[1])
-            parts: tuple[torch.Tensor, ...] = (indices, values)
-            given = {"is_coalesced": bool(kwargs.get("is_coalesced"))}
+            sparse_dim, _, size, *parts = args
+            is_unique = bool(kwargs.get("is_coalesced"))
         else:
-            *parts_given, size = args
-            parts = tuple(parts_given)
-            found = [certain_pattern(each) for each in parts[:-1]]
-            if any(each is None for each in found):
-                self._refuse(
-                    f"{func} cannot be dry-run: where the elements of a compressed tensor are is not known. Make it "
-                    "of tensors with data."
-                )
-            pattern = Pattern(tuple(each.indices[0] for each in found if each is not None), is_certain=True)
-            given = {"layout": kwargs["layout"]}
-        with torch._C._DisableTorchDispatch():
-            empty = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in parts]
-            create: Any = torch.sparse_coo_tensor if func is _COO else torch.sparse_compressed_tensor
-            like = create(*empty, tuple(size), check_invariants=False, device="meta", **given)
-        return make(mode, like, parts, pattern, device)
+            *parts, size = args
+            sparse_dim, is_unique = 2, True
+        values = [values_of(each) for each in parts[:-1]]
+        certain = tuple(each for each in values if each is not None)
+        if len(certain) == len(values):
+            pattern = Pattern(certain, is_coalesced=is_unique)
+        elif func is _COO:
+            pattern = spread_pattern(tuple(size[:sparse_dim]), parts[0].shape[1], is_coalesced=is_unique)
+        else:
+            self._refuse(
+                f"{func} cannot be dry-run: where the elements of a compressed tensor are is not known. Make it of "
+                "tensors with data."
+            )
+        return make(
+            mode, torch.sparse_coo if func is _COO else kwargs["layout"], tuple(size), tuple(parts), pattern, device
+        )
 
     def _product(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, int] | None:
         """Returns a product with a plain matrix, measured once for equal arguments; None for other operators."""
@@ -241,7 +245,7 @@ class _Results:
 
     def _is_unchanged(self, given: torch.Tensor, value: torch.Tensor) -> bool:
         """Whether a sparse tensor still has the parts that it had before the operator wrote to it."""
-        return all(
+        return pattern_of(given).is_coalesced == is_coalesced(value) and all(
             self._sources.get(new.untyped_storage()._cdata) is old and new.shape == old.shape
             for old, new in zip(parts_of(given), parts_of(value), strict=True)
         )
@@ -249,7 +253,8 @@ class _Results:
     def _sparse(self, value: torch.Tensor) -> FakeTensor:
         real = parts_of(value)
         parts = tuple(map(self._plain, real))
-        return make(self._mode, value, parts, Pattern(real[:-1], self._is_certain), self._device)
+        pattern = Pattern(real[:-1], self._is_certain, is_coalesced(value))
+        return make(self._mode, value.layout, tuple(value.shape), parts, pattern, self._device)
 
     def _plain(self, value: torch.Tensor) -> torch.Tensor:
         key = value.untyped_storage()._cdata
