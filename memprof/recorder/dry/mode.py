@@ -92,6 +92,7 @@ class DryMode(FakeTensorMode):
         self.sparse = SparseOperators(answers, refuse, is_on_device=device is not None)
         self._random = RandomStream()
         self._is_inside = False
+        self._sparse_bytes: int | None = None
         self.is_begun = device is None
 
     #: torch passes higher-order operators by default only to FakeTensorMode itself, not to subclasses.
@@ -134,11 +135,12 @@ class DryMode(FakeTensorMode):
         if self._is_inside:  # tensors inside torch's Python decompositions use no device memory
             return self._run(func, types, args, kwargs, is_placed=is_placed)
         self._is_inside = True
+        self._sparse_bytes = None
         try:
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
-        device.after(func, args, result)
+        device.after(func, args, result, self._sparse_bytes)
         return result
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -243,7 +245,11 @@ class DryMode(FakeTensorMode):
 
     def _run_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator that reads or makes a sparse tensor."""
-        result, self.extra_bytes = self.sparse.run(self, func, args, kwargs)
+        result, extra_bytes = self.sparse.run(self, func, args, kwargs)
+        if self._device is None:
+            self.extra_bytes = extra_bytes
+        else:
+            self._sparse_bytes = extra_bytes
         if func._schema.is_mutable:
             follow_values(func, args, kwargs, result)
         if self._role is not None:

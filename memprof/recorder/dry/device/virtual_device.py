@@ -22,6 +22,7 @@ from memprof.recorder.dry.device.kernels.grouped import GROUPED
 from memprof.recorder.dry.device.kernels.int8 import int8_shape
 from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
+from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
@@ -106,9 +107,20 @@ class VirtualDevice:
         """Returns the shape function of an operator, if torch has none."""
         return RECURRENT_SHAPES.get(func) or LOSSES.get(func) or GROUPED.get(func) or int8_shape(func)
 
-    def after(self, func: Any, args: Any, result: Any) -> None:
-        """Assigns blocks to an operator's results, and temporary memory to its kernel."""
+    def after(self, func: Any, args: Any, result: Any, processor_bytes: int | None = None) -> None:
+        """Assigns blocks to an operator's results, and temporary memory to its kernel.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            result: Its result.
+            processor_bytes: What the processor's kernel of an operator on sparse tensors takes; None for others.
+        """
         self.memory.history.operator = func
+        if processor_bytes is not None:
+            self._after_sparse(func, args, result, processor_bytes)
+            self.memory.history.operator = None
+            return
         reads = any(face.is_on_device(value) for value in _flat(args))
         reused = biased_in_place(func, args, result) if reads else None
         if reused is None and reads:
@@ -118,6 +130,14 @@ class VirtualDevice:
         if self._hold(result, reads=reads) or reads:
             self._kernels.run(func, args, result)
         self.memory.history.operator = None
+
+    def _after_sparse(self, func: Any, args: Any, result: Any, processor_bytes: int) -> None:
+        reads = any(face.is_on_device(value) for value in _flat(args))
+        if reads:
+            self.memory.pass_through(sizes_before(func, args))
+        if self._hold(result, reads=reads) and reads:
+            for sizes in sizes_within(func, args, result, processor_bytes):
+                self.memory.pass_through(sizes)
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Returns a tensor's address on the device and its own bytes; elsewhere a number unique among storages."""

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.spans import internal
 from memprof.recorder.dry.sparse import kernels
 from memprof.recorder.dry.sparse.fakes import (
     Pattern,
-    is_coalesced,
     is_sparse,
     make,
     part,
     pattern_of,
-    replace,
     share,
     spread_pattern,
     values_of,
 )
+from memprof.recorder.dry.sparse.results import Results
 from memprof.recorder.memory.parts import parts_of
 from memprof.units import format_bytes
 
@@ -135,7 +133,7 @@ class SparseOperators:
                 "real run of it, or leave the operator out of the dry run."
             )
         run = kernels.run(func, args, kwargs)
-        results = _Results(mode, device, args, run, is_on_device=self._is_on_device)
+        results = Results(mode, func, device, args, run)
         result = results.of(run.result)
         if func is _BAG_BACKWARD and values_of(args[1]) is None:
             share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
@@ -202,79 +200,6 @@ class SparseOperators:
         """Counts a result whose number of elements follows from places that are not known."""
         if is_sparse(result) and not pattern_of(result).is_certain and func is _aten._coalesce.default:
             self._answers.count_bound(func)
-
-
-class _Results:
-    """Turns a kernel's results into fake tensors that share memory with its arguments where the real ones do."""
-
-    def __init__(
-        self, mode: DryMode, device: torch.device, given: Any, run: kernels.Run, *, is_on_device: bool
-    ) -> None:
-        self._mode = mode
-        self._device = device
-        self._is_on_device = is_on_device and device.type == "cuda"
-        self._is_certain = True
-        self._given: dict[int, torch.Tensor] = {}
-        self._sources: dict[int, torch.Tensor] = {}
-        for tensor, reference in run.plain:
-            storage = reference()
-            if storage is not None:
-                self._sources[storage._cdata] = tensor
-        self._note(given, run.args)
-
-    def of(self, value: Any) -> Any:
-        """Returns a result, or the argument that the kernel returned, in its new state."""
-        if isinstance(value, _LISTS):
-            return type(value)(self.of(each) for each in value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        given = self._given.get(id(value))
-        if given is None:
-            return self._sparse(value) if is_sparse(value) else self._plain(value)
-        if is_sparse(value) and isinstance(given, FakeTensor) and not self._is_unchanged(given, value):
-            replace(given, self._sparse(value))
-        return given
-
-    def _note(self, given: Any, real: Any) -> None:
-        for one, other in zip(given, real, strict=True):
-            if isinstance(one, _LISTS):
-                self._note(one, other)
-            elif isinstance(one, torch.Tensor):
-                self._given[id(other)] = one
-                self._is_certain = self._is_certain and (not is_sparse(one) or pattern_of(one).is_certain)
-
-    def _is_unchanged(self, given: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether a sparse tensor still has the parts that it had before the operator wrote to it."""
-        return pattern_of(given).is_coalesced == is_coalesced(value) and all(
-            self._sources.get(new.untyped_storage()._cdata) is old and new.shape == old.shape
-            for old, new in zip(parts_of(given), parts_of(value), strict=True)
-        )
-
-    def _sparse(self, value: torch.Tensor) -> FakeTensor:
-        real = parts_of(value)
-        parts = tuple(map(self._plain, real))
-        pattern = Pattern(real[:-1], self._is_certain, is_coalesced(value))
-        return make(self._mode, value.layout, tuple(value.shape), parts, pattern, self._device)
-
-    def _plain(self, value: torch.Tensor) -> torch.Tensor:
-        key = value.untyped_storage()._cdata
-        source = self._sources.get(key)
-        if source is None:
-            source = self._sources[key] = self._new(value)
-            if self._is_on_device:
-                return source
-        if not isinstance(source, FakeTensor):
-            return source.as_strided(value.shape, value.stride(), value.storage_offset())
-        with torch.no_grad(), self._mode:
-            return source.as_strided(value.shape, value.stride(), value.storage_offset())
-
-    def _new(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns a fake tensor of a new storage's size; on a device, of the part's own."""
-        internal(value)  # values of indices stay in the pattern
-        count = value.untyped_storage().nbytes() // value.element_size()
-        with torch.no_grad(), self._mode:
-            shape = tuple(value.shape) if self._is_on_device else (count,)
-            return torch.empty(shape, dtype=value.dtype, device=self._device)
 
 
 def _key(value: Any) -> Any:
