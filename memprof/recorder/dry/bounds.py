@@ -1,7 +1,8 @@
 """Upper bounds on results, for operators whose result size depends on values.
 
 A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places, not
-as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way.
+as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, and in those
+made of sparse tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
 #: Scatters in place; the others return a new tensor.
 _SCATTERS = {_aten.scatter_: True, _aten.index_fill_: True, _aten.scatter: False, _aten.index_fill: False}
 _COPIES = {_aten.clone, _aten._to_copy}
+#: Operators whose result is zero where their first argument is.
+_KEEPS_ZEROS = {*_COPIES, _aten.div, _aten.mul}
 #: Comparisons with a number that zero does not meet.
 _COMPARISONS = {
     _aten.eq: lambda number: number != 0,
@@ -31,7 +34,7 @@ _COMPARISONS = {
     _aten.ge: lambda number: number > 0,
     _aten.le: lambda number: number < 0,
 }
-_FOLLOWED = {*_ZEROS, *_SCATTERS, *_COPIES, *_COMPARISONS}
+_FOLLOWED = {*_ZEROS, *_SCATTERS, *_KEEPS_ZEROS, *_COMPARISONS}
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -87,7 +90,7 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
     if packet not in _FOLLOWED or not isinstance(result, FakeTensor) or result.is_inference():
         return
     if packet in _ZEROS:
-        _mark(result, 0)
+        mark(result, 0)
     elif packet in _SCATTERS:
         # scatter(self, dim, index, ...) and index_fill(self, dim, index, value): places of one row, in each row.
         before = most_marked(args[0])
@@ -97,13 +100,13 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
         places = index.numel()
         if packet in (_aten.index_fill, _aten.index_fill_):
             places *= args[0].numel() // max(args[0].shape[args[1]] if args[0].dim() else 1, 1)
-        _mark(result, before + places, rises=_SCATTERS[packet])
+        mark(result, before + places, rises=_SCATTERS[packet])
     elif packet is _aten.eq and _is_one_hot(args):
-        _mark(result, args[0].numel())
-    elif packet in _COPIES or _is_met_by_few(packet, args):
+        mark(result, args[0].numel())
+    elif packet in _KEEPS_ZEROS or _is_met_by_few(packet, args):
         before = most_marked(args[0])
-        if before is not None:
-            _mark(result, before)
+        if before is not None and args[0].shape == result.shape:
+            mark(result, before)
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:
@@ -119,8 +122,14 @@ def _is_one_hot(args: Any) -> bool:
     return classes.dim() == 1 and len(set(classes.tolist())) == len(classes)
 
 
-def _mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
-    """Notes a count; torch raises the version of a tensor after the operator that wrote to it."""
+def mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
+    """Notes how many elements of a tensor can differ from zero.
+
+    Args:
+        tensor: The tensor.
+        count: That number.
+        rises: Whether it is being written to: torch raises its version after the operator.
+    """
     if tensor.layout is torch.strided:
         setattr(tensor.untyped_storage(), _MARKED, (count, tensor._version + rises))
 

@@ -52,6 +52,13 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
         return tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
 
 
+def count_places(tensor: torch.Tensor) -> int:
+    """Returns how many places of a COO tensor's sparse dimensions are stored, each counted once."""
+    indices, sizes = pattern_of(tensor).indices[0], tuple(tensor.shape[: tensor.sparse_dim()])
+    ones = torch.ones(indices.shape[1])
+    return torch.sparse_coo_tensor(indices, ones, sizes, check_invariants=False).coalesce()._nnz()
+
+
 def values_of(indices: torch.Tensor) -> torch.Tensor | None:
     """Returns the values of indices, with data of any size or fake; None where they are not known."""
     return known(indices) if isinstance(indices, FakeTensor) else indices

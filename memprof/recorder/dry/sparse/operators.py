@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.bounds import mark
 from memprof.recorder.dry.sparse import kernels
 from memprof.recorder.dry.sparse.fakes import (
     Pattern,
+    count_places,
     is_sparse,
     make,
     part,
@@ -137,7 +139,9 @@ class SparseOperators:
         result = results.of(run.result)
         if func is _BAG_BACKWARD and values_of(args[1]) is None:
             share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
-        self._count_bound(func, args, result)
+        self._count_bound(func, result)
+        if func is _aten._to_dense.default and args[0].layout is torch.sparse_coo:
+            mark(result, count_places(args[0]) * parts_of(args[0])[-1][0:1].numel())
         if run.extra_bytes is None:
             self._untried[str(func)] += 1
         return result, run.extra_bytes or 0
@@ -196,7 +200,7 @@ class SparseOperators:
             self._untried[str(func)] += 1
         return found or 0
 
-    def _count_bound(self, func: Any, args: Any, result: Any) -> None:
+    def _count_bound(self, func: Any, result: Any) -> None:
         """Counts a result whose number of elements follows from places that are not known."""
         if is_sparse(result) and not pattern_of(result).is_certain and func is _aten._coalesce.default:
             self._answers.count_bound(func)
