@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Operators that require one type for all floating point operands, and that autocast casts on no device.
 ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
+#: Products that accept a sparse matrix; autocast casts the operands of the first only.
+_SPARSE_PRODUCTS = ("mm", "addmm", "_sparse_addmm")
+_INDICES = ("int64", "int32")
 #: Roles of a product's operands.
 _OPERANDS = ("read", "write")
 
@@ -94,21 +97,31 @@ def refuse_sparse(step: Step, types: Types) -> None:
     """Rejects products with sparse tensors: the size of their short copies, indices and values, is not recorded.
 
     Raises:
-        PolicyError: There is such a product: it reads a single matrix, and its result is not that matrix times
-            itself.
+        PolicyError: There is such a product: it reads indices. One recorded before those were followed reads a single
+            matrix, and its result is not that matrix times itself.
     """
     uses, shapes = step.uses, step.storages.shape
-    for op in np.flatnonzero((types.names == "mm") & (types.region != NONE) & (types.forward == NONE)).tolist():
+    is_product = is_one_of(types.names, _SPARSE_PRODUCTS) & (types.region != NONE) & (types.forward == NONE)
+    for op in np.flatnonzero(is_product).tolist():
         rows = slice(*np.searchsorted(uses.op_id, [op, op + 1]))
-        read, made = ([str(shapes[i]) for i in uses.storage_id[rows][uses.role[rows] == role]] for role in _OPERANDS)
-        if len(read) != 1 or len(made) != 1:
+        storages, roles = uses.storage_id[rows], uses.role[rows]
+        if np.any(np.isin(step.storages.dtype[storages[roles == "read"]], _INDICES)):
+            raise PolicyError(_why_not_sparse(str(types.names[op])))
+        read, made = ([str(shapes[i]) for i in storages[roles == role]] for role in _OPERANDS)
+        if str(types.names[op]) != "mm" or len(read) != 1 or len(made) != 1:
             continue
         high, _, wide = read[0].partition("x")
         if made[0] not in (f"{high}x{high}", f"{wide}x{wide}"):
-            raise PolicyError(
-                "precision: unsupported: aten.mm with a sparse tensor, because the recording does not contain the "
-                "size of its short copy; leave the policy out."
-            )
+            raise PolicyError(_why_not_sparse("mm"))
+
+
+def _why_not_sparse(name: str) -> str:
+    reason = (
+        "the recording does not contain the size of its short copy"
+        if name == "mm"
+        else "autocast casts none of its operands, which must have one type"
+    )
+    return f"precision: unsupported: aten.{name} with a sparse tensor, because {reason}; leave the policy out."
 
 
 def refuse_unscaled(step: Step, types: Types) -> None:
