@@ -239,10 +239,6 @@ class DryMode(FakeTensorMode):
             note(result, drawn)
         return result
 
-    def ask(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns what torch's own mode answers."""
-        return super().__torch_dispatch__(func, (), args, kwargs)
-
     def _run_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator that reads or makes a sparse tensor."""
         result, extra_bytes = self.sparse.run(self, func, args, kwargs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry.bounds import mark
 from memprof.recorder.dry.sparse import kernels
@@ -28,7 +28,6 @@ from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.answers import Answers
-    from memprof.recorder.dry.mode import DryMode
 
 _aten = torch.ops.aten
 _LISTS = (list, tuple)
@@ -100,7 +99,7 @@ class SparseOperators:
             return 0
         return self._measured_bytes(func, args, kwargs)
 
-    def run(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+    def run(self, mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Runs an operator.
 
         Args:
@@ -115,7 +114,7 @@ class SparseOperators:
         if func is _aten.is_coalesced.default:
             return pattern_of(args[0]).is_coalesced, 0
         if func in _QUERIES:
-            return mode.ask(func, args, kwargs), 0
+            return FakeTensorMode.__torch_dispatch__(mode, func, (), args, kwargs), 0
         if func in _PARTS:
             with mode:
                 return part(args[0], _PARTS[func]), 0
@@ -153,7 +152,7 @@ class SparseOperators:
         names = ", ".join(f"{name} ({count:,})" for name, count in self._untried.most_common())
         return [f"temporary memory of these operators on sparse tensors could not be measured: {names}"]
 
-    def _made_of(self, mode: DryMode, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
+    def _made_of(self, mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
         """Makes a sparse tensor of its parts, which it shares."""
         if func is _COO:
             sparse_dim, _, size, *parts = args
@@ -176,7 +175,7 @@ class SparseOperators:
             mode, torch.sparse_coo if func is _COO else kwargs["layout"], tuple(size), tuple(parts), pattern, device
         )
 
-    def _product(self, mode: DryMode, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, int] | None:
+    def _product(self, mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, int] | None:
         """Returns a product with a plain matrix, measured once for equal arguments; None for other operators."""
         places = _PRODUCTS.get(func)
         if places is None:

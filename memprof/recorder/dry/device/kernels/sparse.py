@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.sparse.fakes import is_sparse, pattern_of
+from memprof.recorder.dry.sparse.fakes import count_places, is_sparse, pattern_of
 from memprof.recorder.memory.parts import parts_of
 
 _aten = torch.ops.aten
@@ -26,7 +26,7 @@ def sizes_before(func: Any, args: Any) -> list[int]:
         func: The operator.
         args: Its arguments.
     """
-    return _sorting_sizes(args[0]) if func is _aten._coalesce.default and pattern_count(args[0]) > 1 else []
+    return _sorting_sizes(args[0]) if func is _aten._coalesce.default and _stored(args[0]) > 1 else []
 
 
 def sizes_within(func: Any, args: Any, result: Any, processor_bytes: int) -> list[list[int]]:
@@ -57,18 +57,14 @@ def sizes_within(func: Any, args: Any, result: Any, processor_bytes: int) -> lis
     return [[processor_bytes]]
 
 
-def pattern_count(tensor: torch.Tensor) -> int:
-    """Returns how many elements a sparse tensor stores."""
-    return parts_of(tensor)[-1].shape[0]
-
-
 def _product_sizes(left: Any, right: Any, result: Any, zeros: list[int]) -> list[list[int]]:
     """Rows become compressed in 32 bits, and the result is computed in columns (cuda/SparseBlasLegacy.cpp)."""
-    count, held = pattern_count(left), list(zeros)
+    count, held = _stored(left), list(zeros)
     phases = []
     if not pattern_of(left).is_coalesced and count > 1:
         phases.append([*held, *_sorting_sizes(left)])
-        held += [part.nbytes for part in parts_of(left)]
+        stored, count = count, count_places(left)
+        held += [part.nbytes // stored * count for part in parts_of(left)]
     rows = (left.shape[0] + 1) * _INT32
     phases.append([*held, rows, count * _INT32])
     is_plain = right.is_contiguous() or right.t().is_contiguous()
@@ -78,10 +74,15 @@ def _product_sizes(left: Any, right: Any, result: Any, zeros: list[int]) -> list
 
 def _sorting_sizes(tensor: torch.Tensor) -> list[int]:
     """Positions and flat indices, and the copies that Thrust's merge sort takes, last (cuda/SparseCUDATensor.cu)."""
-    positions = pattern_count(tensor) * _INT64
+    positions = _stored(tensor) * _INT64
     return [*_flat_sizes(tensor), positions, positions, 2 * positions]
 
 
 def _flat_sizes(tensor: torch.Tensor) -> list[int]:
     """Indices of several dimensions are flattened to one; of one they are used as they are."""
-    return [pattern_count(tensor) * _INT64] if parts_of(tensor)[0].shape[0] > 1 else []
+    return [_stored(tensor) * _INT64] if parts_of(tensor)[0].shape[0] > 1 else []
+
+
+def _stored(tensor: torch.Tensor) -> int:
+    """Returns how many elements a sparse tensor stores."""
+    return parts_of(tensor)[-1].shape[0]
