@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.assertions import passing_condition
 from memprof.recorder.dry.known import known
 
 _aten = torch.ops.aten
@@ -53,7 +54,7 @@ _NAMED = 4
 
 
 class Answers:
-    """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all()."""
+    """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert."""
 
     def __init__(self) -> None:
         """Starts with no reads counted."""
@@ -89,7 +90,10 @@ class Answers:
         if _is_scaler(frame):
             return 0.0  # no overflow: the optimizer steps
         certain = known(tensor)
-        return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if certain is None else certain.item()
+        if certain is not None:
+            return certain.item()
+        asserted = passing_condition(_job_frame(frame)) if tensor.dtype is torch.bool else None
+        return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a real tensor filled with a tensor's placeholder."""
@@ -141,12 +145,15 @@ def _of_type(dtype: torch.dtype, known: Any) -> Any:
 
 def line_of(frame: FrameType | None) -> str:
     """Returns the innermost line outside torch and memprof."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OWN) and not name.startswith("<"):
-            return f"{Path(name).name}:{frame.f_lineno}"
+    found = _job_frame(frame)
+    return "torch" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
+def _job_frame(frame: FrameType | None) -> FrameType | None:
+    """Returns the innermost frame outside torch and memprof."""
+    while frame is not None and frame.f_code.co_filename.startswith((*_OWN, "<")):
         frame = frame.f_back
-    return "torch"
+    return frame
 
 
 def _is_scaler(frame: FrameType | None) -> bool:

@@ -176,6 +176,7 @@ class DryRun:
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
+        from memprof.recorder.dry.numbers import answer_conversions
         from memprof.recorder.dry.routing import Routing
         from memprof.recorder.dry.subclasses import allow_subclasses
 
@@ -186,6 +187,7 @@ class DryRun:
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
+        answer_conversions(self._answers, self._mode)
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)
         self._show_no_values()

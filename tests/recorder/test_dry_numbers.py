@@ -1,0 +1,88 @@
+"""Numbers and assertions of a dry run: what torch and Python read of tensors that were not computed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.recorder.dry.assertions import passing_condition
+from tests.recorder.recorded import record_script
+
+_JOB = """
+import torch
+DEVICE = "cpu"
+
+std = torch.Tensor([0.5]).to(DEVICE)  # before the first model
+prior = torch.Tensor([std]).to(DEVICE)
+model = torch.nn.Linear(4, 4).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    loss = model(torch.randn(8, 4).to(DEVICE)).sum()
+    loss.backward()
+    optimizer.step()
+    loss = loss.detach()
+    made = [torch.tensor([loss, 2.0]), torch.FloatTensor([[loss, loss]]), loss.new_tensor([loss]), loss.new([loss])]
+    print("MADE", [tuple(each.shape) for each in made], float(prior.sum()))
+    assert loss < -1e9, "a bound"
+    assert loss < -1e9 and not loss > -1e9
+    if loss < -1e9:
+        raise ValueError("the comparison fails outside of assertions")
+"""
+
+_FAILING = """
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+labels = torch.tensor([0, 1, 5])
+assert (labels < 4).all(), "a label is too large"
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_lists_of_tensors_become_tensors_and_assertions_pass(tmp_path: Path, device: str) -> None:
+    """Torch reads their elements without an operator; a job goes on behind its assertions, as a real one does."""
+    options = ("--device", "rtx4090") if device == "cuda" else ()
+    ended = record_script(tmp_path, _JOB.replace('"cpu"', repr(device)), "--dry-run", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert "MADE [(2,), (1, 2), (1,), (1,)]" in ended.stdout
+
+
+def test_an_assertion_on_known_values_fails(tmp_path: Path) -> None:
+    """Labels are data: what is wrong with them ends the job, as without memprof."""
+    ended = record_script(tmp_path, _FAILING, "--dry-run")
+    assert ended.returncode == 1
+    assert "AssertionError: a label is too large" in ended.stderr
+
+
+class _Condition:
+    """Notes the truth value with which the assertion that reads it passes, and returns it."""
+
+    def __init__(self) -> None:
+        self.passing: list[bool | None] = []
+
+    def __bool__(self) -> bool:
+        found = passing_condition(sys._getframe(1))
+        self.passing.append(found)
+        return bool(found)
+
+
+#: As text, since pytest rewrites assertions.
+_CONDITIONS = """
+assert one
+assert one, "a message"
+assert not one
+assert one and one
+if one:
+    raise ValueError("a branch is not an assertion")
+assert bool(one) is False
+"""
+
+
+def test_conditions_of_assertions_are_recognized() -> None:
+    """With a message, negated, each part of a conjunction; but neither a branch nor a call."""
+    one = _Condition()
+    exec(compile(_CONDITIONS, "job.py", "exec"), {"one": one})  # noqa: S102 - the text above
+    assert one.passing == [True, True, False, True, True, None, None]
