@@ -84,5 +84,5 @@ assert bool(one) is False
 def test_conditions_of_assertions_are_recognized() -> None:
     """With a message, negated, each part of a conjunction; but neither a branch nor a call."""
     one = _Condition()
-    exec(compile(_CONDITIONS, "job.py", "exec"), {"one": one})  # noqa: S102 - the text above
+    exec(compile(_CONDITIONS, "job.py", "exec"), {"one": one})
     assert one.passing == [True, True, False, True, True, None, None]

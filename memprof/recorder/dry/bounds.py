@@ -1,8 +1,8 @@
 """Upper bounds on results, for operators whose result size depends on values.
 
-A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places, not
-as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, and in dense
-copies of sparse tensors.
+A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
+not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, and in
+dense copies of sparse tensors.
 """
 
 from __future__ import annotations
