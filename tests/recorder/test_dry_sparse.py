@@ -67,6 +67,10 @@ optimizer = torch.optim.SparseAdam(words.parameters())
 for _ in range(6):
     ids = words.weight.sum(1).topk(60)[1].repeat(3)  # 180 ids, of which no value is known
     words(ids).sum().backward()
+    words(ids[:30]).sum().backward()
+    print("FEW", torch.autograd.grad(words(ids[:30]).sum(), words.weight)[0].coalesce()._values().shape[0])
+    few = [torch.autograd.grad(words(part).sum(), words.weight)[0] for part in (ids[:30], ids[30:50])]
+    print("BOTH", few[0].add(few[1]).coalesce()._values().shape[0])
     gradient = words.weight.grad.coalesce()
     print("ROWS", gradient._values().shape[0], gradient.is_coalesced())
     optimizer.step()
@@ -104,6 +108,27 @@ for _ in range(6):
 """
 
 
+_WRITTEN = """
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+counts = torch.zeros(3, dtype=torch.int64)
+for _ in range(6):
+    counts.add_(torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1, 5]), (3,)))
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    print("COUNTS", counts.tolist())
+"""
+
+
+def test_operators_on_data_write_once(tmp_path: Path) -> None:
+    """Measuring what a kernel takes leaves the job's data alone."""
+    ended = record_script(tmp_path, _WRITTEN, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert "COUNTS [1, 0, 5]\nCOUNTS [2, 0, 10]" in ended.stdout
+
+
 @pytest.mark.parametrize("job", [_EMBEDDINGS, _GRAPH], ids=["embeddings", "graph"])
 def test_peaks_are_those_of_a_real_run(tmp_path: Path, job: str) -> None:
     """Gradients, their sums, optimizers' steps, products and what kernels take within them."""
@@ -125,9 +150,11 @@ def test_they_run_on_a_virtual_gpu(tmp_path: Path, job: str) -> None:
 
 
 def test_unknown_indices_differ_as_far_as_possible(tmp_path: Path) -> None:
-    """180 indices of 100 rows: at most all rows have a gradient, which the notes call a bound."""
+    """180 indices of 100 rows: all rows have a gradient; of 30, 30, with 20 more 50. The notes call it a bound."""
     ended = record_script(tmp_path, _UNKNOWN, "--dry-run")
     assert "ROWS 100 True" in ended.stdout
+    assert "FEW 30" in ended.stdout
+    assert "BOTH 50" in ended.stdout
     notes = ended.trace.manifest.notes
     assert any("upper bounds" in note and "_coalesce" in note for note in notes)
 
@@ -151,7 +178,9 @@ def test_spread_places_are_as_many_as_there_can_be() -> None:
     for count, differ in ((10, 6), (4, 4)):
         (indices,) = spread_pattern((2, 3), count).indices
         assert indices.shape == (2, count)
-        assert count_places(torch.sparse_coo_tensor(indices, torch.ones(count), (2, 3))) == differ
+        assert (
+            count_places(torch.sparse_coo_tensor(indices, torch.ones(count), (2, 3), check_invariants=True)) == differ
+        )
 
 
 def test_a_product_on_a_device_sorts_a_matrix_that_is_not_coalesced() -> None:

@@ -54,8 +54,8 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
 
 def count_places(tensor: torch.Tensor) -> int:
     """Returns how many places of a COO tensor's sparse dimensions are stored, each counted once."""
-    indices, sizes = pattern_of(tensor).indices[0], tuple(tensor.shape[: tensor.sparse_dim()])
-    ones = torch.ones(indices.shape[1])
+    indices = pattern_of(tensor).indices[0]
+    sizes, ones = tuple(tensor.shape[: indices.shape[0]]), torch.ones(indices.shape[1])
     return torch.sparse_coo_tensor(indices, ones, sizes, check_invariants=False).coalesce()._nnz()
 
 

@@ -62,6 +62,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Run:
     is_written = func._schema.is_mutable
 
     def measure() -> None:
+        torch.set_grad_enabled(False)  # of this thread
         try:
             func(*_real(args, is_written), **_real(kwargs, is_written))
             given, by_name = _real(args, is_written), _real(kwargs, is_written)
@@ -108,9 +109,11 @@ def _real(value: Any, is_written: bool) -> Any:
     """Returns arguments as tensors with data; of an operator that writes to them, as tensors of its own."""
     if is_sparse(value):
         return _real_sparse(value, is_written)
-    if isinstance(value, FakeTensor):
-        values = known(value)
-        return values if values is not None else _zeros(value)
+    if isinstance(value, torch.Tensor):
+        values = known(value) if isinstance(value, FakeTensor) else value.detach()
+        if values is None:
+            return _zeros(value)
+        return internal(values.clone()) if is_written else values
     if isinstance(value, dict):
         return {name: _real(item, is_written) for name, item in value.items()}
     return type(value)(_real(item, is_written) for item in value) if type(value) in _LISTS else value

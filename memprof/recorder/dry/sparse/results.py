@@ -8,7 +8,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry.spans import internal
-from memprof.recorder.dry.sparse.fakes import Pattern, is_coalesced, is_sparse, make, pattern_of, replace
+from memprof.recorder.dry.sparse.fakes import (
+    Pattern,
+    is_coalesced,
+    is_sparse,
+    make,
+    pattern_of,
+    replace,
+    spread_pattern,
+    values_of,
+)
 from memprof.recorder.dry.sparse.kernels import Run
 from memprof.recorder.memory.parts import parts_of
 
@@ -33,6 +42,7 @@ class Results:
         self._is_on_device = device.type != "cpu"
         # CUDA's kernel sorts the only row of indices in place (cuda/SparseCUDATensor.cu).
         self._keeps_rows = func is torch.ops.aten._coalesce.default
+        self._func = func
         self._is_certain = True
         self._given: dict[int, torch.Tensor] = {}
         self._sources: dict[int, torch.Tensor] = {}
@@ -61,7 +71,15 @@ class Results:
                 self._note(one, other)
             elif isinstance(one, torch.Tensor):
                 self._given[id(other)] = one
-                self._is_certain = self._is_certain and (not is_sparse(one) or pattern_of(one).is_certain)
+                self._is_certain = self._is_certain and self._has_certain_places(one)
+
+    def _has_certain_places(self, one: torch.Tensor) -> bool:
+        """Whether the places of a sparse argument are certain, or the values of one that may select places."""
+        if is_sparse(one):
+            return pattern_of(one).is_certain
+        if self._func is torch.ops.aten._embedding_bag_backward.default:
+            return True  # only its second argument selects places
+        return one.is_floating_point() or one.is_complex() or values_of(one) is not None
 
     def _is_unchanged(self, given: torch.Tensor, value: torch.Tensor) -> bool:
         """Whether a sparse tensor still has the parts that it had before the operator wrote to it."""
@@ -71,12 +89,18 @@ class Results:
         )
 
     def _sparse(self, value: torch.Tensor) -> FakeTensor:
-        real = parts_of(value)
-        parts = tuple(map(self._plain, real))
-        # As on a device, whose kernels return no views of longer indices.
-        indices = tuple(each if each.is_contiguous() else internal(each.contiguous()) for each in real[:-1])
-        pattern = Pattern(indices if self._is_on_device else real[:-1], self._is_certain, is_coalesced(value))
-        return make(self._mode, value.layout, tuple(value.shape), parts, pattern, self._device)
+        parts = tuple(map(self._plain, parts_of(value)))
+        return make(self._mode, value.layout, tuple(value.shape), parts, self._pattern(value), self._device)
+
+    def _pattern(self, value: torch.Tensor) -> Pattern:
+        """Returns the pattern of a kernel's result; if one of an argument is not certain, as spread as it can be."""
+        indices = parts_of(value)[:-1]
+        if not self._is_certain and value.layout is torch.sparse_coo:
+            rows, count = indices[0].shape
+            return spread_pattern(tuple(value.shape[:rows]), count, is_coalesced=is_coalesced(value))
+        if self._is_on_device:  # whose kernels return no views of longer indices
+            indices = tuple(each if each.is_contiguous() else internal(each.contiguous()) for each in indices)
+        return Pattern(indices, self._is_certain, is_coalesced(value))
 
     def _plain(self, value: torch.Tensor) -> torch.Tensor:
         key = value.untyped_storage()._cdata
