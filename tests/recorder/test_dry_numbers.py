@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.recorder.dry.assertions import passing_condition
+from memprof.recorder.dry.placeholders.assertions import passing_condition
 from tests.recorder.recorded import record_script
 
 _JOB = """

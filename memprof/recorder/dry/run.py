@@ -176,7 +176,7 @@ class DryRun:
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
-        from memprof.recorder.dry.numbers import answer_conversions
+        from memprof.recorder.dry.placeholders.numbers import answer_conversions
         from memprof.recorder.dry.routing import Routing
         from memprof.recorder.dry.subclasses import allow_subclasses
 

@@ -1,0 +1,1 @@
+"""Placeholders where Python or torch reads a value without an operator, or asserts one."""
