@@ -201,6 +201,7 @@ class Manifest(_Json):
         casts_back: Of both, those whose results the code casts back.
         made_like: Stacks whose operators make a tensor in the type of another by the job's code.
         in_argument_type: Stacks whose operators read what the job's code casts to the type of an argument.
+        in_autocast_type: Stacks whose operators make a tensor in autocast's type, which the job's code asks torch for.
         notes: Sentences for the reader of a report.
     """
 
@@ -229,6 +230,7 @@ class Manifest(_Json):
     casts_back: tuple[int, ...] = ()
     made_like: tuple[int, ...] = ()
     in_argument_type: tuple[int, ...] = ()
+    in_autocast_type: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = ()
     usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)

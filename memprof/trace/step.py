@@ -61,6 +61,7 @@ class Step:
         casts_back: Of both, those whose results the code casts back.
         made_like: Stacks whose operators make a tensor in the type of another by the job's code.
         in_argument_type: Stacks whose operators read what the job's code casts to the type of an argument.
+        in_autocast_type: Stacks whose operators make a tensor in autocast's type, which the job's code asks torch for.
         usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
         trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
             evaluates has none of its own.
@@ -94,6 +95,7 @@ class Step:
     casts_back: frozenset[int] = frozenset()
     made_like: frozenset[int] = frozenset()
     in_argument_type: frozenset[int] = frozenset()
+    in_autocast_type: frozenset[int] = frozenset()
     usages: frozenset[str] = frozenset()
     trained_modules: tuple[int, ...] = ()
 

@@ -218,6 +218,7 @@ class Trace:
             casts_back=frozenset(manifest.casts_back),
             made_like=frozenset(manifest.made_like),
             in_argument_type=frozenset(manifest.in_argument_type),
+            in_autocast_type=frozenset(manifest.in_autocast_type),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )

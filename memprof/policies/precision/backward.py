@@ -70,6 +70,7 @@ def short_gradients(casts: Casts) -> Bools:
     # A norm's gradients of float32 weights are float32 whatever its input type.
     is_short &= (types.rule[owner] != FIRST) | types.is_primary
     is_short &= ~made_whole(casts)
+    is_short |= types.is_asked & backward.is_made
     # A sum into new memory has the type that its consumer expects: the widest.
     made_by_sum = backward.is_made & backward.is_sum[np.maximum(step.storages.created_op_id, 0)]
     uses = step.uses

@@ -15,7 +15,7 @@ from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.spans import find_spans
 from memprof.policies.rewrite.views_read import bytes_read, reads_callers_view
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import NONE, Bools, Ints, Ops
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Uses
 
 if TYPE_CHECKING:
     from memprof.policies.precision.ends import Nodes
@@ -147,10 +147,18 @@ def cast_reads(casts: Casts) -> None:
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
     to_short |= is_read & is_short & (rule == SHORT) & _is_cast_twice(casts)
+    # A recomputation that stops before a product has cast its operands: as late as backward reads them.
+    is_prepared = types.is_unfinished & types.is_float[uses.storage_id] & ~is_short
+    to_short |= is_prepared & (types.rule[types.origin[uses.op_id]] == SHORT)
+    # The backward of a function of the job's casts what it multiplies into a tensor of autocast's type.
+    writes_asked = np.zeros(len(step.ops), dtype=np.bool_)
+    writes_asked[uses.op_id[(uses.role == "mutate") & types.is_asked[uses.storage_id]]] = True
+    is_own_backward = writes_asked[uses.op_id] & (types.forward[uses.op_id] != NONE) & (uses.role == "read")
+    to_short |= is_own_backward & types.is_float[uses.storage_id] & ~is_short & (rule == SHORT)
     rows = np.flatnonzero(to_short | to_float)
     # A trained weight is cast once per region and kept to its end; anything else, views too, is cast at every reader.
     is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
-    is_weight &= ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
+    is_weight &= (types.region[uses.op_id[rows]] != NONE) & ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
     _insert_read_casts(casts, rows, is_weight, to_short[rows])
 
 
@@ -186,6 +194,9 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     # The key of a cast: source and, unless it is kept or the job's code makes it for several readers, reader.
     places = len(step.ops) + len(types.region_end)
     readers, holders = _own_readers(casts, ops, sources)
+    # In backward one cast serves the node, which holds it.
+    ends = np.where(region == NONE, nodes.end[ops], NONE)
+    readers, holders = np.where(region == NONE, ends, readers), np.maximum(holders, ends)
     keys = sources * places + np.where(is_kept, len(step.ops) + region, readers)
     _, first, cast_of = np.unique(keys, return_index=True, return_inverse=True)
     # Arguments are cast from last to first: bias, weight, input. The sizes reveal their order.
@@ -195,20 +206,26 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     first, cast_of = first[order], rank[cast_of]
 
     # The readers save the cast, and so do their backward nodes where these are differentiated in turn.
-    saver = np.append(types.origin, NONE)[saved.forward_op_id]
+    has_release = saved.released_op_id != NONE
+    saver = types.origin[np.where(has_release, saved.released_op_id, saved.forward_op_id)]
     saved_cast = find_spans(saved.storage_id, saver, of=sources, first=ops, last=ops)
     saved_cast = np.append(cast_of, NONE)[saved_cast]
-    is_saved = saved_cast != NONE
+    is_saved = (saved_cast != NONE) & ~_is_unfinished(types, uses, saved)
     released = nodes.end[saved.released_op_id]
     released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
     last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
     np.maximum.at(last, cast_of, np.maximum(ops, holders))
     np.maximum.at(last, saved_cast[is_saved], released[is_saved])
+    # Backward reads of saved tensors; those of a recomputation have no record.
+    reader = np.where(types.forward[uses.op_id] != NONE, types.origin[uses.op_id], NONE)
+    backward_cast = np.append(cast_of, NONE)[find_spans(uses.storage_id, reader, of=sources, first=ops, last=ops)]
+    is_backward = (backward_cast != NONE) & ~types.is_unfinished
+    np.maximum.at(last, backward_cast[is_backward], nodes.end[uses.op_id[is_backward]])
     graphs, graph = kept_graphs(step, types, nodes), region[first]
     is_in_graph = np.isin(np.arange(len(first)), saved_cast[is_saved])
     last = np.where(is_in_graph, np.maximum(last, graphs.dropped[graph]), last)
     category = np.zeros(len(first), dtype=np.bool_)
-    category[saved_cast[is_saved]] = True
+    category[saved_cast[is_saved]] = category[backward_cast[is_backward]] = True
     _, made = casts.insert(
         sources[first],
         ops[first],
@@ -232,15 +249,23 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     casts.redirect(rows, made[cast_of])
     changed = casts.draft.saved.storage_id.copy()
     changed[is_saved] = made[saved_cast[is_saved]]
-    casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
-    # Backward reads of saved tensors.
-    reader = np.where(types.forward[uses.op_id] != NONE, types.origin[uses.op_id], NONE)
-    backward_cast = np.append(cast_of, NONE)[find_spans(uses.storage_id, reader, of=sources, first=ops, last=ops)]
-    is_backward = backward_cast != NONE
+    savers = np.where(is_saved & has_release, saver, casts.draft.saved.forward_op_id)
+    casts.draft.saved = casts.draft.saved.replace(storage_id=changed, forward_op_id=savers)
     casts.redirect(np.flatnonzero(is_backward), made[backward_cast[is_backward]])
     is_gone = is_backward.copy()
     is_gone[rows] = False
-    _let_go(casts, np.unique(saved.storage_id[is_saved]), is_saved, is_gone)
+    changed_storages = np.unique(np.concatenate([saved.storage_id[is_saved], uses.storage_id[is_backward]]))
+    _let_go(casts, changed_storages, is_saved, is_gone)
+
+
+def _is_unfinished(types: Types, uses: Uses, saved: Saved) -> Bools:
+    """Returns which records are of tensors whose cast backward reads from an unfinished recomputation, ``(saved,)``."""
+    rows = np.flatnonzero(types.is_unfinished)
+    count = len(types.is_float)
+    is_one: Bools = np.isin(
+        saved.released_op_id * count + saved.storage_id, uses.op_id[rows] * count + uses.storage_id[rows]
+    )
+    return is_one
 
 
 def _is_cast_twice(casts: Casts) -> Bools:
@@ -284,6 +309,8 @@ def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirecte
     released = np.full(len(storages), NONE, dtype=np.int64)
     has_release = saved.released_op_id != NONE
     np.maximum.at(released, saved.storage_id[has_release], nodes.next_start[saved.released_op_id[has_release]])
+    is_recomputed = step.ops.is_recompute[types.origin[uses.op_id]] & (types.forward[uses.op_id] != NONE)
+    np.maximum.at(released, uses.storage_id[is_recomputed], nodes.next_start[uses.op_id[is_recomputed]])
     is_candidate &= storages.freed_op_id <= released
     # Remaining holders: other records, and uses that were not redirected.
     kept = np.full(len(storages), NONE, dtype=np.int64)

@@ -12,7 +12,7 @@ from scipy.sparse import csgraph
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, LASTING, RECURRENT, SHORT, is_one_of
 from memprof.policies.rewrite.key_caches import first_values
 from memprof.trace.schema import NONE, Bools, Ints
-from memprof.trace.source_lines import PLACE, is_of_torch
+from memprof.trace.source_lines import function_of, is_of_torch
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
@@ -147,7 +147,7 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
             continue
         for _ in range(depth):
             calls[row] = step.module_calls.parent_call_id[calls[row]] if calls[row] != NONE else NONE
-        function = _function_of(lines[len(of_torch)])
+        function = function_of(lines[len(of_torch)])
         if function not in outside:
             is_inside = np.isin(step.ops.stack_id, stacks_of[function]) & (step.ops.phase == "forward")
             outside[function] = np.append(np.flatnonzero(~is_inside), len(step.ops))
@@ -161,15 +161,9 @@ def _stacks_of_functions(frames: dict[int, str]) -> dict[str, list[int]]:
     """Returns the ids of the stacks that each function is in."""
     found: dict[str, list[int]] = {}
     for number, text in frames.items():
-        for function in set(map(_function_of, text.splitlines())):
+        for function in set(map(function_of, text.splitlines())):
             found.setdefault(function, []).append(number)
     return found
-
-
-def _function_of(frame: str) -> str:
-    """Returns the file and the function of a line of a stack."""
-    place = PLACE.match(frame)
-    return f"{place['path']}:{place['function']}" if place else frame
 
 
 def made_like_short(step: Step, is_short: Bools) -> Bools:
@@ -214,7 +208,7 @@ def casts_to_arguments(step: Step) -> tuple[Ints, Ints]:
     pairs = []
     for storage, reader in zip(found.tolist(), readers[first].tolist(), strict=True):
         lines = frames[int(step.ops.stack_id[reader])].splitlines()
-        function = _function_of(next(line for line in lines if not is_of_torch(line)))
+        function = function_of(next(line for line in lines if not is_of_torch(line)))
         outside = np.flatnonzero(~np.isin(step.ops.stack_id, stacks_of[function]))
         place = np.searchsorted(outside, reader)
         begin = outside[place - 1] + 1 if place else 0

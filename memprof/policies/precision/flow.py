@@ -31,6 +31,8 @@ from memprof.policies.precision.float32 import (
     runs_float32,
 )
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
+from memprof.policies.rewrite.autocast_types import made_in_autocast_type
+from memprof.policies.rewrite.recomputed import last_runs, read_of_unfinished_runs
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ class Types:
         device: ``cpu`` or ``cuda``: whose autocast lists apply.
         forward: Forward operator of each backward operator, NONE for operators recomputed in backward; ``(ops,)``.
         origin: The first operator that each goes back to by ``forward``, itself where that is NONE; ``(ops,)``. The
-            backward of a backward (``create_graph``) goes back to the operator in the model's forward.
+            backward of a backward (``create_graph``) goes back to the operator in the model's forward, that of a recomputed
+            operator to its recomputed run.
         region: The call of the root module (or the recomputation) each operator runs in, NONE outside; ``(ops,)``.
         region_end: Last operator of each region.
         names: Plain operator names, ``(ops,)``.
@@ -60,6 +63,9 @@ class Types:
         is_own: Whether an operator runs in float32 since the job's code casts its operands, ``(ops,)``.
         is_given: The same, and products, whose operands autocast casts again.
         attention: The spelled-out attention each operator is part of, NONE elsewhere; ``(ops,)``.
+        is_unfinished: Whether a use is backward's of what a recomputation prepared for an operator and did not run,
+            ``(uses,)``.
+        is_asked: Whether the job's code makes a storage in autocast's type, in backward too; ``(storages,)``.
     """
 
     device: str
@@ -78,6 +84,8 @@ class Types:
     is_own: Bools
     is_given: Bools
     attention: Ints
+    is_unfinished: Bools
+    is_asked: Bools
 
 
 class OwnCasts(Enum):
@@ -145,19 +153,21 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
         stays &= ~is_norm
     handed_on = is_recast = _handed_on(step, names, attention)
-    is_like = np.zeros(len(storages), dtype=np.bool_)
+    # With short weights, factories take the type of their operands, and this is one of them.
+    is_asked = np.zeros(len(storages), dtype=np.bool_) if is_pure else made_in_autocast_type(step)
+    is_like = is_asked
     cast, arguments = casts_to_arguments(step)
     while True:
         reached = reached_by_float32(step, rule, is_float, is_inside, is_recast, is_like, is_pure=is_pure)
         is_short = is_inside & ~stays & ~reached
         # What is cast back makes more tensors short, and these are cast to float32 and back further on.
-        found = handed_on | cast_back(step, is_own, is_short | is_recast), made_like_short(step, is_short)
+        found = handed_on | cast_back(step, is_own, is_short | is_recast), is_asked | made_like_short(step, is_short)
         found[0][cast] = reached[cast] & is_short[arguments]
         if np.array_equal(found, (is_recast, is_like)):
             break
         is_recast, is_like = found
     forward = _forward_of(step, region)
-    origin = _origin_of(forward)
+    origin = last_runs(step, region, _origin_of(forward))
     return Types(
         device=device,
         forward=forward,
@@ -175,6 +185,8 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_own=is_own,
         is_given=is_given,
         attention=attention,
+        is_unfinished=read_of_unfinished_runs(step, region, forward, origin),
+        is_asked=is_asked,
     )
 
 

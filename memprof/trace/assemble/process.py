@@ -24,6 +24,7 @@ from memprof.trace.assemble.operators import durations, module_calls, operator_t
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
+from memprof.trace.assemble.source.autocast_types import find_autocast_types
 from memprof.trace.assemble.source.own_casts import find_own_casts
 from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
@@ -97,7 +98,8 @@ def _assemble(
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
     stacks = tables[Stacks]
     assert isinstance(stacks, Stacks)
-    own_types = find_own_types(ops, stacks, on_device=recording.memory_events.device != "cpu")
+    on_device = recording.memory_events.device != "cpu"
+    own_types = find_own_types(ops, stacks, on_device=on_device)
     return replace(
         manifest,
         own_casts=find_own_casts(ops, stacks),
@@ -106,6 +108,7 @@ def _assemble(
         casts_back=own_types.casts_back,
         made_like=own_types.made_like,
         in_argument_type=own_types.in_argument,
+        in_autocast_type=find_autocast_types(ops, stacks, on_device=on_device),
     ), tables
 
 

@@ -1,4 +1,4 @@
-"""Finds how long local variables of forward hold the storages that the operators under them make.
+"""Finds how long local variables of forward, and of its recomputation, hold the storages that operators make.
 
 No operator shows it, and autograd hides it: what is saved for backward lives on anyway. Under checkpointing it does
 not, and then a variable decides. The order of the recorded operators and their stacks tell which statements ran; the
@@ -19,6 +19,7 @@ from memprof.trace.source_lines import PLACE
 
 #: Where torch calls modules: its functions there only return what a module's forward returns.
 _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\module.py"), "_call_impl"
+_DETACH = "aten.detach.default"
 #: Operators that read a tensor's value, and return no view of it.
 _READERS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 
@@ -117,7 +118,12 @@ class _Followed:
 
     def __init__(self, ops: Ops, storages: Storages, uses: Uses, calls: ModuleCalls, stacks: Stacks) -> None:
         self._held = np.full(len(storages), NONE, dtype=np.int64)
-        self._forward = np.flatnonzero((ops.phase == "forward") & ~ops.is_recompute & (ops.stack_id != NONE)).tolist()
+        has_stack = ops.stack_id != NONE
+        self._forward = np.flatnonzero((ops.phase == "forward") & ~ops.is_recompute & has_stack).tolist()
+        again = np.flatnonzero(ops.is_recompute & has_stack)
+        # Within a recomputation, saving tensors detaches them.
+        others = np.cumsum(~ops.is_recompute & (ops.name != _DETACH))[again]
+        self._recomputed = [part.tolist() for part in np.split(again, np.flatnonzero(np.diff(others)) + 1)]
         self._stack_of = ops.stack_id.tolist()
         self._text_of = dict(zip(stacks.stack_id.tolist(), stacks.frames.tolist(), strict=True))
         self._reads_value = np.isin(ops.name, _READERS).tolist()
@@ -131,12 +137,13 @@ class _Followed:
 
     def held(self) -> Ints:
         """Returns the last operator up to which a variable holds each storage."""
-        for op in self._forward:
-            self._enter(op)
-            for frame in self._frames:
-                frame.last_op = op
-            self._note(op)
-        self._leave(0)
+        for part in (self._forward, *self._recomputed):
+            for op in part:
+                self._enter(op)
+                for frame in self._frames:
+                    frame.last_op = op
+                self._note(op)
+            self._leave(0)
         return self._held
 
     def _enter(self, op: int) -> None:

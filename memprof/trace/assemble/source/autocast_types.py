@@ -1,0 +1,94 @@
+"""Finds operators that make a tensor in the type of autocast, which the job's code asks torch for.
+
+In a step recorded in float32 autocast is off, and such a tensor is in float32. The source shows what it becomes:
+``dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype``, and then
+``torch.empty(n, dtype=dtype)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import numpy as np
+
+from memprof.trace.assemble.source.statements import own_nodes, parse_function
+from memprof.trace.schema import NONE, Ops, Stacks
+from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
+
+#: What torch returns autocast's type with; on a device, also without naming it.
+_ON_ANY, _ON_DEVICE = r"get_autocast_(cpu_)?dtype\(", r"get_autocast_(gpu_|cpu_)?dtype\("
+#: Asked without a device, this is whether a GPU's autocast is on.
+_UNNAMED = "is_autocast_enabled()"
+
+
+def find_autocast_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> tuple[int, ...]:
+    """Returns the stacks whose operators make a tensor in autocast's type, by their ids.
+
+    Args:
+        ops: The recorded operators.
+        stacks: Their stacks.
+        on_device: Whether they ran on a GPU, whose autocast code asks for without naming a device.
+    """
+    used = set(np.unique(ops.stack_id[ops.stack_id != NONE]).tolist())
+    try:
+        return tuple(
+            number
+            for number, frames in zip(stacks.stack_id.tolist(), stacks.frames.tolist(), strict=True)
+            if number in used and _makes_short(str(frames), on_device)
+        )
+    finally:
+        _lines_that_make.cache_clear()
+
+
+def _makes_short(frames: str, on_device: bool) -> bool:
+    innermost = next((frame for frame in frames.splitlines() if not is_of_torch(frame)), "")
+    place = PLACE.match(innermost)
+    if place is None:
+        return False
+    line = int(place["line"])
+    return line in _lines_that_make(place["path"], *function_around(place["path"], line), on_device)
+
+
+@cache
+def _lines_that_make(path: str, first: int, last: int, on_device: bool) -> frozenset[int]:
+    """Returns the lines of a function's calls that are given autocast's type as ``dtype``."""
+    asks = re.compile(_ON_DEVICE if on_device else _ON_ANY)
+    if not any("dtype=" in text for text in lines_of(path)[first:last]):
+        return frozenset()
+    definition = parse_function(path, first, last)
+    if definition is None:
+        return frozenset()
+    nodes = own_nodes(definition.body)
+
+    def is_autocast_type(value: ast.expr) -> bool:
+        text = ast.unparse(value)
+        if _UNNAMED in text and not on_device:
+            return False
+        called = {node.func.id for node in ast.walk(value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        return bool(asks.search(text)) or any(_function_asks(path, name, asks, on_device) for name in called)
+
+    names = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and is_autocast_type(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    made: set[int] = set()
+    for node in nodes:
+        given = [word.value for word in node.keywords if word.arg == "dtype"] if isinstance(node, ast.Call) else []
+        if any((isinstance(one, ast.Name) and one.id in names) or is_autocast_type(one) for one in given):
+            made.update(range(first + node.lineno, first + (node.end_lineno or node.lineno) + 1))
+    return frozenset(made)
+
+
+def _function_asks(path: str, name: str, asks: re.Pattern[str], on_device: bool) -> bool:
+    """Returns whether a function of the file returns autocast's type."""
+    lines = lines_of(path)
+    start = next((number for number, text in enumerate(lines) if text.startswith(f"def {name}(")), None)
+    if start is None:
+        return False
+    returned = [text for text in lines[slice(*function_around(path, start + 2))] if asks.search(text)]
+    return bool(returned) and (on_device or not any(_UNNAMED in text for text in returned))
