@@ -28,6 +28,23 @@ for length in [64, 40, 200, 96, 32, 100, 50]:
     print(repr(loss.item()))
 """
 
+#: Batches of different lengths from a DataLoader.
+LOADED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Embedding(1000, 128), torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1000)
+)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+batches = [torch.randint(0, 1000, (8, length)) for length in [64, 40, 96, 40, LONGEST, 50, 32, 32]]
+samples = [row for batch in batches for row in batch]
+for x in torch.utils.data.DataLoader(samples, batch_size=8):
+    loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 #: An evaluation on a batch that is 64 times as large, between two training steps.
 EVALUATES = """
 import torch
@@ -151,3 +168,18 @@ def test_like_is_compared_with_like(folder: Path, tmp_path: Path, capsys: pytest
     assert page.startswith("the prediction cannot be compared: it is for a step on 8x200, and the run's steps ran on")
     assert "within the budget" in page
     assert "too high" not in page
+
+
+def test_split_batches_are_compared_with_like(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batches of a DataLoader that a plan splits show their length, so a run without the longest is not compared."""
+    longest, shorter = (LOADED.replace("LONGEST", str(length)) for length in (200, 60))
+    record_script(tmp_path, longest)
+    plan = tmp_path / "plan.toml"
+    run(capsys, "predict", tmp_path / "run.memprof", "--accumulate", "2", "--write", plan)
+    record_script(tmp_path, longest, "--plan", str(plan), name="longest.memprof")
+    found = json.loads(run(capsys, "verify", plan, tmp_path / "longest.memprof", "--json"))
+    assert (found["unlike"], found["measured"]["peak_phase"]) == (None, "backward")
+    assert abs(found["error"]["peak_bytes"]) < 4096
+    record_script(tmp_path, shorter, "--plan", str(plan), name="shorter.memprof")
+    page = run(capsys, "verify", plan, tmp_path / "shorter.memprof", status=3)
+    assert page.startswith("the prediction cannot be compared: it is for a step on 8x200, and the run's steps ran on")

@@ -38,7 +38,8 @@ class Alike:
 def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
     """Finds the step of a run to compare with a prediction.
 
-    Where shapes are unknown on one side, or the plan splits batches itself, the fullest step is used.
+    Where shapes are unknown on one side, or are those of the parts into which the plan splits batches, the fullest step
+    is used.
 
     Args:
         measured: The run.
@@ -49,12 +50,14 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
     steps = [measured.step(number) for number in peaks]
     fullest, phases = fullest_of(steps), phase_peaks(steps)
     shapes = {step.number: ran_on(step) for step in steps}
-    cuts_batches = any(isinstance(policy, Accumulate) for policy in plan.policies)
-    if not prediction.ran_on or not any(shapes.values()) or cuts_batches:
+    if not prediction.ran_on or not any(shapes.values()):
         return Alike(fullest, phases)
     same = [step for step in steps if shapes[step.number] == prediction.ran_on]
+    cuts_batches = any(isinstance(policy, Accumulate) for policy in plan.policies)
+    if not same and cuts_batches and _samples(prediction.ran_on) not in map(_samples, shapes.values()):
+        return Alike(fullest, phases)
     if not same:
-        others = list(dict.fromkeys(shapes.values()))
+        others = list(dict.fromkeys(filter(None, shapes.values())))
         sizes_run = " or ".join(others[:_MOST_SIZES]) + (" or others" if len(others) > _MOST_SIZES else "")
         size = f" at {plan.at}" if plan.at else ""
         unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {sizes_run}"
@@ -70,3 +73,8 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
         f"({shapes[fullest.number]}): compared with step {step.number}, which ran on the predicted shapes."
     )
     return Alike(step, phases, warnings=(warning,))
+
+
+def _samples(shapes: str) -> set[str]:
+    """Returns the first dimensions of shapes in words: the samples of a batch."""
+    return set(re.findall(r"(?<![\dx])\d+", shapes))

@@ -150,7 +150,7 @@ def cast_reads(casts: Casts) -> None:
     # A recomputation that stops before a product has cast its operands: as late as backward reads them.
     is_prepared = types.is_unfinished & types.is_float[uses.storage_id] & ~is_short
     to_short |= is_prepared & (types.rule[types.origin[uses.op_id]] == SHORT)
-    # The backward of a function of the job's casts what it multiplies into a tensor of autocast's type.
+    # A function of the job's casts by itself what it multiplies into a tensor of autocast's type, in backward too.
     writes_asked = np.zeros(len(step.ops), dtype=np.bool_)
     writes_asked[uses.op_id[(uses.role == "mutate") & types.is_asked[uses.storage_id]]] = True
     is_own_backward = writes_asked[uses.op_id] & (types.forward[uses.op_id] != NONE) & (uses.role == "read")
@@ -158,7 +158,8 @@ def cast_reads(casts: Casts) -> None:
     rows = np.flatnonzero(to_short | to_float)
     # A trained weight is cast once per region and kept to its end; anything else, views too, is cast at every reader.
     is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
-    is_weight &= (types.region[uses.op_id[rows]] != NONE) & ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
+    is_weight &= (types.region[uses.op_id[rows]] != NONE) & ~writes_asked[uses.op_id[rows]]
+    is_weight &= ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
     _insert_read_casts(casts, rows, is_weight, to_short[rows])
 
 

@@ -78,6 +78,8 @@ def read_of_unfinished_runs(step: Step, region: Ints, forward: Ints, origin: Int
     is_again = ops.is_recompute & (region != NONE) & (ops.module_id != NONE)
     is_left = (ops.phase == "backward") & (forward != NONE) & (origin == forward) & (region == NONE)
     is_left &= ~ops.is_recompute[origin]
-    place = uses.storage_id * len(step.modules) + ops.module_id[np.where(is_left, origin, np.arange(len(ops)))][uses.op_id]
+    place = (
+        uses.storage_id * len(step.modules) + ops.module_id[np.where(is_left, origin, np.arange(len(ops)))][uses.op_id]
+    )
     found: Bools = is_left[uses.op_id] & (uses.role == "read") & np.isin(place, place[is_again[uses.op_id]])
     return found

@@ -66,7 +66,9 @@ def _lines_that_make(path: str, first: int, last: int, on_device: bool) -> froze
         text = ast.unparse(value)
         if _UNNAMED in text and not on_device:
             return False
-        called = {node.func.id for node in ast.walk(value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        called = {
+            node.func.id for node in ast.walk(value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
         return bool(asks.search(text)) or any(_function_asks(path, name, asks, on_device) for name in called)
 
     names = {

@@ -1,0 +1,113 @@
+"""Jobs whose own code depends on autocast, or recomputes activations: predicted under precision as measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.precision.policy import Precision
+from memprof.replay.live import live_bytes
+from tests.recorder.recorded import record, record_script
+
+#: A loss in parts, in a function of its own: its buffers have autocast's type, in forward and in backward.
+_PARTS = """
+import torch
+from torch import nn
+
+class PartedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight):
+        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+        buffer = torch.empty(hidden.shape[0], weight.shape[0], dtype=kind)
+        torch.mm(hidden.to(kind), weight.to(kind).t(), out=buffer)
+        ctx.save_for_backward(hidden, weight)
+        ctx.kind = kind
+        return buffer.float().square().mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        hidden, weight = ctx.saved_tensors
+        buffer = torch.empty(hidden.shape[0], weight.shape[0], dtype=ctx.kind)
+        short, small = hidden.to(ctx.kind), weight.to(ctx.kind)
+        torch.mm(short, small.t(), out=buffer)
+        scale = 2 * gradient / buffer.numel()
+        return (buffer @ small).to(hidden.dtype) * scale, (buffer.t() @ short).to(weight.dtype) * scale
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.LayerNorm(32))
+        self.head = nn.Parameter(torch.randn(4096, 32) * 0.05)
+    def forward(self, x):
+        return PartedLoss.apply(self.body(x), self.head)
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(256, 32)
+for step in range(6):
+    loss = model(rows)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+#: Layers that the job checkpoints itself. A variable of a layer holds what attention returns beside its result, and the
+#: recomputation stops before the last product.
+_RECOMPUTES = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Linear(32, 64)
+    def forward(self, x):
+        key, value = self.both(x).chunk(2, -1)
+        scores = key @ key.transpose(-1, -2)
+        weights = torch.softmax(scores, -1, dtype=torch.float32)
+        return weights @ value, weights
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(32), Attention()
+        self.up, self.down = nn.Linear(32, 256, bias=False), nn.Linear(256, 32, bias=False)
+    def forward(self, x):
+        mixed, _ = self.attention(x)
+        return self.down(torch.relu(self.up(self.norm(x + mixed))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(32, 8)
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(4, 128, 32)
+for step in range(6):
+    loss = model(rows).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("job", [_PARTS, _RECOMPUTES], ids=["parts of a loss", "checkpointed layers"])
+def test_peak_under_autocast(tmp_path: Path, job: str) -> None:
+    """Within a hundredth, which is what a processor's kernels take beside tensors."""
+    plan = Plan((Precision(dtype="bf16"),))
+    step = record_script(tmp_path, job).step
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof").step
+    predicted, measured = (int(live_bytes(one).during.max()) for one in (plan.transform(step), under))
+    assert abs(predicted - measured) <= measured / 100, (predicted, measured)
