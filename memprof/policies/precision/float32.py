@@ -179,6 +179,9 @@ def made_like_short(step: Step, is_short: Bools) -> Bools:
     created = storages.created_op_id
     is_like: Bools = (created != NONE) & (storages.dtype == "float32")
     is_like[is_like] = np.isin(step.ops.stack_id[created[is_like]], list(step.made_like))
+    reads_float = np.zeros(len(step.ops), dtype=np.bool_)
+    reads_float[uses.op_id[(uses.role != "write") & (storages.dtype == "float32")[uses.storage_id]]] = True
+    is_like[is_like] = ~reads_float[created[is_like]]
     is_activation = (storages.dtype == "float32") & ~is_one_of(storages.category, LASTING)
     for storage in np.flatnonzero(is_like).tolist():
         around = (calls.first_op_id <= created[storage]) & (calls.last_op_id >= created[storage])

@@ -47,8 +47,8 @@ class Types:
         device: ``cpu`` or ``cuda``: whose autocast lists apply.
         forward: Forward operator of each backward operator, NONE for operators recomputed in backward; ``(ops,)``.
         origin: The first operator that each goes back to by ``forward``, itself where that is NONE; ``(ops,)``. The
-            backward of a backward (``create_graph``) goes back to the operator in the model's forward, that of a recomputed
-            operator to its recomputed run.
+            backward of a backward (``create_graph``) goes back to the operator in the model's forward, that of a
+            recomputed operator to its recomputed run.
         region: The call of the root module (or the recomputation) each operator runs in, NONE outside; ``(ops,)``.
         region_end: Last operator of each region.
         names: Plain operator names, ``(ops,)``.

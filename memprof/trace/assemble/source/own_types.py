@@ -48,7 +48,8 @@ class OwnTypes:
         float32: They run in float32.
         weight: They run in the type of a weight.
         casts_back: Of both, those whose results the code casts back.
-        made_like: They make a tensor in the type of another: ``torch.zeros(n, dtype=x.dtype)``.
+        made_like: They make a tensor in the type of another, which no floating point tensor is read for:
+            ``torch.zeros(n, dtype=x.dtype)``, ``is_token.to(x.dtype)``.
         in_argument: They read what the function has cast to the type of one of its arguments: ``x.type(value.dtype)``.
     """
 
@@ -57,6 +58,21 @@ class OwnTypes:
     casts_back: tuple[int, ...]
     made_like: tuple[int, ...]
     in_argument: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the source says of a stack's operators.
+
+    Attributes:
+        kind: The type in which they run.
+        casts_back: Whether their results are cast back.
+        casts_like: Whether the statement casts to the type of a variable.
+    """
+
+    kind: str = _OTHER
+    casts_back: bool = False
+    casts_like: bool = False
 
 
 @dataclass(eq=False)
@@ -70,6 +86,7 @@ class _Read:
         given: What a function is given, by the lines of the statement and its name.
         casts_back: Whether it casts something from such a type to that of something else.
         makes_like: Lines of statements that make tensors in the type of others.
+        casts_like: Lines of statements that cast to the type of others.
     """
 
     lines: dict[int, str] = field(default_factory=dict)
@@ -78,6 +95,7 @@ class _Read:
     given: dict[tuple[int, str], _Given] = field(default_factory=dict)
     casts_back: bool = False
     makes_like: set[int] = field(default_factory=set)
+    casts_like: set[int] = field(default_factory=set)
 
 
 def find_own_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> OwnTypes:
@@ -95,11 +113,11 @@ def find_own_types(ops: Ops, stacks: Stacks, *, on_device: bool) -> OwnTypes:
         if number in used
     }
     return OwnTypes(
-        tuple(sorted(number for number, (kind, _) in found.items() if kind == _FLOAT32)),
-        tuple(sorted(number for number, (kind, _) in found.items() if kind == _WEIGHT)),
-        tuple(sorted(number for number, (kind, casts_back) in found.items() if casts_back and kind in _CHOSEN)),
-        tuple(sorted(number for number, (kind, _) in found.items() if kind == _LIKE)),
-        tuple(sorted(number for number, (kind, _) in found.items() if kind == _ARGUMENT)),
+        tuple(sorted(number for number, one in found.items() if one.kind == _FLOAT32)),
+        tuple(sorted(number for number, one in found.items() if one.kind == _WEIGHT)),
+        tuple(sorted(number for number, one in found.items() if one.casts_back and one.kind in _CHOSEN)),
+        tuple(sorted(number for number, one in found.items() if one.kind == _LIKE or one.casts_like)),
+        tuple(sorted(number for number, one in found.items() if one.kind == _ARGUMENT)),
     )
 
 
@@ -108,13 +126,13 @@ def forget_types() -> None:
     _read.cache_clear()
 
 
-def _type_of(frames: str, on_device: bool) -> tuple[str, bool]:
-    """Returns the type in which a stack's operators run, and whether their results are cast back."""
+def _type_of(frames: str, on_device: bool) -> _Found:
+    """Returns what the source says of a stack's operators."""
     lines = frames.splitlines()
     depth = next((number for number, frame in enumerate(lines) if not is_of_torch(frame)), len(lines))
     own = [place for frame in lines[depth:] if not is_of_torch(frame) and (place := PLACE.match(frame))]
     if not own:
-        return _OTHER, False
+        return _Found()
     path, line, name = own[0]["path"], int(own[0]["line"]), own[0]["function"]
     given: _Given = frozenset()
     casts_back = False
@@ -129,7 +147,7 @@ def _type_of(frames: str, on_device: bool) -> tuple[str, bool]:
         kind = read.calls.get((line, called["function"]), kind)
         if called["function"] == _MODULE_CALL and not any(_CONTAINER in frame for frame in lines[:depth]):
             kind = read.modules.get(line, kind)
-    return kind, casts_back or read.casts_back
+    return _Found(kind, casts_back=casts_back or read.casts_back, casts_like=line in read.casts_like)
 
 
 @cache
@@ -216,13 +234,15 @@ class _Reader:
         target = self._target(node)
         if is_method and name in _CASTS:
             self.read.casts_back |= target == _OTHER and receiver in _CHOSEN
+            if self._casts_like(node):
+                self.read.casts_like.update(self._before + line for line in _lines_of(node))
             if target == _OTHER and receiver == _OTHER and self._names_argument(node):
                 return _ARGUMENT
             return receiver if target == _PLAIN else target
         kind = _widest(receiver, *kinds.values())
         if kind == _OTHER and _ARGUMENT in (receiver, kinds.get(0)):  # others are settings: dropout(x, p=rate)
             kind = _ARGUMENT
-        if name in _FACTORIES and any(_is_type_of_variable(word) for word in node.keywords):
+        if name in _FACTORIES and any(_is_type_of_variable(word.value) for word in node.keywords):
             self.read.makes_like.update(self._before + line for line in _lines_of(node))
         if name in _PRODUCTS or name.startswith("conv"):
             kind = _OTHER
@@ -257,6 +277,14 @@ class _Reader:
                 return _OTHER
         return _PLAIN
 
+    def _casts_like(self, node: ast.Call) -> bool:
+        """Returns whether a cast is to the type of a variable: ``.type(x.dtype)``, ``.type_as(x)``."""
+        if _name_of(node) == "type_as":
+            return bool(node.args) and isinstance(node.args[0], ast.Name)
+        return any(map(_is_type_of_variable, node.args)) or any(
+            word.arg == "dtype" and _is_type_of_variable(word.value) for word in node.keywords
+        )
+
     def _names_argument(self, node: ast.Call) -> bool:
         """Returns whether a cast is to the type of one of the function's arguments."""
         given = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
@@ -268,9 +296,8 @@ class _Reader:
         return any(text.lstrip().startswith(f"def {name}(") for text in lines_of(self._path))
 
 
-def _is_type_of_variable(word: ast.keyword) -> bool:
-    """Returns whether a keyword argument is ``dtype=x.dtype``."""
-    value = word.value
+def _is_type_of_variable(value: ast.expr) -> bool:
+    """Returns whether an argument is ``x.dtype``."""
     return isinstance(value, ast.Attribute) and value.attr == "dtype" and isinstance(value.value, ast.Name)
 
 

@@ -132,8 +132,8 @@ def test_what_is_cast_back_is_told_apart(found):
 
 
 def test_tensors_made_in_the_type_of_others(found):
-    """The type of x, and not one that is named."""
-    assert names(found().made_like) == {"mask"}
+    """The type of x, and not one that is named; casts to it too, where a prediction finds that nothing is read in it."""
+    assert names(found().made_like) == {"mask", "softmax"}
 
 
 def test_what_the_code_casts_to_the_type_of_an_argument(found):
