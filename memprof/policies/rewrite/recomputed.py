@@ -1,4 +1,4 @@
-"""Finds which run of a forward operator a backward operator reads from, in jobs that checkpoint activations themselves."""
+"""Finds which run of a forward operator its backward reads, in jobs that checkpoint activations themselves."""
 
 from __future__ import annotations
 

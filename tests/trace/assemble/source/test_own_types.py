@@ -132,7 +132,7 @@ def test_what_is_cast_back_is_told_apart(found):
 
 
 def test_tensors_made_in_the_type_of_others(found):
-    """The type of x, and not one that is named; casts to it too, where a prediction finds that nothing is read in it."""
+    """The type of x, and not one that is named; casts to it too, of which a prediction drops those of floats."""
     assert names(found().made_like) == {"mask", "softmax"}
 
 
