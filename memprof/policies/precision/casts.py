@@ -12,10 +12,11 @@ from memprof.policies.precision.ends import kept_graphs
 from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
+from memprof.policies.rewrite.recomputed import saved_by_unfinished_runs
 from memprof.policies.rewrite.spans import find_spans
 from memprof.policies.rewrite.views_read import bytes_read, reads_callers_view
 from memprof.replay.rounding import rounded
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Ops
 
 if TYPE_CHECKING:
     from memprof.policies.precision.ends import Nodes
@@ -211,7 +212,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     saver = types.origin[np.where(has_release, saved.released_op_id, saved.forward_op_id)]
     saved_cast = find_spans(saved.storage_id, saver, of=sources, first=ops, last=ops)
     saved_cast = np.append(cast_of, NONE)[saved_cast]
-    is_saved = (saved_cast != NONE) & ~_is_unfinished(types, uses, saved)
+    is_saved = (saved_cast != NONE) & ~saved_by_unfinished_runs(step, types.is_unfinished)
     released = nodes.end[saved.released_op_id]
     released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
     last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
@@ -257,16 +258,6 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     is_gone[rows] = False
     changed_storages = np.unique(np.concatenate([saved.storage_id[is_saved], uses.storage_id[is_backward]]))
     _let_go(casts, changed_storages, is_saved, is_gone)
-
-
-def _is_unfinished(types: Types, uses: Uses, saved: Saved) -> Bools:
-    """Returns which records are of tensors whose cast backward reads from an unfinished recomputation, ``(saved,)``."""
-    rows = np.flatnonzero(types.is_unfinished)
-    count = len(types.is_float)
-    is_one: Bools = np.isin(
-        saved.released_op_id * count + saved.storage_id, uses.op_id[rows] * count + uses.storage_id[rows]
-    )
-    return is_one
 
 
 def _is_cast_twice(casts: Casts) -> Bools:

@@ -83,3 +83,16 @@ def read_of_unfinished_runs(step: Step, region: Ints, forward: Ints, origin: Int
     )
     found: Bools = is_left[uses.op_id] & (uses.role == "read") & np.isin(place, place[is_again[uses.op_id]])
     return found
+
+
+def saved_by_unfinished_runs(step: Step, is_unfinished: Bools) -> Bools:
+    """Returns which records are of what backward reads from such a recomputation, ``(saved,)``.
+
+    Args:
+        step: The step.
+        is_unfinished: The uses that ``read_of_unfinished_runs`` found.
+    """
+    saved, uses, count = step.saved, step.uses, len(step.storages)
+    read = uses.op_id[is_unfinished] * count + uses.storage_id[is_unfinished]
+    is_one: Bools = np.isin(saved.released_op_id * count + saved.storage_id, read)
+    return is_one

@@ -18,7 +18,7 @@ from memprof.trace.schema import NONE, Ops, Stacks
 from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
 #: What torch returns autocast's type with; on a device, also without naming it.
-_ON_ANY, _ON_DEVICE = r"get_autocast_(cpu_)?dtype\(", r"get_autocast_(gpu_|cpu_)?dtype\("
+_ON_ANY, _ON_DEVICE = re.compile(r"get_autocast_(cpu_)?dtype\("), re.compile(r"get_autocast_(gpu_|cpu_)?dtype\(")
 #: Asked without a device, this is whether a GPU's autocast is on.
 _UNNAMED = "is_autocast_enabled()"
 
@@ -54,43 +54,46 @@ def _makes_short(frames: str, on_device: bool) -> bool:
 @cache
 def _lines_that_make(path: str, first: int, last: int, on_device: bool) -> frozenset[int]:
     """Returns the lines of a function's calls that are given autocast's type as ``dtype``."""
-    asks = re.compile(_ON_DEVICE if on_device else _ON_ANY)
-    if not any("dtype=" in text for text in lines_of(path)[first:last]):
-        return frozenset()
-    definition = parse_function(path, first, last)
+    has_type = any("dtype=" in text for text in lines_of(path)[first:last])
+    definition = parse_function(path, first, last) if has_type else None
     if definition is None:
         return frozenset()
     nodes = own_nodes(definition.body)
-
-    def is_autocast_type(value: ast.expr) -> bool:
-        text = ast.unparse(value)
-        if _UNNAMED in text and not on_device:
-            return False
-        called = {
-            node.func.id for node in ast.walk(value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
-        return bool(asks.search(text)) or any(_function_asks(path, name, asks, on_device) for name in called)
-
     names = {
         target.id
         for node in nodes
-        if isinstance(node, ast.Assign) and is_autocast_type(node.value)
+        if isinstance(node, ast.Assign) and _is_autocast_type(node.value, path, on_device)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     made: set[int] = set()
     for node in nodes:
-        given = [word.value for word in node.keywords if word.arg == "dtype"] if isinstance(node, ast.Call) else []
-        if any((isinstance(one, ast.Name) and one.id in names) or is_autocast_type(one) for one in given):
-            made.update(range(first + node.lineno, first + (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Call):
+            given = [word.value for word in node.keywords if word.arg == "dtype"]
+            if any(_is_one_of(one, names) or _is_autocast_type(one, path, on_device) for one in given):
+                made.update(range(first + node.lineno, first + (node.end_lineno or node.lineno) + 1))
     return frozenset(made)
 
 
-def _function_asks(path: str, name: str, asks: re.Pattern[str], on_device: bool) -> bool:
-    """Returns whether a function of the file returns autocast's type."""
+def _is_one_of(value: ast.expr, names: set[str]) -> bool:
+    return isinstance(value, ast.Name) and value.id in names
+
+
+def _is_autocast_type(value: ast.expr, path: str, on_device: bool) -> bool:
+    """Returns whether an expression is autocast's type, as a call of torch or of a function of the file returns it."""
+    called = [node.func for node in ast.walk(value) if isinstance(node, ast.Call)]
+    return _asks(ast.unparse(value), on_device) or any(
+        _asks(_source_of(path, one.id), on_device) for one in called if isinstance(one, ast.Name)
+    )
+
+
+def _asks(text: str, on_device: bool) -> bool:
+    pattern = _ON_DEVICE if on_device else _ON_ANY
+    return pattern.search(text) is not None and (on_device or _UNNAMED not in text)
+
+
+def _source_of(path: str, name: str) -> str:
+    """Returns the source of a function that the file defines, "" where it defines none of that name."""
     lines = lines_of(path)
     start = next((number for number, text in enumerate(lines) if text.startswith(f"def {name}(")), None)
-    if start is None:
-        return False
-    returned = [text for text in lines[slice(*function_around(path, start + 2))] if asks.search(text)]
-    return bool(returned) and (on_device or not any(_UNNAMED in text for text in returned))
+    return "" if start is None else "\n".join(lines[slice(*function_around(path, start + 2))])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memprof.trace.assemble.source.autocast_types import find_autocast_types
@@ -48,7 +50,7 @@ ANYWHERE = {"asked", "by a variable", "by a call"}
 
 
 @pytest.mark.parametrize(("on_device", "expected"), [(False, ANYWHERE), (True, ANYWHERE | {"asked on a device"})])
-def test_tensors_made_in_autocasts_type(tmp_path, on_device: bool, expected: set[str]):
+def test_tensors_made_in_autocasts_type(tmp_path: Path, on_device: bool, expected: set[str]) -> None:
     """Through a variable or a function of the file; a processor's autocast has to be asked for by its name."""
     path = tmp_path / "model.py"
     path.write_text(SOURCE)
