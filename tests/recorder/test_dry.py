@@ -81,6 +81,27 @@ def test_a_sum_of_two_types_copies_one_of_them(tmp_path: Path) -> None:
     assert dry.peak == real.peak
 
 
+_MASKED = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+masks = torch.ones(64, 4096, dtype=torch.int32)
+for step in range(6):
+    lengths = masks.sum(-1)
+    (model(torch.randn(64, 8)).sum(-1) / lengths).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_sum_of_a_mask_copies_it(tmp_path: Path) -> None:
+    """The kernel converts a mask of int32 to the type of the sum, int64, which is the fullest moment."""
+    real, dry = record_both(tmp_path, _MASKED)
+    for ended in (real, dry):
+        assert ended.step.ops.workspace_bytes.max() == 64 * 4096 * 8
+    assert dry.peak == real.peak
+
+
 _EXPERTS = """
 import torch
 from torch import nn

@@ -49,6 +49,8 @@ _TRIED = {
 }
 #: Products, which use temporary memory only in the shorter types, and for a matrix that BLAS cannot read in place.
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
+#: Sums, which cast what they add up to the type of the result: a mask of int32 to int64.
+_SUMS = {_aten.sum, _aten.cumsum, _aten.prod}
 _SHORT = (torch.bfloat16, torch.float16)
 #: Libraries whose kernels on the processor are written in torch's operators: weights are unpacked inside.
 _LIBRARIES = ("bitsandbytes", "torchao")
@@ -102,7 +104,10 @@ class Kernels:
             return result, self._wrapped_bytes(func, args, kwargs)
         inputs = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         is_library = getattr(func, "namespace", "") in _LIBRARIES
-        if not (packet in _TRIED or packet in _PRODUCTS or is_library or _mixes_types(func, inputs)):
+        casts = (
+            packet in _SUMS and isinstance(result, torch.Tensor) and any(one.dtype != result.dtype for one in inputs)
+        )
+        if not (packet in _TRIED or packet in _PRODUCTS or is_library or casts or _mixes_types(func, inputs)):
             return result, 0
         tensors = [*inputs, *_tensors([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
