@@ -81,7 +81,7 @@ def test_a_sum_of_two_types_copies_one_of_them(tmp_path: Path) -> None:
     assert dry.peak == real.peak
 
 
-_MASKED = """
+_SUMMED = """
 import torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -96,7 +96,7 @@ for step in range(6):
 
 def test_a_sum_of_a_mask_copies_it(tmp_path: Path) -> None:
     """The kernel converts a mask of int32 to the type of the sum, int64, which is the fullest moment."""
-    real, dry = record_both(tmp_path, _MASKED)
+    real, dry = record_both(tmp_path, _SUMMED)
     for ended in (real, dry):
         assert ended.step.ops.workspace_bytes.max() == 64 * 4096 * 8
     assert dry.peak == real.peak
