@@ -125,6 +125,26 @@ for step in range(6):
 """
 
 
+def test_a_pool_of_threads_sees_the_device(tmp_path: Path) -> None:
+    """By its number too, as transformers places weights that it loads with a map of devices."""
+    script = """
+from concurrent.futures import ThreadPoolExecutor
+model = nn.Linear(64, 64).cuda()
+with ThreadPoolExecutor(4) as pool:
+    weight = pool.submit(lambda: torch.zeros(64, 64).to(device=0)).result()
+    bias = pool.submit(lambda: torch.zeros(64, device="cuda")).result()
+print(weight.device, bias.device)
+model.load_state_dict({"weight": weight, "bias": bias}, assign=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    ended = record_script(tmp_path, _MODEL + script, "--dry-run", "--device", "rtx4090")
+    assert (ended.returncode, ended.stdout) == (0, "cuda:0 cuda:0\n"), ended.stderr
+
+
 def test_weights_that_a_pool_of_threads_reads_are_shapes(tmp_path: Path) -> None:
     """As transformers reads them; the tasks' errors are theirs."""
     pytest.importorskip("safetensors")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -20,10 +21,13 @@ from torch.utils.data._utils import worker
 _PATIENCE_S = 5.0
 
 
-def follow_pools() -> None:
+def follow_pools(device_calls: AbstractContextManager[Any]) -> None:
     """Makes tasks submitted to a pool compute shapes as well, each finishing before the next begins.
 
     Libraries read files this way: transformers and diffusers load weights in thread pools.
+
+    Args:
+        device_calls: What a thread enters to see a virtual device.
     """
     pools: Any = ThreadPoolExecutor
     submit = pools.submit
@@ -33,7 +37,7 @@ def follow_pools() -> None:
         mode = active_fake_mode()
         if mode is None:
             return submit(pool, task, *args, **kwargs)
-        future = submit(pool, _in_mode, mode, task, *args, **kwargs)
+        future = submit(pool, _in_mode, mode, device_calls, task, *args, **kwargs)
         wait([future], timeout=_PATIENCE_S)
         return future
 
@@ -66,10 +70,11 @@ def load_real_data(leave: Callable[[], None]) -> None:
     workers._worker_loop = run
 
 
-def _in_mode(mode: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Runs a task with a mode active in its thread."""
+def _in_mode(mode: Any, device_calls: AbstractContextManager[Any], task: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Runs a task with a mode active in its thread, and with the device in sight."""
     torch._C._set_dispatch_mode(mode)
     try:
-        return task(*args, **kwargs)
+        with device_calls:
+            return task(*args, **kwargs)
     finally:
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

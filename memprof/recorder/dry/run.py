@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -193,7 +194,7 @@ class DryRun:
         self._show_no_values()
         load_real_data(self._leave)
         self._leave_out()
-        follow_pools()
+        follow_pools(nullcontext() if self._device is None else self._device.calls)
 
     def _leave(self) -> None:
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

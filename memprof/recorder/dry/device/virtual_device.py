@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,11 @@ class VirtualDevice:
         self._fused.install()
         self._calls = DeviceCalls(self.card.architecture, mode, self._snapshots.end_if_complete)
         self._calls.install()
+
+    @property
+    def calls(self) -> AbstractContextManager[Any]:
+        """What a thread enters to see the device, nothing before it is installed."""
+        return nullcontext() if self._calls is None else self._calls
 
     def leave(self) -> None:
         """Hides the device in a forked child: it loads data."""
