@@ -84,14 +84,15 @@ def _open_share(step: Step, names: set[str]) -> float:
     """Returns by which fraction the step is smaller if the largest tensor made without operands is short.
 
     It is predicted in float32, which is what ``torch.empty(shape)`` gives; ``torch.empty(shape, dtype=x.dtype)`` has
-    the type of x, and a recording in float32 does not tell them apart.
+    the type of x, and a recording in float32 does not tell them apart. Where the code asks for autocast's type, it is
+    known.
     """
     if names.isdisjoint(_FACTORIES):
         return 0.0
     storages, uses, created = step.storages, step.uses, step.storages.created_op_id
     makes = np.isin(plain_names(step.ops.name), _FACTORIES) & (step.ops.phase == "forward")
     makes[uses.op_id[uses.role == "read"]] = False
-    makes &= may_cast(step)
+    makes &= may_cast(step) & ~np.isin(step.ops.stack_id, list(step.in_autocast_type))
     is_open = (created != NONE) & (storages.dtype == "float32")
     is_open[is_open] = makes[created[is_open]]
     most = int(made_bytes(step).max(initial=0))
