@@ -145,6 +145,12 @@ def test_indices_of_an_embedding_are_sorted_before_its_gradient_is_made(
     ]
 
 
+def test_partial_norms_come_before_the_norms_of_many_tensors() -> None:
+    """Each of 150 tensors has as many chunks of 65,536 elements as the largest."""
+    tensors = [torch.empty(70_000, device="meta"), *[torch.empty(8, device="meta")] * 149]
+    assert steps_of(_aten._foreach_norm.Scalar, (tensors, 2), None) == [150 * 2 * 4, RESULTS]
+
+
 def test_a_layer_norm_copies_an_input_that_is_not_contiguous() -> None:
     """The copy is alive while the results are made."""
     tensor = torch.empty(4, 512, 1_500, device="meta")

@@ -33,8 +33,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGER = (2, 12)
 #: Pairs that cub sorts in one tile, and pairs per tile where it takes several.
 _TILE, _PART = 2_304, 1_920
-#: Elements per block of a foreach kernel (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
-_CHUNK = 65_536
 #: A block of 64 x 64 gradients of queries, and its lock and counter (GradQTempStorage, kernel_backward.h).
 _QUERY_BLOCK = 64 * 64 * _FP32 + 16
 #: cuDNN aligns the parts of a workspace to these bytes.
@@ -206,13 +204,6 @@ def _group_norm_backward(args: Any, _result: Any) -> list[int]:
     return [size for size in _group_norm([args[1]], None) for _ in range(2)]
 
 
-def _foreach_norm(args: Any, _result: Any) -> list[int]:
-    """One partial norm per chunk; every tensor has as many as the largest (cuda/ForeachReduceOp.cu)."""
-    tensors = args[0]
-    most = max((-(-tensor.numel() // _CHUNK) for tensor in tensors), default=0)
-    return [len(tensors) * most * _FP32]
-
-
 def _recurrent(args: Any, _result: Any) -> list[int]:
     return [gates_bytes(args)]
 
@@ -238,7 +229,6 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._index_put_impl_: _index_put,
     _aten.native_group_norm: _group_norm,
     _aten.native_group_norm_backward: _group_norm_backward,
-    _aten._foreach_norm: _foreach_norm,
     _aten.convolution: convolution_sizes,
     _aten._cudnn_rnn: _recurrent,
     _aten._ctc_loss_backward: _ctc_backward,

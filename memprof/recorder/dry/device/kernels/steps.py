@@ -13,6 +13,8 @@ from memprof.recorder.dry.device.memory import FREE, RESULTS
 _aten = torch.ops.aten
 _FP32 = 4
 _INT64 = 8
+#: Elements per block of a foreach kernel (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+_CHUNK = 65_536
 #: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
 _UNSORTED_ROWS = 3_072
 #: Gradients that a partial sum adds (NROWS_PER_THREAD, cuda/EmbeddingBackwardKernel.cu).
@@ -71,6 +73,13 @@ def _embedding_backward(args: Any, _result: Any) -> list[int]:
     ]
 
 
+def _foreach_norm(args: Any, _result: Any) -> list[int]:
+    """One partial norm per chunk; every tensor has as many as the largest (cuda/ForeachReduceOp.cu)."""
+    tensors = args[0]
+    most = max((-(-tensor.numel() // _CHUNK) for tensor in tensors), default=0)
+    return [*([len(tensors) * most * _FP32] if most else []), RESULTS]
+
+
 def _sort_bytes(size: int, count: int) -> int:
     """Returns what CUB's radix sort of pairs takes: both copies, histograms of all 64 bits, and counts of tiles."""
     return 2 * size + 8 * _HISTOGRAM + 1024 * -(-count // _TILE) + 2 * _ALIGNMENT - 1
@@ -89,5 +98,6 @@ _STEPS: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten.native_layer_norm: _layer_norm,
     _aten.native_layer_norm_backward: _layer_norm_backward,
     _aten.embedding_dense_backward: _embedding_backward,
+    _aten._foreach_norm: _foreach_norm,
     _aten.convolution_backward: convolution_backward_steps,
 }
