@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def _allocated(script: str, folder: Path) -> list[int]:
     (folder / "job.py").write_text(f'{text}torch.cuda.memory._dump_snapshot("gpu.pickle")\n', encoding="utf-8")
     target = find_target((str(folder / "job.py"),), is_module=False, is_command=False)
     (taken,) = collect_snapshots(target, "h200", "gpu.pickle", folder)
-    return read_sequence(str(taken)).sizes.tolist()
+    return [int(size) for size in read_sequence(str(taken)).sizes]
 
 
 def test_autocast_casts_the_last_argument_first_and_dropout_makes_its_mask_first(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_efficient_attention_in_float32_multiplies_gradients_and_results() -> No
     ],
     ids=["plain", "permuted mask", "mask of three dimensions", "float32", "one key"],
 )
-def test_hopper_chooses_the_first_kernel_that_supports_the_arguments(change: dict[str, object], expected: str) -> None:
+def test_hopper_chooses_the_first_kernel_that_supports_the_arguments(change: dict[str, Any], expected: str) -> None:
     """Conditions of sdp_utils.cpp of torch 2.11."""
     architecture = architecture_of("9.0")
     assert architecture is not None
