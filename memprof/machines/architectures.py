@@ -8,6 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Workspace that cuBLASLt has beside cuBLAS's before torch 2.12, on every architecture (getCUDABlasLtWorkspaceSize,
+#: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.11).
+LT_WORKSPACE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -18,7 +22,6 @@ class Architecture:
         threads: Maximum number of threads on a multiprocessor.
         cublas_workspace_bytes: Workspace torch allocates per cuBLAS handle.
         older_workspace_bytes: The same before torch 2.12.
-        lt_workspace_bytes: Workspace of cuBLASLt, where torch allocates a separate one.
         attention: Kernels of scaled dot product attention, in order of preference: ``cudnn``, ``flash``, ``efficient``.
         flash_backward_width: Largest head dimension the flash kernel supports in training; 0 without a flash kernel.
         has_bf16_attention: Whether the efficient kernel supports bfloat16.
@@ -28,7 +31,6 @@ class Architecture:
     threads: int
     cublas_workspace_bytes: int
     older_workspace_bytes: int
-    lt_workspace_bytes: int
     attention: tuple[str, ...]
     flash_backward_width: int
     has_bf16_attention: bool
@@ -52,7 +54,6 @@ def _by_capability() -> dict[str, Architecture]:
             threads=row["threads"],
             older_workspace_bytes=row.get("older_workspace", row["cublas_workspace"]),
             cublas_workspace_bytes=row["cublas_workspace"],
-            lt_workspace_bytes=row["lt_workspace"],
             attention=tuple(row["attention"]),
             flash_backward_width=row["flash_backward"],
             has_bf16_attention=row["bf16"],

@@ -16,7 +16,7 @@ from memprof.analysis.compared.allocation_sequence import AllocationSequence, re
 from memprof.analysis.compared.figure import draw_timelines
 from memprof.launch.dry.dry_snapshots import collect_snapshots
 from memprof.launch.parent.target import find_target
-from memprof.machines.architectures import architecture_of
+from memprof.machines.architectures import LT_WORKSPACE_BYTES, architecture_of
 from memprof.machines.catalogue import find_machine
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
@@ -30,6 +30,8 @@ FIGURES = Path(__file__).resolve().parents[2] / "docs" / "assets" / "how-true"
 WARM = {"decoder_updates": {"WARM_STEPS": "10"}}
 #: Bars of reserved bytes: median of the errors' sizes and the largest, per cent.
 MEDIAN, LARGEST = 0.1, 1.0
+#: Runs of torch 2.9 to 2.11 that add a bias: it keeps a workspace of cuBLASLt.
+_WITH_LT_WORKSPACE = ("encoder_inference", "gpt_training", "gpt_training_autocast", "vit_training_autocast")
 #: The run that is drawn.
 DRAWN = "decoder_training"
 
@@ -84,7 +86,7 @@ def version_bytes(run: RealRun) -> int:
         return 0
     return {
         "decoder_forward": architecture.cublas_workspace_bytes - architecture.older_workspace_bytes,
-        "encoder_inference": -architecture.lt_workspace_bytes,  # torch 2.9 keeps one
+        **dict.fromkeys(_WITH_LT_WORKSPACE, -LT_WORKSPACE_BYTES),
     }.get(run.name, 0)
 
 

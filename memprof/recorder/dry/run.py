@@ -19,6 +19,7 @@ from torch.utils import _foreach_utils
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
+from memprof.recorder.dry.hidden_fakes import hide_fakes
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
@@ -288,6 +289,7 @@ class DryRun:
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:
                 types.append(FakeTensor)
+        hide_fakes()
         # `module.to()` would swap two tensors of this type, but assigns new data to any other.
         swap = torch.utils.swap_tensors
 

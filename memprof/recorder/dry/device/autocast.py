@@ -42,7 +42,8 @@ prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm 
 linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
 """
 #: Run in the widest type among their arguments.
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+#: cat and stack are not among them on CUDA: they promote by themselves, without copies.
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -93,7 +94,7 @@ class Casts:
         return known[1]
 
     def _lower(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        return operator(*_each(args, self.lower), **{name: _each(value, self.lower) for name, value in kwargs.items()})
+        return _call(operator, args, kwargs, self.lower)
 
 
 def _find(name: str) -> Any:
@@ -116,7 +117,7 @@ def _full(operator: Any, args: Any, kwargs: Any) -> Any:
     def cast(value: Any) -> Any:
         return value.to(torch.float32) if _is_eligible(value) and value.dtype in _SHORT else value
 
-    return operator(*_each(args, cast), **{name: _each(value, cast) for name, value in kwargs.items()})
+    return _call(operator, args, kwargs, cast)
 
 
 def _full_result(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -139,7 +140,17 @@ def _widest(operator: Any, args: Any, kwargs: Any) -> Any:
     def cast(value: Any) -> Any:
         return value.to(wide) if _is_eligible(value) else value
 
-    return operator(*_each(args, cast), **{name: _each(value, cast) for name, value in kwargs.items()})
+    return _call(operator, args, kwargs, cast)
+
+
+def _call(operator: Any, args: Any, kwargs: Any, cast: Callable[[Any], Any]) -> Any:
+    """Calls an operator on cast arguments.
+
+    The last is cast first: autocast's C++ wrapper casts them in the call's own argument list, which GCC, torch's
+    compiler for Linux, evaluates from the right (WrapFunction_, aten/src/ATen/autocast_mode.h).
+    """
+    found = [_each(value, cast) for value in reversed([*args, *kwargs.values()])][::-1]
+    return operator(*found[: len(args)], **dict(zip(kwargs, found[len(args) :], strict=True)))
 
 
 def _is_eligible(value: Any) -> bool:

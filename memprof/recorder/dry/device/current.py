@@ -13,6 +13,7 @@ class Current:
         stream: Number, index and type of the current stream, as torch sets it; () for the default one.
         owner: Number of the pool of the graph being captured; 0 for the default pool.
         captures: Graphs captured so far.
+        attends: The job is inside scaled_dot_product_attention's composite of other operators.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,7 @@ class Current:
         self.stream: tuple[int, int, int] | tuple[()] = ()
         self.owner = 0
         self.captures = 0
+        self.attends = False
         self._numbers = itertools.count(1)
         self._owners: dict[Any, int] = {}
 

@@ -76,6 +76,18 @@ def install() -> None:
 
     fake.__torch_dispatch__ = classmethod(answer)
     fake.is_cuda = property(is_on_device)
+    native: Any = torch._C
+    group = native._group_tensors_by_device_and_dtype
+
+    def group_tensors(*args: Any, **kwargs: Any) -> Any:
+        """Returns groups under the device that Python sees: clipping asks it for foreach kernels."""
+        groups = group(*args, **kwargs)
+        return {
+            (ORDINALS.current() if device is not None and device.type == FACE.type else device, dtype): found
+            for (device, dtype), found in groups.items()
+        }
+
+    native._group_tensors_by_device_and_dtype = group_tensors
     data: Any = torch.Tensor.data
 
     def give(tensor: Any, other: Any) -> None:

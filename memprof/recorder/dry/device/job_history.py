@@ -154,7 +154,8 @@ class JobHistory:
     def fill(self, snapshot: dict[str, Any]) -> dict[str, Any]:
         """Adds the history and the stacks of blocks in use to a snapshot."""
         known: dict[tuple[Frame, ...], list[dict[str, Any]]] = {}
-        snapshot["device_traces"] = [[self._as_dict(entry, known) for entry in self._entries]]
+        entries = self._entries.copy()  # garbage collection, which may start while it is shown, frees tensors
+        snapshot["device_traces"] = [[self._as_dict(entry, known) for entry in entries]]
         for segment in snapshot["segments"]:
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":

@@ -25,6 +25,13 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     ACTIONS.index(name)
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
+#: Steps of `follow` that are no bytes; `result_at` returns those that allocate one of several results.
+RESULTS, FREE = 0, -1
+
+
+def result_at(place: int) -> int:
+    """Returns the step that allocates the result at a place."""
+    return FREE - 1 - place
 
 
 class _Reference(weakref.ref[torch.UntypedStorage]):
@@ -121,12 +128,34 @@ class VirtualMemory:
         self._kept.append(self.take(size))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Allocates all blocks, then frees them, like a kernel's temporary memory."""
+        """Allocates all blocks, then frees them in reverse order, like a kernel's temporary memory."""
         taken: list[Block] = []
         try:
             taken.extend(self.take(size) for size in sizes if size)  # keeps those before one that fails
         finally:
-            for block in taken:
+            for block in reversed(taken):
+                self.give(block)
+
+    def follow(self, steps: list[int], hold: Callable[[int | None], object]) -> None:
+        """Allocates and frees in the order of a kernel's steps; at the end frees what is left, the latest first.
+
+        Args:
+            steps: Bytes to allocate; FREE frees the latest block, RESULTS allocates the kernel's results.
+            hold: Allocates the result at a place, or all.
+        """
+        taken: list[Block] = []
+        try:
+            for step in steps:
+                if step == RESULTS:
+                    hold(None)
+                elif step == FREE:
+                    self.give(taken.pop())
+                elif step < FREE:
+                    hold(FREE - 1 - step)
+                else:
+                    taken.append(self.take(step))
+        finally:
+            for block in reversed(taken):
                 self.give(block)
 
     def take(self, size: int) -> Block:

@@ -15,6 +15,7 @@ from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
+from memprof.recorder.dry.device.kernels.attention import masked_in_place
 from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.kernels.fused import FusedKernels
@@ -23,6 +24,7 @@ from memprof.recorder.dry.device.kernels.grouped import GROUPED
 from memprof.recorder.dry.device.kernels.int8 import int8_shape
 from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
+from memprof.recorder.dry.device.kernels.results import in_order
 from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
@@ -128,12 +130,17 @@ class VirtualDevice:
             self.memory.history.operator = None
             return
         reads = any(face.is_on_device(value) for value in _flat(args))
-        reused = biased_in_place(func, args, result) if reads else None
-        if reused is None and reads:
-            reused = self._sums.reused(func, args, result)
+        reused = None
+        if reads:
+            reused = biased_in_place(func, args, result)
+            reused = masked_in_place(func, args, result) if reused is None else reused
+            reused = self._sums.reused(func, args, result) if reused is None else reused
         if reused is not None:
             self.memory.move(reused, result)
-        if self._hold(result, reads=reads) or reads:
+        steps = self._kernels.steps(func, args, result) if reads else None
+        if steps is not None:
+            self.memory.follow(steps, lambda place: self._hold(result if place is None else result[place], reads=True))
+        elif self._hold(in_order(func, result), reads=reads) or reads:
             self._kernels.run(func, args, result)
         self.memory.history.operator = None
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.face import is_on_device
 
 _aten = torch.ops.aten
@@ -31,18 +32,23 @@ class Attention:
         """Chooses kernels as torch does on an architecture."""
         self._architecture = architecture
 
-    def __call__(self, _func: Any, args: Any, kwargs: Any) -> Any:
-        """Computes attention; NotImplemented if torch's own composite matches CUDA (the math kernel)."""
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Computes attention; NotImplemented if it is not on the device."""
         named = dict(zip(_NAMES, args, strict=False)) | kwargs
-        query, key, value = (_cast(named[name]) for name in ("query", "key", "value"))
+        # Autocast casts from the last argument to the first (autocast.py).
+        value, key, query = (_cast(named[name]) for name in ("value", "key", "query"))
         if not is_on_device(getattr(query, "_local_tensor", query)):  # a DTensor attends with its own rules
             return NotImplemented
         mask, dropout = named.get("attn_mask"), float(named.get("dropout_p", 0.0))
         is_causal, scale = bool(named.get("is_causal", False)), named.get("scale")
         shares_heads = bool(named.get("enable_gqa", False)) and query.shape[-3] != key.shape[-3]
-        kernel = self._choose(query, key, value, mask, is_causal=is_causal, shares_heads=shares_heads)
-        if kernel == "math":
-            return NotImplemented
+        kernel = self._choose(query, key, value, mask, dropout, is_causal=is_causal, shares_heads=shares_heads)
+        if kernel == "math":  # torch's own composite
+            CURRENT.attends = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                CURRENT.attends = False
         if kernel == "flash":
             return _flash(query, key, value, dropout, is_causal, scale)
         if mask is not None:
@@ -56,18 +62,26 @@ class Attention:
             query, key, value, mask, needs_sums, dropout, is_causal, scale=scale
         )[0]
 
-    def _choose(self, query: Any, key: Any, value: Any, mask: Any, *, is_causal: bool, shares_heads: bool) -> str:
+    def _choose(
+        self, query: Any, key: Any, value: Any, mask: Any, dropout: float, *, is_causal: bool, shares_heads: bool
+    ) -> str:
         """Returns the first kernel that supports the arguments: ``cudnn``, ``flash``, ``efficient`` or ``math``."""
         takes = {
             "cudnn": self._takes_cudnn,
             "flash": self._takes_flash,
             "efficient": self._takes_efficient,
         }
-        if any(tensor.dim() != 4 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
+        if any(tensor.dim() != 4 for tensor in (query, key, value)) or 0 in (*query.shape, *key.shape):
             return "math"
-        if 0 in (*query.shape, *key.shape) or (is_causal and mask is not None):
+        if is_causal and mask is not None:
+            return "math"
+        if mask is not None and mask.stride(-1) != 1:  # as of a position bias that was permuted
+            return "math"
+        if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
             return "math"
         for name in self._architecture.attention:
+            if name == "cudnn" and dropout and query.shape[-2] == 1:
+                continue
             if _is_enabled(name) and takes[name](query, key, value, mask, is_causal, shares_heads):
                 return name
         return "math"
@@ -76,7 +90,9 @@ class Attention:
         width = query.shape[-1]
         is_plain = query.dtype in _HALF and width == value.shape[-1] and width <= _FLASH_WIDTH and width % 8 == 0
         trains = not _needs_sums(query, key, value) or width <= 128
-        return is_plain and trains and not (is_causal and query.shape[-2] > key.shape[-2]) and not _needs_gradient(mask)
+        is_whole = key.shape[-2] > 1 and not (is_causal and query.shape[-2] > key.shape[-2])
+        is_masked = mask is None or (mask.dim() in (2, 4) and not _needs_gradient(mask))
+        return is_plain and trains and is_whole and is_masked and not _is_deterministic()
 
     def _takes_flash(self, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, _shares: bool) -> bool:
         width = query.shape[-1]
@@ -95,6 +111,26 @@ class Attention:
         has_tf32 = self._architecture.has_bf16_attention
         step = 8 if query.dtype in _HALF else 4 if has_tf32 else 1
         return query.shape[-1] % step == 0 and value.shape[-1] % step == 0 and not shares
+
+
+def masked_in_place(func: Any, args: Any, result: Any) -> torch.Tensor | None:
+    """Returns the scores whose memory their sum with the mask takes over; None for other operators.
+
+    The composite adds the mask to the scores in place, but to those of subclasses, as fake tensors are, in a new tensor
+    (`_scaled_dot_product_attention_math`).
+
+    Args:
+        func: An operator.
+        args: Its arguments.
+        result: Its result.
+    """
+    is_sum = CURRENT.attends and func is _aten.add.Tensor and args[0].shape == result.shape
+    return args[0] if is_sum and args[0].dtype is result.dtype else None
+
+
+def safe_softmax_sizes(args: Any, result: Any) -> list[int]:
+    """Which scores are hidden, which rows hide all of theirs, and a zero for those (`_safe_softmax`, in place)."""
+    return [args[0].numel(), result.numel() // max(result.shape[args[1]], 1), result.element_size()]
 
 
 def _flash(query: Any, key: Any, value: Any, dropout: float, is_causal: bool, scale: Any) -> Any:
@@ -134,6 +170,11 @@ def _needs_sums(*tensors: Any) -> bool:
 
 def _needs_gradient(mask: Any) -> bool:
     return mask is not None and mask.requires_grad
+
+
+def _is_deterministic() -> bool:
+    """Whether the job asked for an error where an algorithm is not deterministic, as cuDNN's is."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _is_enabled(kernel: str) -> bool:

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from memprof.machines import convolutions, fourier
-from memprof.machines.architectures import Architecture
+from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.dry.device.current import CURRENT
+from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
+from memprof.recorder.dry.device.kernels.convolved import convolution_sizes
 from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
+from memprof.recorder.dry.device.kernels.steps import steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
 
@@ -24,19 +27,16 @@ _aten = torch.ops.aten
 _FP32 = 4
 _INT64 = 8
 _HALF = (torch.float16, torch.bfloat16)
-#: Since this version torch shares cuBLAS's workspace with cuBLASLt (TORCH_CUBLASLT_UNIFIED_WORKSPACE).
-_UNIFIED = (2, 8)
-#: Since this version torch gives Blackwell a larger workspace.
+#: Since this version torch gives Blackwell a larger workspace, and cuBLASLt that of cuBLAS in place of one of its own
+#: (pytorch pull requests 175344, 168175 and 175879). Before, since 2.9, cuBLASLt keeps 1 MiB for each handle and stream
+#: (pull request 156495; getCUDABlasLtWorkspaceSize, cuda/CublasHandlePool.cpp of 2.9 to 2.11).
 _LARGER = (2, 12)
 #: Pairs that cub sorts in one tile, and pairs per tile where it takes several.
 _TILE, _PART = 2_304, 1_920
-#: Elements per block of a foreach kernel (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
-_CHUNK = 65_536
-#: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
-_UNSORTED_ROWS = 3_072
-#: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
-#: convolutional layers, "Channels in and out").
-_CHANNEL_BYTES = 16
+#: A block of 64 x 64 gradients of queries, and its lock and counter (GradQTempStorage, kernel_backward.h).
+_QUERY_BLOCK = 64 * 64 * _FP32 + 16
+#: cuDNN aligns the parts of a workspace to these bytes.
+_CUDNN_ALIGNMENT = 256
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
 
 
@@ -55,10 +55,12 @@ class DeviceKernels:
         self._memory = memory
         self._handles: set[tuple[bool, int]] = set()
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        self._is_unified = version >= _UNIFIED
+        is_unified = version >= _LARGER
         self._workspace_bytes = (
-            architecture.cublas_workspace_bytes if version >= _LARGER else architecture.older_workspace_bytes
+            architecture.cublas_workspace_bytes if is_unified else architecture.older_workspace_bytes
         )
+        self._lt_workspace_bytes = 0 if is_unified else LT_WORKSPACE_BYTES
+        self._lt_handles: set[tuple[bool, int]] = set()
         self._multiprocessors = multiprocessors
         self._estimated: set[str] = set()
 
@@ -66,7 +68,7 @@ class DeviceKernels:
         """Allocates and frees an operator's temporary memory; keeps a library's workspace."""
         packet = getattr(func, "overloadpacket", None)
         if packet in _PRODUCTS:
-            self._use_cublas(packet, args)
+            self._use_cublas(packet, args, result)
             return
         if is_reduction(packet):
             threads = self._architecture.threads
@@ -77,6 +79,14 @@ class DeviceKernels:
             self._memory.pass_through(sizes(args, result))
             if packet in _ESTIMATED:
                 self._estimated.add(str(packet))
+
+    def steps(self, func: Any, args: Any, result: Any) -> list[int] | None:
+        """Returns what a kernel allocates and frees around its results; None if nothing comes before one of them."""
+        steps = steps_of(func, args, result)
+        packet = getattr(func, "overloadpacket", None)
+        if steps is not None and packet in _ESTIMATED:
+            self._estimated.add(str(packet))
+        return steps
 
     def notes(self) -> list[str]:
         """Returns notes on which sizes are estimates."""
@@ -97,14 +107,24 @@ class DeviceKernels:
             )
         return notes
 
-    def _use_cublas(self, packet: Any, args: Any) -> None:
+    def _use_cublas(self, packet: Any, args: Any, result: Any) -> None:
         """Allocates cuBLAS workspaces: each thread's handle keeps one for each stream (one forward, one backward)."""
         handle = (torch._C._current_graph_task_id() != -1, CURRENT.stream[0] if CURRENT.stream else 0)
         if handle not in self._handles:
             self._handles.add(handle)
             self._memory.keep(self._workspace_bytes)
-        if packet is _aten.addmm and not self._is_unified and args[0].dim() == 1:
-            self._memory.pass_through([self._architecture.lt_workspace_bytes])
+        if self._lt_workspace_bytes and handle not in self._lt_handles and _is_fused_bias(packet, args, result):
+            self._lt_handles.add(handle)
+            self._memory.keep(self._lt_workspace_bytes)
+
+
+def _is_fused_bias(packet: Any, args: Any, result: Any) -> bool:
+    """Whether cuBLASLt adds the bias (isInputCompliesAddmmCudaLt, cuda/Blas.cpp of torch 2.11)."""
+    if packet not in (_aten.addmm, _aten._addmm_activation):
+        return False
+    bias, left, right = args[:3]
+    is_row = bias.is_contiguous() and bias.squeeze().dim() == 1 and bias.shape[-1] == right.shape[1]
+    return bool(is_row and result.is_contiguous() and min(*left.shape, *right.shape) > 1)
 
 
 def _padded(count: int, step: int) -> int:
@@ -113,34 +133,41 @@ def _padded(count: int, step: int) -> int:
 
 def _flash_backward(args: Any, _result: Any) -> list[int]:
     """Gradients of queries, accumulated in fp32, in rows of 128 and heads of 32 (flash_attn/flash_api.cpp, mha_bwd)."""
+    query = args[1]
+    return _query_sums(args, _padded(query.shape[2], 128), _padded(query.shape[3], 32))
+
+
+def _query_sums(args: Any, rows: int, wide: int) -> list[int]:
+    """Products of gradients and results, gradients of queries in fp32, and of keys and values by head of queries."""
     query, key = args[1], args[2]
-    batch, heads, length, width = query.shape
-    rows, wide = _padded(length, 128), _padded(width, 32)
+    batch, heads, _, width = query.shape
     sizes = [batch * heads * rows * _FP32, batch * heads * rows * wide * _FP32]
     if key.shape[1] != heads:
         sizes += [batch * heads * key.shape[2] * width * query.element_size()] * 2
     return sizes
 
 
+def _cudnn_forward(_args: Any, _result: Any) -> list[int]:
+    """The least block of a workspace, in which snapshots of an H200 under cuDNN 9.19 have nothing else."""
+    return [_CUDNN_ALIGNMENT]
+
+
+def _cudnn_backward(args: Any, _result: Any) -> list[int]:
+    """The same sums as of the flash kernel, but not padded, in one workspace: as in snapshots of an H200."""
+    return [sum(_query_sums(args, *args[1].shape[2:])) + _CUDNN_ALIGNMENT]
+
+
 def _efficient_backward(args: Any, _result: Any) -> list[int]:
-    """Gradient-result products and, for half types, fp32 gradients of queries (kernel_backward.h)."""
-    query = args[1]
+    """Gradient-result products and gradients of queries being summed (kernel_backward.h, cuda/attention_backward.cu).
+
+    For half types the kernel computes the former; for fp32 they are multiplied, summed and laid out before.
+    """
+    query, out = args[1], args[5]
     batch, heads, length, width = query.shape
-    sizes = [batch * heads * length * _FP32]
+    sums = batch * heads * length * _FP32
     if query.dtype in _HALF:
-        sizes.append(batch * heads * _padded(length, 64) * _padded(width, 64) * _FP32)
-    return sizes
-
-
-def _embedding_backward(args: Any, result: Any) -> list[int]:
-    """Rows are sorted and summed in parts of ten (cuda/EmbeddingBackwardKernel.cu); ids are assumed to be random."""
-    gradient, indices, rows = args[0], args[1], args[2]
-    count = indices.numel()
-    if count <= _UNSORTED_ROWS:
-        return []
-    met = rows * (1 - (1 - 1 / rows) ** count) if rows > 1 else 1
-    parts = int(max(met, count / 10))
-    return [4 * count * indices.element_size(), 2 * parts * _INT64, parts * gradient.shape[-1] * _FP32]
+        return [sums, batch * heads * _padded(length, 64) * _padded(width, 64) * _FP32]
+    return [out.numel() * _FP32, sums, sums, batch * heads * -(-length // 64) * -(-width // 64) * _QUERY_BLOCK]
 
 
 def _index_put(args: Any, _result: Any) -> list[int]:
@@ -177,37 +204,6 @@ def _group_norm_backward(args: Any, _result: Any) -> list[int]:
     return [size for size in _group_norm([args[1]], None) for _ in range(2)]
 
 
-def _foreach_norm(args: Any, _result: Any) -> list[int]:
-    """One partial norm per chunk; every tensor has as many as the largest (cuda/ForeachReduceOp.cu)."""
-    tensors = args[0]
-    most = max((-(-tensor.numel() // _CHUNK) for tensor in tensors), default=0)
-    return [len(tensors) * most * _FP32]
-
-
-def _convolution(args: Any, result: Any) -> list[int]:
-    """Tensor cores need channels last: cuDNN copies other layouts to its workspace, and the result back."""
-    tensor, weight = args[0], args[1]
-    return [_rearranged([tensor, weight, result])]
-
-
-def _convolution_backward(args: Any, _result: Any) -> list[int]:
-    gradient, tensor, weight = args[0], args[1], args[2]
-    return [_rearranged([gradient, tensor, weight])]
-
-
-def _rearranged(tensors: list[Any]) -> int:
-    first = tensors[0]
-    if first.dtype not in (*_HALF, torch.float32) or first.dim() != 4:
-        return 0
-    if first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous():
-        return 0
-    together = _CHANNEL_BYTES // first.element_size()
-    return sum(
-        tensor.nbytes // tensor.shape[1] * _padded(tensor.shape[1], together) if tensor.shape[1] else 0
-        for tensor in tensors
-    )
-
-
 def _recurrent(args: Any, _result: Any) -> list[int]:
     return [gates_bytes(args)]
 
@@ -223,18 +219,17 @@ def _sort(args: Any, _result: Any) -> list[int]:
 
 
 _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
+    _aten._safe_softmax: safe_softmax_sizes,
+    _aten._scaled_dot_product_cudnn_attention: _cudnn_forward,
     _aten._scaled_dot_product_flash_attention_backward: _flash_backward,
-    _aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     _aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
-    _aten.embedding_dense_backward: _embedding_backward,
     _aten.index_put_: _index_put,
     _aten.index_put: _index_put,
     _aten._index_put_impl_: _index_put,
     _aten.native_group_norm: _group_norm,
     _aten.native_group_norm_backward: _group_norm_backward,
-    _aten._foreach_norm: _foreach_norm,
-    _aten.convolution: _convolution,
-    _aten.convolution_backward: _convolution_backward,
+    _aten.convolution: convolution_sizes,
     _aten._cudnn_rnn: _recurrent,
     _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
@@ -244,4 +239,4 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
 }
 _CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
 _TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}
-_ESTIMATED = {*_CONVOLUTIONS, *_TRANSFORMS, _aten._cudnn_rnn, _aten.embedding_dense_backward}
+_ESTIMATED = {*_CONVOLUTIONS, *_TRANSFORMS, _aten._cudnn_rnn}
