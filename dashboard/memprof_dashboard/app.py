@@ -11,8 +11,10 @@ from typing import Any
 import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
+from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, ids, new_runs, parts
 from memprof_dashboard.guard import guard, own_path
+from memprof_dashboard.header import recording_choices
 from memprof_dashboard.help import help_dialog
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
@@ -76,7 +78,7 @@ def create_app(
 
 
 def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
-    is_growing = any(source.is_growing for source in workspace.sources)
+    has_spool = any(source.is_spool for source in workspace.sources)
     below: Any = {"role": "tabpanel", "aria-label": "page"}
     return html.Main(
         [
@@ -84,7 +86,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO)),
             dcc.Store(id=ids.THEME, data="light"),
             dcc.Store(id=ids.TICK, data=0),
-            dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
+            dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),
             dcc.Download(id=ids.DOWNLOAD),
             new_runs.layout(workspace),
             frame.layout(workspace, side),
@@ -173,19 +175,31 @@ def _register(app: Dash, workspace: Workspace) -> None:
         State(ids.URL, "search"),
     )
     def look_again(_: Any, tick: Any, whole: Any, search: Any) -> Any:
-        has_grown = False
         is_followed = follows(workspace, search, whole)
         for source in workspace.sources:
-            if source.is_growing:
+            if source.is_spool:
                 try:
-                    has_grown |= source.refresh()
+                    source.refresh()
                 except MemprofError as error:
                     set_props(ids.NOTE, {"children": parts.note(str(error))})
+        # The page in another tab may have had it reread: what counts is what this page has drawn.
+        version = workspace.version
+        has_grown = version != tick
         if has_grown and is_followed:  # nobody has zoomed or moved the cursor: the page follows the job
-            set_props(ids.GO, {"data": {"first": -1, "end": -1, "at": -1, "count": f"live {tick}"}})
-        is_live = any(source.is_growing for source in workspace.sources)
-        words = "● live" if is_live else "recording finished" if tick else ""
-        return int(tick or 0) + 1 if has_grown else no_update, words, "badge is-live" if is_live else "badge"
+            set_props(ids.GO, {"data": {"first": -1, "end": -1, "at": -1, "count": f"live {version}"}})
+        if has_grown and not any(source.is_growing for source in workspace.sources):
+            # A finished recording has lost the .spool of its name.
+            set_props(ids.RECORDINGS, {"children": recording_choices(workspace, View.from_json(whole))})
+        return version if has_grown else no_update, *_badge(workspace)
+
+
+def _badge(workspace: Workspace) -> tuple[str, str]:
+    """Returns what the header says of recordings in progress, and the class of its element."""
+    if any(source.is_growing for source in workspace.sources):
+        return "● live", "badge is-live"
+    if any(source.is_spool for source in workspace.sources):
+        return UNFINISHED, "badge is-unfinished"
+    return "recording finished" if workspace.version else "", "badge"
 
 
 def follows(workspace: Workspace, search: Any, whole: Any) -> bool:

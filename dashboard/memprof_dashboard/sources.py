@@ -20,8 +20,12 @@ from memprof.trace.files.spool_folder import is_spool_folder
 from memprof.trace.importers import import_file
 from memprof.trace.importers.sniff import SNAPSHOT
 from memprof.trace.manifest import PREDICTED
+from memprof.trace.running import is_being_written
 from memprof.trace.store import Trace
 from memprof_dashboard.rank import Rank
+
+#: Size and newest time of a recording's files, and whether they are still being written.
+_Stamp = tuple[int, int, bool]
 
 
 @dataclass
@@ -33,22 +37,29 @@ class Source:
         name: Its unique display name.
         trace: The open trace.
         is_snapshot: It is a memory snapshot of torch, imported.
+        version: Number of times that it was reread.
     """
 
     path: Path
     name: str
     trace: Trace
     is_snapshot: bool = False
+    version: int = 0
     _ranks: dict[int, Rank] = field(default_factory=dict)
     _sequences: dict[int, AllocationSequence] = field(default_factory=dict)
     _worst_rank: int | None = None
-    _stamp: tuple[int, int] = (0, 0)
+    _stamp: _Stamp | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
-    def is_growing(self) -> bool:
-        """Whether the recording may still be in progress: it is a spool folder, or one that was just packed."""
+    def is_spool(self) -> bool:
+        """Whether the file of the recording is still missing: it is a spool folder, or was one until just now."""
         return is_spool_folder(self.path) or self._packed is not None
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the recording is still in progress: its job or the memprof that records it is running."""
+        return self.is_spool and (self._packed is not None or is_being_written(self.path))
 
     @property
     def _packed(self) -> Path | None:
@@ -91,7 +102,10 @@ class Source:
             return self._sequences[number]
 
     def refresh(self) -> bool:
-        """Rereads the recording where it has grown, or the packed file at its end; returns whether it was reread.
+        """Rereads the recording where it has grown or its job has ended, or the packed file at its end.
+
+        Returns:
+            Whether it was reread.
 
         Raises:
             BadInputError: It is gone, or damaged.
@@ -103,11 +117,12 @@ class Source:
         with self._lock:
             if stamp == self._stamp:
                 return False
-            is_first, self._stamp = self._stamp == (0, 0), stamp
+            is_first, self._stamp = self._stamp is None, stamp
             if is_first:
                 return False
             self.trace, self.is_snapshot = _open(self.path)
             self._ranks, self._sequences, self._worst_rank = {}, {}, None
+            self.version += 1
             return True
 
 
@@ -144,6 +159,11 @@ class Workspace:
                 opened[-1].refresh()
                 self.sources.append(opened[-1])
             return tuple(opened)
+
+    @property
+    def version(self) -> int:
+        """Number that grows whenever a recording is reread."""
+        return sum(source.version for source in self.sources)
 
     def second_of(self, place: int) -> tuple[int, str] | None:
         """Returns place and name of the other recording where exactly two are open, else None."""
@@ -208,14 +228,18 @@ def _name(path: Path, paths: list[Path]) -> str:
     return str(path)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Returns a stamp that changes when a recording grows."""
+def _stamp(path: Path) -> _Stamp:
+    """Returns a stamp that changes when a recording grows, and when its job ends."""
     try:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         stats = [file.stat() for file in files]
     except OSError as error:
         raise BadInputError(f"{path} cannot be read any more ({error.strerror}): it was moved or deleted.") from error
-    return sum(stat.st_size for stat in stats) + len(stats), max((stat.st_mtime_ns for stat in stats), default=0)
+    size, newest = (
+        sum(stat.st_size for stat in stats) + len(stats),
+        max((stat.st_mtime_ns for stat in stats), default=0),
+    )
+    return size, newest, is_spool_folder(path) and is_being_written(path)
 
 
 __all__ = ["MemprofError", "Rank", "Source", "Workspace", "open_sources"]

@@ -16,6 +16,8 @@ from memprof.trace.schema import SCHEMA_VERSION
 PREDICTED = "predicted"
 #: Why a recording is not complete whose job has not ended.
 RUNNING = "the job is still running"
+#: And why where neither the job nor memprof runs any more, and the end of the job was not recorded.
+UNFINISHED = "the job ended without finishing its recording"
 
 #: Numbers must be below this, so that their sums fit in 63 bits.
 _MOST = 2**62

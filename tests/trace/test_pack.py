@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,15 @@ def test_a_spool_without_host_samples_is_read(spool: Path, small_tables: Tables)
 
 
 def test_a_job_still_running_is_read(spool: Path, small_tables: Tables) -> None:
-    """Without exit.json the processes are assembled with None in its place."""
+    """Without exit.json the processes are assembled with None in its place; with nothing where memprof is gone, too."""
     (spool / "exit.json").unlink()
     assemble = Assembler(small_tables, {11: Manifest()})
     read_spool_folder(spool, assemble)
-    assert assemble.seen[0] == (LAUNCH, None)
+    assert assemble.seen[-1] == (LAUNCH, {})
+    running = {**LAUNCH, "parent_pid": os.getpid(), "started_us": time.time() * 1e6}
+    (spool / "launch.json").write_text(json.dumps(running))
+    read_spool_folder(spool, assemble)
+    assert assemble.seen[-1] == (running, None)
 
 
 def test_no_recorded_process_is_told(spool: Path, small_tables: Tables) -> None:

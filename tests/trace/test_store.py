@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memprof.errors import BadInputError, UsageError
+from memprof.errors import BadInputError, NotStartedError, UsageError
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.schema import Ops, Segments, Steps
 from memprof.trace.store import Trace, write_trace
@@ -95,7 +97,7 @@ def test_a_damaged_file_in_a_folder_is_named(tmp_path: Path, small_tables: Table
     [
         ({"returncode": 1, "ended_us": 5.0}, "python train.py ended with status 1, and none of its processes"),
         ({"returncode": -9, "ended_us": 5.0}, "python train.py was ended by signal 9, and none of its processes"),
-        (None, "python train.py is still running, or memprof was killed with it, and none of its processes"),
+        (None, "python train.py ended without finishing its recording, and none of its processes"),
     ],
 )
 def test_a_spool_without_a_recording_says_what_became_of_the_job(
@@ -106,6 +108,14 @@ def test_a_spool_without_a_recording_says_what_became_of_the_job(
     if ended is not None:
         (tmp_path / "exit.json").write_text(json.dumps(ended))
     with pytest.raises(BadInputError, match="holds no recording: " + sentence):
+        Trace.open(tmp_path)
+
+
+def test_a_spool_of_a_job_that_has_not_trained_yet_is_told_apart(tmp_path: Path) -> None:
+    """Its recording may still begin, as long as the memprof that started it runs."""
+    launch = {"command": ["python", "train.py"], "parent_pid": os.getpid(), "started_us": time.time() * 1e6}
+    (tmp_path / "launch.json").write_text(json.dumps(launch))
+    with pytest.raises(NotStartedError, match=r"python train\.py is still running, and none of its processes"):
         Trace.open(tmp_path)
 
 

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from memprof.errors import OutputError
 from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.job_part import find_part, with_part
@@ -20,14 +18,12 @@ from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
 from memprof.trace.files.rank_roles import read_communicators, read_same
 from memprof.trace.files.size_limit import explain_write_error
+from memprof.trace.running import is_being_written, process_space
 from memprof.trace.secrets.masking import mask_text, mask_words
 from memprof.version import __version__
 
 if TYPE_CHECKING:
     from memprof.trace.manifest import Speed  # imports numpy
-
-#: Tolerance in seconds by which a process may seem younger than its recording: clocks are read at different times.
-_SLACK_S = 2.0
 
 
 def spool_of(output: Path) -> Path:
@@ -98,6 +94,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
             **({"ranks": settings.ranks} if settings.ranks else {}),
         },
         "parent_pid": os.getpid(),
+        "process_space": process_space(),
     }
     try:
         write_private(spool / "launch.json", json.dumps(launch))
@@ -165,7 +162,7 @@ def _make_room(output: Path, *, force: bool) -> None:
     refuse_taken(output, force=force)
     if not spool.exists():
         return
-    if _is_being_written(spool):
+    if is_being_written(spool):
         raise CannotStartError(f"{output} is being recorded by another memprof. Choose another name with -o.")
     if not force:
         raise CannotStartError(
@@ -192,26 +189,3 @@ def _make_spool(output: Path) -> None:
         raise CannotStartError(
             f"Nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
         ) from None
-
-
-def _is_being_written(spool: Path) -> bool:
-    """Returns whether the parent or any recorded process of a recording is still running."""
-    try:
-        launch = json.loads((spool / "launch.json").read_text(encoding="utf-8"))
-        pids = {int(launch["parent_pid"]): float(launch["started_us"]) / 1e6}
-    except (OSError, ValueError, KeyError, TypeError):
-        pids = {}
-    for folder in spool.glob("process-*/"):
-        number = folder.name.removeprefix("process-")
-        if number.isdecimal():
-            pids[int(number)] = folder.stat().st_mtime
-    return any(_has_run_since(pid, moment) for pid, moment in pids.items())
-
-
-def _has_run_since(pid: int, moment_s: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        # A younger process merely reuses the process id.
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < moment_s + _SLACK_S
-    except psutil.Error:
-        return False

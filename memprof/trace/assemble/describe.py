@@ -15,7 +15,7 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.size_limit import describe_fault
 from memprof.trace.files.spool import Spool
-from memprof.trace.manifest import RUNNING, Capture, Communicators, Machine, Manifest, Speed, Window
+from memprof.trace.manifest import RUNNING, UNFINISHED, Capture, Communicators, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 
 
@@ -190,7 +190,8 @@ def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> 
     """Returns a clause on how a job ended whose recording was not closed.
 
     Args:
-        exit_record: The exit record that the parent wrote at the end; None while the job runs.
+        exit_record: The exit record that the parent wrote at the end; None while the job runs, empty where memprof was
+            killed before it wrote one.
         otherwise: The clause for a job that was not killed, if its recording gives a reason.
     """
     if exit_record is None:
@@ -198,7 +199,7 @@ def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> 
     status = exit_record.get("returncode")
     if isinstance(status, int) and status < 0:
         return f"the job was killed by {_signal_name(-status)}"
-    return otherwise or "the job ended without leaving Python in order"
+    return otherwise or ("the job ended without leaving Python in order" if exit_record else UNFINISHED)
 
 
 def _signal_name(number: int) -> str:

@@ -17,6 +17,7 @@ from memprof.trace.files.reading import parse_json, read_bytes
 from memprof.trace.files.spool import peek_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.manifest import Manifest, number_ranks
+from memprof.trace.running import is_being_written
 from memprof.trace.schema import NONE, HostMemory, Table
 
 Tables = dict[type[Table], Table]
@@ -61,7 +62,8 @@ class SpoolFolder:
     Attributes:
         folder: The spool folder.
         launch: The launch record that the parent wrote when it started the job.
-        ended: The exit record that it wrote at the end; None while the job runs.
+        ended: The exit record that it wrote at the end; None while the job runs, empty where memprof was killed before it
+            wrote one.
         assemble: Builds the tables of one process.
         processes: Folder, rank and further notes of each process with a recording, by rank.
         pids: Their process ids.
@@ -84,7 +86,10 @@ class SpoolFolder:
             keep: Cache assembled processes, for a caller that holds all of them anyway.
         """
         launch = _read_json(folder / "launch.json") or {}
+        is_running = is_being_written(folder)  # looked at first: a job that has ended has then written the exit record
         ended = _read_json(folder / "exit.json")
+        if ended is None and not is_running:
+            ended = {}
         if assemble is None:
             # Imported here because opening a finished trace does not need it.
             from memprof.trace.assemble import assemble_devices
@@ -140,7 +145,9 @@ class SpoolFolder:
         folder, launch, ended = self.folder, self.launch, self.ended
         command = " ".join(str(part) for part in launch.get("command", ())) or "the job"
         if ended is None:
-            became = "is still running, or memprof was killed with it"
+            became = "is still running"
+        elif not ended:
+            became = "ended without finishing its recording"
         elif ended.get("returncode", 0) < 0:
             became = f"was ended by signal {-ended['returncode']}"
         else:

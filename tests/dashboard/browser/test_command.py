@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from werkzeug.serving import make_server
 
 from memprof.errors import BadInputError
 from memprof_dashboard.app import create_app
-from memprof_dashboard.sources import Workspace, open_sources
+from memprof_dashboard.serve import open_started
+from memprof_dashboard.sources import Source, Workspace, open_sources
 from tests.dashboard.browser.conftest import Served, Shown
 
 #: Trains four steps, waits for a signal to go on, and goes on until a signal to stop.
@@ -77,61 +82,101 @@ def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None
             assert b"_dash-config" in answer.read()
 
 
-def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path: Path) -> None:
-    """The spool of a recording that goes on: operators recorded later appear; at its end the packed file is shown."""
-    (tmp_path / "train.py").write_text(ENDLESS)
-    command = [
-        sys.executable,
-        "-m",
-        "memprof",
-        "record",
-        "-o",
-        "run.memprof",
-        "--skip",
-        "1",
-        "--steps",
-        "1000",
-        "train.py",
-    ]
-    spool = tmp_path / "run.memprof.spool"
+@contextmanager
+def recorded(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Records the endless job in a folder; yields it before its fifth step, and has it end."""
+    (folder / "train.py").write_text(ENDLESS)
+    options = ["-o", "run.memprof", "--skip", "1", "--steps", "1000", "train.py"]
+    command = [sys.executable, "-m", "memprof", "record", *options]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | ONE_THREAD
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | ONE_THREAD
     ) as job:
         assert job.stdout is not None
         try:
             while not job.stdout.readline().startswith("step 4"):
                 assert job.poll() is None
-            sources = open_sources([spool])
-            before = sources[0].rank(-1).history.ops
-            assert before > 0
-            app = create_app(sources, token="t")
-            server = make_server("127.0.0.1", 0, app.server, threaded=True)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            page = show(Served(f"http://127.0.0.1:{server.port}", "t", Workspace(sources))).page
-            (tmp_path / "go").touch()
-            page.wait_for_function(
-                "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
-                arg=before,
-            )
-            # Nobody has chosen a range, so the page goes on to the newest of steps that are equally high.
-            page.wait_for_function(
-                "ops => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > ops", arg=before
-            )
-            assert job.poll() is None
-            assert page.inner_text("#badge") == "● live"
-            (tmp_path / "stop").touch()
-            job.stdout.read()
-            page.wait_for_function("() => document.querySelector('#badge').textContent === 'recording finished'")
-            page.goto("about:blank")  # it asks every second: not of a server that is gone
-            server.shutdown()
-            server.server_close()
+            yield job
         finally:
-            (tmp_path / "go").touch()
-            (tmp_path / "stop").touch()
+            (folder / "go").touch()
+            (folder / "stop").touch()
             job.stdout.read()
+
+
+@contextmanager
+def following(sources: list[Source], *pages: Callable[..., Shown]) -> Iterator[list[Any]]:
+    """Serves recordings; yields a page for each way to show one, and closes them before the server ends."""
+    server = make_server("127.0.0.1", 0, create_app(sources, token="t").server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    served = Served(f"http://127.0.0.1:{server.port}", "t", Workspace(sources))
+    shown = [show(served).page for show in pages]
+    try:
+        yield shown
+    finally:
+        for page in shown:
+            page.goto("about:blank")  # it asks every second: not of a server that is gone
+        server.shutdown()
+        server.server_close()
+
+
+def test_pages_follow_a_job_that_is_running(show: Callable[..., Shown], tmp_path: Path) -> None:
+    """The spool of a recording that goes on: operators recorded later appear in every tab; then the packed file."""
+    with recorded(tmp_path) as job:
+        sources = open_sources([tmp_path / "run.memprof.spool"])
+        before = sources[0].rank(-1).history.ops
+        assert before > 0
+        with following(sources, show, show) as pages:
+            (tmp_path / "go").touch()
+            for page in pages:
+                page.wait_for_function(
+                    "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
+                    arg=before,
+                )
+                # Nobody has chosen a range, so the page goes on to the newest of steps that are equally high.
+                page.wait_for_function(
+                    "ops => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > ops", arg=before
+                )
+            assert job.poll() is None
+            assert [page.inner_text("#badge") for page in pages] == ["● live", "● live"]
+            (tmp_path / "stop").touch()
+            assert job.stdout is not None
+            job.stdout.read()
+            for page in pages:
+                page.wait_for_function(
+                    "() => document.querySelector('#badge').textContent === 'recording finished'"
+                    " && document.querySelector('header .only').textContent === 'run.memprof'"
+                )
     assert job.returncode == 0
     assert sources[0].path == tmp_path / "run.memprof"
     assert not sources[0].is_growing
+
+
+def test_page_says_that_a_job_was_killed(show: Callable[..., Shown], tmp_path: Path) -> None:
+    """Where memprof and the job are killed, nobody finishes the recording: the page says so instead of waiting."""
+    with recorded(tmp_path) as job:
+        sources = open_sources([tmp_path / "run.memprof.spool"])
+        with following(sources, show) as (page,):
+            page.wait_for_function("() => document.querySelector('#badge').textContent === '● live'")
+            assert "the job is still running" in page.inner_text("#facts")
+            (process,) = (tmp_path / "run.memprof.spool").glob("process-*/")
+            job.kill()
+            os.kill(int(process.name.removeprefix("process-")), signal.SIGKILL)
+            ended = "the job ended without finishing its recording"
+            page.wait_for_function("text => document.querySelector('#badge').textContent === text", arg=ended)
+            page.wait_for_function("text => document.querySelector('#facts').textContent.includes(text)", arg=ended)
+    assert sources[0].is_spool
+    assert not sources[0].is_growing
+
+
+def test_a_job_killed_before_its_first_step_is_not_waited_for(tmp_path: Path) -> None:
+    """The command waits for a job that runs, and ends with a sentence once the job is gone."""
+    spool = tmp_path / "run.memprof.spool"
+    spool.mkdir()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
+        launch = {"command": ["train.py"], "parent_pid": parent.pid, "started_us": time.time() * 1e6}
+        (spool / "launch.json").write_text(json.dumps(launch))
+        with pytest.raises(BadInputError, match=r"train\.py ended without finishing its recording"):
+            open_started([spool], lambda _: parent.kill())
+        assert parent.wait() < 0
 
 
 def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:

@@ -27,22 +27,22 @@ def spool_of(operators: list[int], failures: list[int], fatal: list[int]) -> Spo
 
 
 @pytest.mark.parametrize(
-    ("operators", "failures", "fatal", "status", "expected"),
+    ("operators", "failures", "fatal", "ended", "expected"),
     [
-        ([0, 0, 0], [0, 2], [1], 1, [False, True]),  # Python printed the second
-        ([0, 0, 0], [0, 2], [], 3, [False, True]),  # the job's own handler ended it
-        ([0, 0, 0, 1], [2], [], 3, [True]),  # the same, out of an optimizer's step
-        ([0, 0, 0], [0, 1], [], 1, [False, False]),  # it went on, and ended badly for another reason
-        ([0, 0, 0], [2], [], 0, [False]),  # it ended well
+        ([0, 0, 0], [0, 2], [1], {"returncode": 1}, [False, True]),  # Python printed the second
+        ([0, 0, 0], [0, 2], [], {"returncode": 3}, [False, True]),  # the job's own handler ended it
+        ([0, 0, 0, 1], [2], [], {"returncode": 3}, [True]),  # the same, out of an optimizer's step
+        ([0, 0, 0], [0, 1], [], {"returncode": 1}, [False, False]),  # it went on, and ended badly for another reason
+        ([0, 0, 0], [2], [], {"returncode": 0}, [False]),  # it ended well
         ([0, 0, 0], [2], [], None, [False]),  # it is still running
+        ([0, 0, 0], [2], [], {}, [False]),  # memprof was killed: how it ended is unknown
     ],
 )
 def test_what_ended_the_job(
-    operators: list[int], failures: list[int], fatal: list[int], status: int | None, expected: list[bool]
+    operators: list[int], failures: list[int], fatal: list[int], ended: dict[str, int] | None, expected: list[bool]
 ) -> None:
     """The one whose traceback Python printed, or the last where nothing ran since and the job did not end well."""
     spool = spool_of(operators, failures, fatal)
-    ended = None if status is None else {"returncode": status}
     assert [is_fatal(spool, number, NAMES, ended) for number in range(len(failures))] == expected
 
 

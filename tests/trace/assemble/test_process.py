@@ -154,6 +154,7 @@ def test_operators_after_the_last_heard_event_are_left_out(raw_job: RawJob) -> N
         (None, None, {"returncode": -15}, "the job was killed by SIGTERM"),
         (None, None, {"returncode": 0}, "the job ended without leaving Python in order"),
         (None, None, None, "the job is still running"),
+        (None, None, {}, "the job ended without finishing its recording"),
         (None, "Traceback ...\nOSError: No space left on device\n", {"returncode": 0}, "No space left on device"),
     ],
 )

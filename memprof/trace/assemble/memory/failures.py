@@ -107,7 +107,7 @@ def is_fatal(spool: Spool, number: int, names: Sequence[str], exit_record: Mappi
     if spool.records.get("fatal"):
         return number in spool.records["fatal"]
     records = failure_records(spool)
-    ended_badly = exit_record is not None and exit_record.get("returncode") != 0
+    ended_badly = exit_record is not None and exit_record.get("returncode", 0) != 0
     if not ended_badly or number != len(records) - 1:
         return False
     since = spool.columns("operators")["name"][records[number]["op"] + 1 :]
