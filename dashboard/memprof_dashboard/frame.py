@@ -19,11 +19,11 @@ from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import facts_of, legend, readout
 from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.timelines import OVER, main_timeline, other_timeline, rows_of
+from memprof_dashboard.views.timelines import OVER, has_two, main_timeline, other_timeline, rows_of, stretches
 
 _MOST_TABLE_ROWS = 200
-#: Cursor position in the timeline drawn last; None without a cursor.
-_DRAWN_AT = "drawn-at"
+#: Cursor position in the timeline drawn last, and in that of the second recording; None without a cursor.
+_DRAWN_AT, _OTHER_DRAWN_AT = "drawn-at", "other-drawn-at"
 _LAY_SWITCH = "lay-switch"
 _FIRST = "first"
 _OVERVIEW = {"height": "48px"}
@@ -40,6 +40,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
             html.Div(id=ids.NOTE, role="status"),
             html.Div(id=ids.FACTS, className="verdict-bar"),
             dcc.Store(id=_DRAWN_AT),
+            dcc.Store(id=_OTHER_DRAWN_AT),
             html.Div(
                 [
                     html.Section(
@@ -101,8 +102,8 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update
         view = View.from_json(window)
         try:
-            has_two = view.other >= 0 and view.lay != OVER
-            return legend(workspace.rank(view.trace, view.rank), view, has_categories=has_two)
+            has_phases = workspace.rank(view.trace, view.rank).has_phases
+            return legend(stretches(workspace, view), has_phases=has_phases, has_categories=has_two(view))
         except MemprofError:
             return None  # the verdict's place has the reason
 
@@ -155,17 +156,19 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
+        Output(_OTHER_DRAWN_AT, "data"),
         Output(ids.TIMELINE_OTHER, "style"),
         Output(ids.TIMELINE, "style"),
         Output(_LAY_SWITCH, "hidden"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
+        State(ids.VIEW, "data"),
     )
-    def draw_other(window: Any, theme: Any) -> Any:
-        view = View.from_json(window)
-        if window is None or view.other < 0 or view.lay == OVER:
-            return no_update, {"display": "none"}, _TIMELINE, view.other < 0
-        return or_message(other_timeline)(workspace, view, theme), _HALF, _HALF, False
+    def draw_other(window: Any, theme: Any, whole: Any) -> Any:
+        view, at = View.from_json(window), View.from_json(whole).at
+        if window is None or not has_two(view):
+            return no_update, None, {"display": "none"}, _TIMELINE, view.other < 0
+        return or_message(other_timeline)(workspace, view, at, theme), at, _HALF, _HALF, False
 
     @app.callback(Output(ids.OVERVIEW, "figure"), Input(ids.WINDOW, "data"), Input(ids.THEME, "data"))
     @or_message
@@ -177,22 +180,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme))
 
-    # Waits for a figure still being drawn, which may have the cursor at its previous position.
-    @app.callback(
-        Output(ids.TIMELINE, "figure", allow_duplicate=True),
-        Input(ids.CURSOR, "data"),
-        Input(_DRAWN_AT, "data"),
-        State(ids.THEME, "data"),
-        prevent_initial_call=True,
-    )
-    def move_cursor(cursor: Any, drawn_at: Any, theme: Any) -> Any:
-        at = View.from_json(cursor).at
-        is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [_DRAWN_AT]
-        if cursor is None or drawn_at is None or is_there:
-            return no_update
-        patch = Patch()
-        patch["layout"]["shapes"][0] = cursor_line(at, theme_of(theme))
-        return patch
+    _move_cursor(app, ids.TIMELINE, _DRAWN_AT)
+    _move_cursor(app, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
 
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"))
     @or_sentence
@@ -227,3 +216,24 @@ def register(app: Dash, workspace: Workspace) -> None:
         writer.writerow([head.removeprefix(">") for head in heads])
         writer.writerows(rows)
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
+
+
+def _move_cursor(app: Dash, timeline: str, drawn: str) -> None:
+    """Registers the callback that moves the cursor of a timeline, by the name of the store of where it was drawn."""
+
+    # Waits for a figure still being drawn, which may have the cursor at its previous position.
+    @app.callback(
+        Output(timeline, "figure", allow_duplicate=True),
+        Input(ids.CURSOR, "data"),
+        Input(drawn, "data"),
+        State(ids.THEME, "data"),
+        prevent_initial_call=True,
+    )
+    def move(cursor: Any, drawn_at: Any, theme: Any) -> Any:
+        at = View.from_json(cursor).at
+        is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [drawn]
+        if cursor is None or drawn_at is None or is_there:
+            return no_update
+        patch = Patch()
+        patch["layout"]["shapes"][0] = cursor_line(at, theme_of(theme))
+        return patch

@@ -6,12 +6,17 @@ The browser treats children of a component as text, never as markup.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from memprof_dashboard.markup import shorten
+
+#: A size: a number and its unit.
+_SIZE = re.compile(r"([\d.,]+ (?:[KMGT]i)?B\b)")
 #: Longest name shown in a table; the tooltip holds the full name.
 _LONGEST = 90
 
@@ -52,7 +57,25 @@ def name(text: str, longest: int = _LONGEST) -> html.Span:
     """Returns a name from a trace, cut in the middle where it is long."""
     if len(text) <= longest:
         return html.Span(text, className="name")
-    return html.Span(f"{text[: longest // 2]}…{text[-longest // 2 :]}", title=text[:2000], className="name")
+    return html.Span(shorten(text, longest), title=text[:2000], className="name")
+
+
+def sentence(text: str, longest: int) -> html.Span:
+    """Returns a sentence whose sizes are not broken between number and unit; cut in the middle where it is long."""
+    shown = shorten(text, longest)
+    pieces = [
+        html.Span(piece, className="whole") if place % 2 else piece for place, piece in enumerate(_SIZE.split(shown))
+    ]
+    return html.Span(pieces, title=text[:2000] if shown != text else None, className="name")
+
+
+def with_code(text: str, longest: int = _LONGEST) -> html.Span:
+    """Returns a text from a trace in which what stands between two backticks is code."""
+    pieces = shorten(text, longest).split("`")
+    if len(pieces) % 2 == 0:  # a backtick without a second one is a part of a name
+        return name(text, longest)
+    marked = [html.Code(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
+    return html.Span(marked, title=text[:2000] if len(text) > longest else None, className="name")
 
 
 def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = "table", **attributes: Any) -> html.Div:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.figures.shared import escaped
 from memprof_dashboard.markup import shorten
-from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
+from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import shown
@@ -71,7 +72,7 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
     if _grows(rank):
-        lines.append(html.P([_icon(MAY_NOT_FIT), parts.name(_growth(rank), 300)], className="second"))
+        lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(_growth(rank), 300)], className="second"))
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
         lines.append(_incomplete(rank, device))
@@ -92,7 +93,7 @@ def _growth(rank: Rank) -> str:
 
 
 def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:
-    content = [_icon(verdict.state), html.Span(parts.name(verdict.sentence, 160), title=verdict.parts or None)]
+    content = [_icon(verdict.state), html.Span(parts.sentence(verdict.sentence, 160), title=verdict.parts or None)]
     kind = f"verdict-{verdict.state}"
     return html.P(content, className=f"second {kind}") if is_second else html.H1(content, className=kind)
 
@@ -139,7 +140,9 @@ def _facts(rank: Rank, view: View) -> list[Any]:
         )
     plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
     if len(plain) and np.isfinite(np.nanmedian(plain)):
-        facts.append(html.Span(f"step {format_us(float(np.nanmedian(plain)))}", title="without the recorder"))
+        facts.append(
+            html.Span(f"step {format_us(float(np.nanmedian(plain)))}", title="without the recorder", className="whole")
+        )
     device = manifest.machine.device_name or manifest.machine.device_kind
     facts.append(parts.name(device, 40) if device else "")
     if manifest.torch_version:
@@ -245,29 +248,31 @@ def hover_text(rank: Rank, op_id: int) -> str:
     return " · ".join(escaped(text, 28) for text in texts if text)
 
 
-def legend(rank: Rank, view: View, *, has_categories: bool) -> Any:
-    """Returns the phases of the visible range with their colours.
+def legend(stretches: Sequence[tuple[History, int, int]], *, has_phases: bool, has_categories: bool) -> Any:
+    """Returns the phases of what the timelines show, with their colours.
 
     Args:
-        rank: The recording.
-        view: The view.
+        stretches: Each recording, the first operator that is shown of it, and the end.
+        has_phases: Whether phases were recorded.
         has_categories: List the categories, too: two timelines in one window have no room for them.
     """
-    history, now = rank.history, shown(view, rank)
-    rows = []
-    if has_categories and history.ops:
-        some = np.unique(np.linspace(now.first, max(now.end - 1, now.first), _SAMPLES).astype(np.int64))
-        fills = [fill_of(name) for name in history.categories if history.alive_bytes(name, some).any()]
-        rows.append(_keys("categories", [(fill.label, fill.colour) for fill in fills]))
-    if rank.has_phases:
-        window = slice(now.first, now.end)
+    fills: dict[str, str] = {}
+    phases: dict[str, str] = {}
+    is_recomputed = False
+    for history, first, end in stretches:
+        some = np.unique(np.linspace(first, max(end - 1, first), _SAMPLES).astype(np.int64))
+        present = [
+            fill_of(name) for name in history.categories if has_categories and history.alive_bytes(name, some).any()
+        ]
+        fills |= {fill.label: fill.colour for fill in present}
+        shown_phases = {history.phases[code] or "other" for code in np.unique(history.phase[first:end]).tolist()}
         colours = phase_colours(history.phases)
-        present = {history.phases[code] or "other" for code in np.unique(history.phase[window]).tolist()}
-        keys = [(name, colours.get(name, PHASE_COLOURS["other"])) for name in colours if name in present]
-        if history.runs_again[window].any():
-            keys.append((RECOMPUTED, RECOMPUTED_COLOUR))
-        rows.append(_keys("phases", keys))
-    return rows
+        phases |= {name: colour for name, colour in colours.items() if name in shown_phases}
+        is_recomputed |= bool(history.runs_again[first:end].any())
+    if is_recomputed:
+        phases[RECOMPUTED] = RECOMPUTED_COLOUR
+    rows = [_keys("categories", list(fills.items()))] if fills else []
+    return [*rows, _keys("phases", list(phases.items()))] if has_phases else rows
 
 
 def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:

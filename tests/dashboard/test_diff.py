@@ -52,14 +52,27 @@ def _text(component: object) -> str:
 
 
 def test_bars_point_the_way_of_the_change() -> None:
-    """What grew stands to the right, what shrank to the left, in the axis' unit; the text says it in words."""
+    """What grew stands to the right, what shrank to the left; the text is on the other side, where no bar is."""
     figure = change_bars(["activations", "gradients"], np.array([3 * KIB, -2 * KIB]), LIGHT)
-    (bars,) = figure.data
+    bars, texts = figure.data
     assert np.asarray(bars.x).tolist() == [3, -2]
     assert figure.layout.xaxis.title.text == "KiB"
-    assert list(bars.text) == ["+3.00 KiB", "-2.00 KiB"]
+    assert [text.strip() for text in texts.text] == ["+3.00 KiB", "-2.00 KiB"]
+    assert texts.textposition == ("middle left", "middle right")
+    low, high = figure.layout.xaxis.range
+    assert low < -2
+    assert high > 3
     assert bars.marker.color[0] != bars.marker.color[1]
     assert bars.marker.pattern.shape[0] != bars.marker.pattern.shape[1]
+
+
+@pytest.mark.parametrize(("gained", "sign"), [([5, 1], 1), ([-5, -1], -1)])
+def test_bars_of_one_direction_leave_room_for_their_text(gained: list[int], sign: int) -> None:
+    """On the other side of zero, more than a third of the figure."""
+    figure = change_bars(["a", "b"], np.array(gained, dtype=np.int64), LIGHT)
+    low, high = (sign * edge for edge in figure.layout.xaxis.range[::sign])
+    assert high > 5
+    assert -low > 0.5 * high
 
 
 def test_no_change_is_said() -> None:

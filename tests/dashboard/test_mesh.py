@@ -99,7 +99,7 @@ def test_the_figure_has_a_cell_for_each_rank() -> None:
     assert drawn.hovertext[3][3] == "rank 15: not recorded"
     assert "rank 3: 111.00 MiB" in drawn.hovertext[0][3]
     texts = figure.data[1]
-    assert (texts.text[3], texts.text[15]) == ("3<br>111 MiB", "15")
+    assert (texts.text[3], texts.text[15]) == ("3<br>111.00 MiB", "15")
     assert texts.textfont.color[3] == "#10151b"  # on the brightest cell
     assert texts.textfont.color[int(np.nanargmin(drawn.z))] == "#ffffff"
     (shape,) = figure.layout.shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from memprof.trace.manifest import RUNNING, Capture, Machine, Manifest
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import is_cut_short
+from memprof_dashboard import parts
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import facts_of
@@ -33,10 +35,46 @@ def _failed(device_name: str) -> Rank:
     return Rank(Trace.of([(manifest, tables)], Path("run.memprof")).rank_trace(0))
 
 
+def text_of(component: Any) -> str:
+    """Returns what is read of a component or several."""
+    if isinstance(component, list):
+        return "".join(map(text_of, component))
+    plain = parts.plain(component)
+    return plain if isinstance(plain, str) else "".join(_text_in(plain))
+
+
+def _text_in(plain: list[Any]) -> list[str]:
+    return [text for part in plain[2] for text in ([part] if isinstance(part, str) else _text_in(part))]
+
+
+def test_a_size_is_not_broken_between_its_number_and_its_unit() -> None:
+    """And the sentence reads as before, also where it is cut."""
+    sentence = "Does not fit on RTX 4090: needs 32.26 to 32.86 GiB of 1,023.61 GiB, 5 B short"
+    shown = parts.sentence(sentence, 200)
+    assert text_of(shown) == sentence
+    assert [part.children for part in shown.children if not isinstance(part, str)] == [
+        "32.86 GiB",
+        "1,023.61 GiB",
+        "5 B",
+    ]
+    cut = parts.sentence(sentence, 20)
+    assert text_of(cut) == "Does not f… 5 B short"
+    assert cut.title == sentence
+
+
+def test_what_is_in_backticks_is_code() -> None:
+    """A single backtick is a part of a name."""
+    shown = parts.with_code("held by `losses[1]` (list)")
+    assert [type(part).__name__ for part in shown.children] == ["str", "Code", "str"]
+    assert text_of(shown) == "held by losses[1] (list)"
+    assert text_of(parts.with_code("a`b")) == "a`b"
+
+
 def test_a_job_that_ran_out_is_offered_the_command_for_a_whole_step() -> None:
     """No plan can be made from it, so no search is offered; what was free is stated."""
-    shown = str(facts_of(_failed("RTX 4090"), View()))
-    assert "Out of memory: aten.mul.Tensor requested 5.00 MiB on cuda:0" in shown
+    facts = facts_of(_failed("RTX 4090"), View())
+    shown = str(facts)
+    assert "Out of memory: aten.mul.Tensor requested 5.00 MiB on cuda:0" in text_of(facts)
     assert "cuda:0 has 24.00 GiB, 1.00 GiB of it free; 3.00 GiB are held outside torch's allocator." in shown
     command = "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py --layers 8"
     assert shown.count(command) == 3  # as code, on the clipboard, and as the button's title

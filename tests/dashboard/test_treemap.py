@@ -58,7 +58,7 @@ def _labelled(boxes: list[Box], label: str) -> Box:
 def test_alike_layers_share_a_box(trace: Trace) -> None:
     """Layers that are alike are one box of all their bytes, and what belongs to no module is a box of its own."""
     boxes = _boxes(trace, 2)
-    layer = _labelled(boxes, "* Linear x3")
+    layer = _labelled(boxes, "* Linear \N{MULTIPLICATION SIGN}3")
     assert (layer.size, layer.modules, layer.category) == (30 + 18 + 3, 3, "parameter")
     assert (_labelled(boxes, OUTSIDE).size, boxes[0].size) == (100, 151)
 
@@ -139,7 +139,9 @@ def test_searched_box_is_framed(trace: Trace) -> None:
     """The box whose module is searched for is framed, and only that."""
     boxes = _boxes(trace, 2)
     widths = treemap(boxes, LIGHT, find="layers.").data[0].marker.line.width
-    assert [box.label for box, width in zip(boxes, widths, strict=True) if width > 1] == ["* Linear x3"]
+    assert [box.label for box, width in zip(boxes, widths, strict=True) if width > 1] == [
+        "* Linear \N{MULTIPLICATION SIGN}3"
+    ]
 
 
 def test_nothing_alive_is_a_sentence() -> None:

@@ -26,6 +26,7 @@ from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
+from memprof_dashboard.summary_bar import legend
 from memprof_dashboard.views.changed_boxes import changed_boxes, moment_of
 from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
 from tests.building import Module, Op, Storage, make_tables, make_trace
@@ -103,7 +104,7 @@ def test_two_recordings_have_one_axis_of_time() -> None:
     first, end = workspace.rank(0, -1).step_range(4)
     upper = main_timeline(workspace, View(other=2, first=first, end=end), -1, "light")
     for other in (1, 2):
-        lower = other_timeline(workspace, View(other=other, first=first, end=end), "light")
+        lower = other_timeline(workspace, View(other=other, first=first, end=end), -1, "light")
         assert tuple(lower.layout.xaxis.range) == tuple(upper.layout.xaxis.range) == (first, end)
         places = [np.asarray(trace.x) for trace in lower.data]
         assert all((first <= x).all() and (x <= end).all() and (np.diff(x) >= 0).all() for x in places)
@@ -113,11 +114,42 @@ def test_two_recordings_have_one_axis_of_time() -> None:
         assert any(phase == name and abs(at - place) <= 2 for name, place in below)
 
 
+def test_two_recordings_have_one_cursor_and_one_scale() -> None:
+    """The cursor stands at the same place in both timelines, and equal bytes are equally high, with the budget too."""
+    workspace = Workspace(open_sources([GPT, SAMPLES / "lstm" / "run.memprof"]))
+    first, end = workspace.rank(0, -1).step_range(4)
+    for view in (View(other=1, first=first, end=end), View(other=1, first=first, end=end, budget="200%")):
+        upper, lower = (one(workspace, view, first + 7, "light") for one in (main_timeline, other_timeline))
+        assert (
+            upper.layout.shapes[0]
+            == lower.layout.shapes[0]
+            != main_timeline(workspace, view, -1, "light").layout.shapes[0]
+        )
+        assert tuple(upper.layout.yaxis.range) == tuple(lower.layout.yaxis.range)
+        assert len(upper.layout.shapes) == len(lower.layout.shapes) == (2 if view.budget else 1)
+
+
+def test_legend_has_the_phases_of_both_recordings() -> None:
+    """What one recomputes is in the legend though the other recomputes nothing."""
+    plain = [Op("aten.mm.default", makes=["a"]), Op("aten.mm.default", "backward", frees=["a"])]
+    again = [plain[0], replace(plain[1], is_recompute=True, frees=[]), plain[1]]
+    storages = [Storage("a", 4096)]
+    histories = [Rank(make_trace([ops], storages)).history for ops in (plain, again)]
+    stretches = [(history, 0, history.ops) for history in histories]
+
+    def names(count: int) -> list[str]:
+        (row,) = legend(stretches[:count], has_phases=True, has_categories=False)
+        return [key.children[1].children for key in row.children[1:]]
+
+    assert names(1) == ["forward", "backward"]
+    assert names(2) == ["forward", "backward", "recomputed"]
+
+
 def test_the_second_recording_has_its_own_axis_next_to_an_empty_one(tmp_path: Path) -> None:
     """A first recording without operators has no axis to share."""
     write_trace(tmp_path / "empty.memprof", [(Manifest(target="train.py"), make_tables([[]], []))])
     workspace = Workspace(open_sources([tmp_path / "empty.memprof", GPT]))
-    figure = other_timeline(workspace, View(other=1), "light")
+    figure = other_timeline(workspace, View(other=1), -1, "light")
     assert tuple(figure.layout.xaxis.range) == (0, workspace.rank(1, -1).history.ops)
 
 

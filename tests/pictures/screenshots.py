@@ -41,7 +41,7 @@ class Screenshot:
         recordings: What the dashboard is opened on.
         search: The view, as in the address.
         clicks: Selectors that are clicked before.
-        is_window: The window alone, not the whole page.
+        is_window: The window alone, not the whole page; of a phone always the page, whose window ends in the timeline.
     """
 
     name: str
@@ -84,7 +84,8 @@ def _shoot(page: Any, one: Screenshot, path: Path) -> None:
             page.wait_for_selector("#whatif-result .verdict")
             page.wait_for_function(_IS_QUIET)
     page.mouse.move(0, 0)
-    page.screenshot(path=str(path), full_page=not one.is_window)
+    is_phone = page.viewport_size["width"] == SIZES[-1][0]
+    page.screenshot(path=str(path), full_page=is_phone or not one.is_window)
     page.keyboard.press("Escape")
     width, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     if width > window:

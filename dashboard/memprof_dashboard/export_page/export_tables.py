@@ -222,12 +222,12 @@ def _module_name(tree: ModuleTree, row: TreeRow) -> Html:
     if kind != label:
         parts.append(name(kind, 40, kind="name type"))
     if count > 1:
-        parts.append(element("span", f"x{count:,}", kind="type"))
+        parts.append(element("span", f"\N{MULTIPLICATION SIGN}{count:,}", kind="type"))
     return element("div", Html(" ".join(parts)), style=indent)
 
 
 def _counted(title: str, count: int) -> Html:
-    return Html(name(title) + (text(f" x{count:,}") if count > 1 else ""))
+    return Html(name(title) + (text(f" \N{MULTIPLICATION SIGN}{count:,}") if count > 1 else ""))
 
 
 def _short_op(op: str) -> str:

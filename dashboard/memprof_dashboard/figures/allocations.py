@@ -230,6 +230,12 @@ def _bands(aligned: Aligned, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]
     ]
 
 
+def _heading(text: str, y: float) -> dict[str, Any]:
+    """Returns the heading of a part of the figure, at its lower left corner."""
+    corner = {"x": 0, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+    return {"text": text, "showarrow": False, "font": {"size": 11}, **corner}
+
+
 def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Theme) -> None:
     framed(figure, theme)
     count = -(-(drawn.end - drawn.first) // len(drawn.left))
@@ -237,7 +243,7 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
     axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
     figure.update_layout(
         xaxis={
-            "title": {"text": f"aligned allocations{shown}", "standoff": 6},
+            "title": {"text": f"aligned allocations{shown}", "standoff": 4, "font": {"size": 11}},
             "range": [drawn.first - 0.5, drawn.end - 0.5],
             "showgrid": False,
             "anchor": "y3",
@@ -250,21 +256,10 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
             "domain": [0, 0.13],
             "range": [-0.7, 2.7],
             "tickvals": [2 - row for row in range(len(_ROWS))],
-            "ticktext": [label for label, _, _ in _ROWS.values()],
+            "ticktext": [label.partition(" in ")[0] for label, _, _ in _ROWS.values()],  # the heading has the rest
             "zeroline": False,
         },
-        annotations=[
-            {
-                "text": "dry run minus real run",
-                "x": 0,
-                "y": 0.345,
-                "xref": "paper",
-                "yref": "paper",
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "showarrow": False,
-            }
-        ],
+        annotations=[_heading("dry run minus real run", 0.345), _heading("in the dry run", 0.135)],
         hovermode="x unified",
         hoversubplots="axis",
         dragmode="zoom",

@@ -166,7 +166,7 @@ def _idle(drawn: Rectangles, first: int, end: int, unit_bytes: int, theme: Theme
     chosen = chosen[np.argsort(-width[chosen] * drawn.size[chosen].astype(np.float64), kind="stable")[:_MOST_IDLE]]
     return go.Bar(
         **_box(drawn.idle[chosen], drawn.right[chosen], drawn.y[chosen], drawn.size[chosen], unit_bytes),
-        name="held after last use",
+        name=f"{'pale' if theme.name == 'light' else 'dimmed'}: held after last use",
         hoverinfo="skip",
         marker={
             "color": "rgba(255,255,255,0.72)" if theme.name == "light" else "rgba(22,26,30,0.72)",

@@ -34,6 +34,7 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
         return message("No change.", theme)
     unit, unit_bytes = unit_of(int(np.abs(changes).max()))
     x = changes / unit_bytes
+    texts = [format_bytes_change(change) for change in changes.tolist()]
     figure = go.Figure(
         go.Bar(
             x=x,
@@ -44,23 +45,34 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
                 "pattern": {"shape": ["" if change > 0 else "/" for change in changes.tolist()]},
                 "line": {"color": theme.ink, "width": 0.5},
             },
-            text=[format_bytes_change(change) for change in changes.tolist()],
-            textposition="outside",
-            cliponaxis=False,
+            customdata=texts,
             hovertext=[escaped(name) for name in names],
-            hovertemplate="%{hovertext}: %{text}<extra></extra>",
+            hovertemplate="%{hovertext}: %{customdata}<extra></extra>",
+        )
+    )
+    figure.add_trace(
+        go.Scatter(
+            x=np.zeros(len(names), dtype=np.int8),
+            y=np.arange(len(names), dtype=np.int32),
+            mode="text",
+            text=[f" {text} " for text in texts],
+            # On the side of zero where the bar is not: there it has room, however long the bar is.
+            textposition=["middle left" if change > 0 else "middle right" for change in changes.tolist()],
+            cliponaxis=False,
+            hoverinfo="skip",
         )
     )
     framed(figure, theme)
-    # Room for what is written at the ends of the bars.
+    # Room for what is written next to the bars, on a phone as well.
     low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
-    room = 0.5 * (high - low)
+    room = 0.6 * (high - low)
+    edges = min(low, -room if high > 0 else 0.0), max(high, room if low < 0 else 0.0)
     figure.update_layout(
         xaxis={
             "title": {"text": unit},
             "zeroline": True,
             "zerolinecolor": theme.ink,
-            "range": [low - (room if low else 0), high + (room if high else 0)],
+            "range": [1.03 * edge for edge in edges],
         },
         yaxis={
             "tickmode": "array",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from plotly import graph_objects as go
 
-from memprof.units import format_bytes
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
@@ -14,13 +13,14 @@ from memprof_dashboard.palette import Theme
 _MOST_LABELLED = 16
 
 
-def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme) -> go.Figure:
+def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme, what: str = "") -> go.Figure:
     """Draws one bar for each step, or each recording.
 
     Args:
         names: What the bars are called.
         sizes: Their bytes.
         theme: The page's colours.
+        what: What the names are of, such as ``step``; "" where they say it themselves.
     """
     if not sizes:
         return message("Growth over steps is unknown.", theme)
@@ -29,10 +29,11 @@ def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme) -> go.
     figure = go.Figure(
         go.Bar(
             x=list(range(len(names))),
-            hovertext=[escaped(name, 60) for name in names],
+            hovertext=[escaped(f"{what} {name}".strip(), 60) for name in names],
             y=[size / unit_bytes for size in sizes],
-            text=[format_bytes(size) for size in sizes] if is_labelled else None,
+            text=[f"{size / unit_bytes:,.2f}" for size in sizes] if is_labelled else None,
             textposition="outside" if is_labelled else None,
+            textangle=0,
             cliponaxis=False,
             marker={"color": theme.accent},
             hovertemplate=f"%{{hovertext}}: %{{y:,.3f}} {unit}<extra></extra>",
@@ -47,9 +48,12 @@ def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme) -> go.
             "fixedrange": True,
             "showgrid": False,
             "zeroline": False,
+            "title": {"text": what, "standoff": 4},
+            **({"tickangle": 0} if what else {}),
         },
+        uniformtext={"minsize": 9, "mode": "hide"},  # narrow bars have no room for their sizes
         showlegend=False,
         dragmode=False,
-        margin={"t": 28},
+        margin={"t": 20},
     )
     return figure

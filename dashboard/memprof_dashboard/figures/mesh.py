@@ -95,7 +95,7 @@ def _labels(heights: Floats, unit: str, columns: list[str], rows: list[str], the
         y=np.array([row for row in rows for _ in columns]),
         mode="text",
         text=[
-            f"{rank}<br>{height:,.4g} {unit}" if known else str(rank)
+            f"{rank}<br>{height:,.2f} {unit}" if known else str(rank)
             for rank, (height, known) in enumerate(zip(flat.tolist(), is_known.tolist(), strict=True))
         ],
         textfont={"color": [ink if known else theme.ink for ink, known in zip(inks, is_known.tolist(), strict=True)]},

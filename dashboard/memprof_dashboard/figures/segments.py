@@ -20,6 +20,8 @@ PARTS = (
 
 #: Width of all marks of holes together, in pixels: those of many segments must not cover each other.
 _MARKS_WIDTH = 600
+#: Every one of this many has its number.
+_FEW = 10
 #: Bars have outlines up to this many; outlines of more would be all that is seen.
 _MOST_OUTLINED = 60
 
@@ -87,7 +89,8 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         xaxis={
             "title": {"text": "segment (by address)", "standoff": 6},
             "showgrid": False,
-            "dtick": max(len(rows) // 20, 1),
+            "tickangle": 0,
+            **({"dtick": 1} if len(rows) <= _FEW else {}),
             "range": [-0.6, len(rows) - 0.4],
         },
         yaxis={"title": {"text": unit}, "rangemode": "tozero", "fixedrange": True},

@@ -194,7 +194,7 @@ def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
     )
     framed(figure, theme)
     figure.update_layout(
-        margin={"l": 56, "r": 8, "t": 2, "b": 2},
+        margin={"t": 2, "b": 2},
         xaxis={"range": [0, max(history.ops, 1)], "visible": False},
         yaxis={"visible": False, "fixedrange": True, "range": [0, 1.1 * float(total.max(initial=0)) / unit_bytes or 1]},
         showlegend=False,

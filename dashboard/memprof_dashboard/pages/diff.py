@@ -103,7 +103,7 @@ class DiffPage:
                     className="switches",
                 ),
                 dcc.Graph(id=_BOXES, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_BOXES_HEIGHT),
-                parts.note("Changed bytes: red is more, hatched green less, crossed gray both. Click to zoom in."),
+                parts.note("Changed bytes: orange is more, hatched green less, gray both. Click a box to zoom in."),
                 html.Div(id=_PARTS),
             ],
             className="diff",
@@ -192,7 +192,7 @@ def _phase_table(found: Diff) -> Any:
         ]
         for pair in (found.peak, *found.phases)
     ]
-    heads = ["peak of", ">base", ">other", ">change", ">share", "where"]
+    heads = ["peak of", ">base", ">other", ">change", ">relative", "where"]
     return parts.table(heads, rows, label="peak of each phase")
 
 
@@ -261,7 +261,7 @@ def _part_row(name: str, part: Change) -> list[Any]:
 def _name_of(part: Change, kind: str, nothing: str) -> str:
     if part.name == NOTHING:
         return nothing
-    return fill_of(part.name).label if kind == "category" else part.name
+    return fill_of(part.name).label if kind == "category" else part.name.removesuffix(".default")
 
 
 def _bar_parts(pair: Pair, kind: str) -> list[Change]:

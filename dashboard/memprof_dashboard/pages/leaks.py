@@ -65,14 +65,14 @@ def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
     ends = find_step_ends(rank.trace)
     if ends is None:
         return report, [], [], -1
-    names = [f"step {step}" for step in ends.steps.tolist()]
+    names = [str(step) for step in ends.steps.tolist()]
     return report, names, ends.alive_bytes().tolist(), int(ends.last_op[-1])
 
 
 def _recording(rank: Rank, theme: Theme) -> list[Any]:
     report, names, sizes, last = _leaks_of(rank)
     title = "Peak of each step" if report.growth.how == "counts" else "In use at the end of each step"
-    graph = _drawn(title, growth_bars(names, sizes, theme)) if sizes else []
+    graph = _drawn(title, growth_bars(names, sizes, theme, "step")) if sizes else []
     if not report.is_growing:
         remark = (
             "A leak makes every bar higher than the one before."
@@ -109,7 +109,7 @@ def _row(leak: Leak, last: int) -> list[Any]:
         f"{leak.tensors:,}",
         "before" if leak.since_step is None else str(leak.since_step),
         made,
-        parts.name(held, 160),
+        parts.with_code(held, 160),
         parts.name(f"{fill_of(leak.category).label}{tensor and f', {tensor}'}", 80),
     ]
 

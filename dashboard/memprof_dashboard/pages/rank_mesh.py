@@ -77,8 +77,9 @@ def register(app: Dash, workspace: Workspace) -> None:
         ranks = with_same_ranks(trace, compared.ranks)
         peaks = peaks_on(mesh, ranks)
         figure = mesh_figure(mesh, ranks, peaks, compared.worst, theme_of(theme))
-        words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}".strip()
-        return figure, {"height": f"{_height(mesh)}px"}, words
+        # Of a single dimension the verdict on the ranks says as much.
+        words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}" if len(mesh.names) > 1 else ""
+        return figure, {"height": f"{_height(mesh)}px"}, words.strip()
 
     @app.callback(
         Output(ids.GO, "data", allow_duplicate=True),

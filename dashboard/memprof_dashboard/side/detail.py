@@ -80,7 +80,7 @@ def _alike(rank: Rank, view: View) -> list[Any]:
         for row in sorted(group.rows.tolist())[:_MOST_ALIKE]
     ]
     more = f" and {len(group.rows) - _MOST_ALIKE:,} more" if len(group.rows) > _MOST_ALIKE else ""
-    sizes = f"{len(group.rows):,} x {format_bytes(group.size // len(group.rows))}"
+    sizes = f"{len(group.rows):,} \N{MULTIPLICATION SIGN} {format_bytes(group.size // len(group.rows))}"
     return [
         html.Details(
             [html.Summary(f"{sizes} like this one: {group.title}"), html.P([*buttons, more], className="alike")]

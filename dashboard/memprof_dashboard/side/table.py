@@ -147,7 +147,9 @@ def _row(group: Group, most: int, by: str, *, has_source: bool, is_chosen: bool)
                 html.Div(below, className="below name", title=below[:400]),
             ]
         ),
-        html.Td(f"{count:,} x {format_bytes(each)}" if count > 1 else "1", className="number", **times),
+        html.Td(
+            f"{count:,} \N{MULTIPLICATION SIGN} {format_bytes(each)}" if count > 1 else "1", className="number", **times
+        ),
     ]
     if has_source:
         place = "" if group.source is None else group.source.place

@@ -70,7 +70,7 @@ def drawn_sentence(chosen: Blocks, find: str) -> str:
         return f"All {chosen.alive:,} {what} are drawn."
     return (
         f"The {len(chosen.rows):,} largest of {chosen.alive:,} {what} are drawn ({_percent(chosen.share)} of their "
-        "bytes x operators); zoom in to see smaller ones."
+        "bytes \N{MULTIPLICATION SIGN} operators); zoom in to see smaller ones."
     )
 
 
@@ -105,7 +105,7 @@ def waste_table(rank: Rank, lives: StorageLives, idle: IdleStorages, button: str
     if not len(idle.rows):
         return [head, parts.note("No tensor in this range outlives its last use.")]
     sentence = (
-        f"{_percent(idle.share)} of the bytes x operators of this range are held by storages after their last use. "
+        f"{_percent(idle.share)} of the bytes \N{MULTIPLICATION SIGN} operators of this range are held by storages after their last use. "
         f"Largest {len(idle.rows)}:"
     )
     heads = [
@@ -115,7 +115,7 @@ def waste_table(rank: Rank, lives: StorageLives, idle: IdleStorages, button: str
         ">last use",
         ">freed after",
         ">operators idle",
-        ">bytes x operators",
+        ">bytes \N{MULTIPLICATION SIGN} operators",
     ]
     return [
         head,

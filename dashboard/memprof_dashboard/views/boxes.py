@@ -188,7 +188,7 @@ def _label(tree: ModuleTree, node: int) -> str:
     label = tree.labels[node] if tree.parent[node] != NONE else tree.title(node)
     if label == "*" or label.isdecimal():
         label = f"{label} {tree.types[node]}"
-    return f"{label} x{tree.counts[node]}" if tree.counts[node] > 1 else label
+    return f"{label} \N{MULTIPLICATION SIGN}{tree.counts[node]}" if tree.counts[node] > 1 else label
 
 
 def find_text(title: str) -> str:

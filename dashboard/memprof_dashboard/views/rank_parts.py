@@ -11,6 +11,7 @@ from memprof.analysis.ranks.stragglers import Stragglers, find_stragglers
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
 from memprof_dashboard import parts
+from memprof_dashboard.palette import fill_of
 
 #: Maximum rows of a table.
 MOST_ROWS = 12
@@ -32,7 +33,7 @@ def summed_up(trace: Trace) -> list[Any]:
         ("Spread by module", compared.modules, "module"),
     ):
         shown += _section(title, _spreads(spreads, head))
-    shown += _section(f"Stragglers at collectives. {found.describe_clocks()}".strip(), _stragglers(found))
+    shown += _section("Stragglers at collectives", _stragglers(found), found.describe_clocks())
     return shown
 
 
@@ -61,14 +62,16 @@ def peaks_of_many(compared: RankComparison, button: Any) -> Any:
     return parts.table(heads, rows, label=f"{len(rows)} highest peaks of {len(compared.ranks):,} ranks")
 
 
-def _section(title: str, rows: Any) -> list[Any]:
-    return [] if rows is None else [html.H3(title, className="ranks-title"), rows]
+def _section(title: str, rows: Any, remark: str = "") -> list[Any]:
+    if rows is None:
+        return []
+    return [html.H3(title, className="ranks-title"), *([parts.note(remark)] if remark else []), rows]
 
 
 def _spreads(spreads: tuple[Spread, ...], head: str) -> Any:
     rows = [
         [
-            parts.name(one.name or "(outside any module)", 60),
+            parts.name(fill_of(one.name).label if head == "category" else one.name or "(outside any module)", 60),
             format_bytes(one.least),
             format_bytes(one.median),
             format_bytes(one.most),

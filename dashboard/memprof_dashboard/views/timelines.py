@@ -29,6 +29,25 @@ from memprof_dashboard.whatif.draft import draft_of, predicted_line
 OVER = "over"
 
 
+def has_two(view: View) -> bool:
+    """Returns whether a second recording has a timeline of its own, below the first."""
+    return view.other >= 0 and view.lay != OVER
+
+
+def stretches(workspace: Workspace, view: View) -> list[tuple[History, int, int]]:
+    """Returns what the timelines show: each recording with the first operator of its range and the end."""
+    rank = workspace.rank(view.trace, view.rank)
+    now = shown(view, rank)
+    found = [(rank.history, now.first, now.end)] if rank.history.ops else []
+    beside = workspace.rank(view.other, view.rank) if has_two(view) else None
+    if beside is not None and beside.history.ops:
+        if not found:
+            return [(beside.history, 0, beside.history.ops)]
+        aligned = _align(rank, beside, now.first, now.end)
+        found.append((beside.history, aligned.first, aligned.end))
+    return found
+
+
 def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     """Draws the selected recording.
 
@@ -44,7 +63,7 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         return _nothing(theme)
     if rank.is_end_state:
         return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
-    is_above = view.other >= 0 and view.lay != OVER
+    is_above = has_two(view)
     most, overlaid = 0, [*_predicted(rank, view)]
     if view.other >= 0:
         beside = workspace.rank(view.other, view.rank)
@@ -53,15 +72,15 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
             overlaid.insert(0, _laid_over(rank, beside, now.first, now.end, name, ink))
         elif beside.history.ops:
             aligned = _align(rank, beside, now.first, now.end)
-            most = int(beside.history.total[aligned.first : aligned.end].max())
+            most = max(int(beside.history.total[aligned.first : aligned.end].max()), _capacity(beside))
     found = storages_found(rank, view.find)
     searched: Ints | None = None if found is None else history.bytes_of(found)
     marks = Marks(
         at=at if at >= 0 else now.at,
         budget_bytes=budget_of(view.budget, int(history.total.max())),
-        capacity_bytes=_capacity(rank, history),
+        capacity_bytes=_capacity(rank),
         most_bytes=most,
-        device=rank.trace.manifest.machine.device_name or "device",
+        device=_device(rank),
         searched=searched,
         overlaid=tuple(overlaid),
         told=lambda op_id: hover_text(rank, op_id),
@@ -89,8 +108,8 @@ def _predicted(rank: Rank, view: View) -> list[Overlaid]:
     return [Overlaid("with the plan", edges[np.append(drawn.left, end)], during[drawn.op_ids])]
 
 
-def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
-    """Draws the second recording, on both axes of the first; arguments as for ``main_timeline``."""
+def other_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
+    """Draws the second recording, on both axes of the first, with its cursor; arguments as for ``main_timeline``."""
     rank, beside = workspace.rank(view.trace, view.rank), workspace.rank(view.other, view.rank)
     now = shown(view, rank)
     if not beside.history.ops:
@@ -99,9 +118,14 @@ def other_timeline(workspace: Workspace, view: View, theme: Any) -> Any:
     if not rank.history.ops:
         return timeline(beside.history, 0, beside.history.ops, theme_of(theme), Marks(title=name, has_legend=False))
     aligned = _align(rank, beside, now.first, now.end)
-    most = int(rank.history.total[now.first : now.end].max())
+    heights = [one.heights for one in _predicted(rank, view)]
+    most = max(int(values.max()) for values in (rank.history.total[now.first : now.end], *heights))
     marks = Marks(
-        most_bytes=most,
+        at=at if at >= 0 else now.at,
+        budget_bytes=budget_of(view.budget, int(rank.history.total.max())),
+        capacity_bytes=_capacity(beside),
+        most_bytes=max(most, _capacity(rank)),
+        device=_device(beside),
         title=name,
         has_legend=False,
         told=lambda op_id: f"operator {op_id:,}",
@@ -195,12 +219,16 @@ def _nothing(theme: Any) -> Any:
     return message("No operators were recorded.", theme_of(theme))
 
 
-def _capacity(rank: Rank, history: History) -> int:
+def _capacity(rank: Rank) -> int:
     """Returns the device's capacity where it is close enough to the peak to be drawn."""
     machine = rank.trace.manifest.machine
-    if machine.device_kind == "cpu" or not history.ops:
+    if machine.device_kind == "cpu" or not rank.history.ops:
         return 0
-    return machine.capacity_bytes if machine.capacity_bytes < 3 * int(history.total.max()) else 0
+    return machine.capacity_bytes if machine.capacity_bytes < 3 * int(rank.history.total.max()) else 0
+
+
+def _device(rank: Rank) -> str:
+    return rank.trace.manifest.machine.device_name or "device"
 
 
 def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:

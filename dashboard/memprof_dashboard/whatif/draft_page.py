@@ -17,6 +17,7 @@ from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import budget_of
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.draft import Offer, draft_of, offer_of
+from memprof_dashboard.whatif.planning import counts_reserved
 
 _FORM = "draft-form"
 _TICKS = "draft-ticks"
@@ -107,10 +108,12 @@ def register(app: Dash, workspace: Workspace) -> None:
         if window is None or not view.plan:
             return None
         try:
-            made = draft_of(workspace.rank(view.trace, view.rank), view.plan)
+            rank = workspace.rank(view.trace, view.rank)
+            made = draft_of(rank, view.plan)
+            is_device = counts_reserved(rank, view.budget)
         except MemprofError as error:
             return [html.P(str(error), className="warning"), _clear()]
-        return None if made is None else _result(made, view)
+        return None if made is None else _result(made, view, counts_reserved=is_device)
 
     @app.callback(Output(_FILE, "data"), Input(_SAVE, "n_clicks"), State(ids.VIEW, "data"), prevent_initial_call=True)
     def save(clicks: Any, whole: Any) -> Any:
@@ -157,8 +160,14 @@ def _clear() -> html.Button:
     return html.Button("Clear", id=_CLEAR, type="button", title="back to the timeline as recorded")
 
 
-def _result(made: Forecast, view: View) -> list[Any]:
-    """Returns the prediction: peak, reserved bytes and step time before and after, and how to train under the plan."""
+def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
+    """Returns the prediction: peak, reserved bytes and step time before and after, and how to train under the plan.
+
+    Args:
+        made: The prediction.
+        view: The view; its budget is one of allocated bytes.
+        counts_reserved: Whether the budget is the device's, in which reserved bytes must fit.
+    """
     before, after = made.recorded, made.predicted
     ratio = after.step_time_us / before.step_time_us - 1 if before.step_time_us else math.nan
     rows: list[list[Any]] = [
@@ -175,9 +184,10 @@ def _result(made: Forecast, view: View) -> list[Any]:
             f"{100 * ratio:+.1f} %" if math.isfinite(ratio) else "unknown",
         ],
     ]
-    needed = after.peak.allocated_bytes
+    needed, kind = after.peak.allocated_bytes, "allocated"
     if before.reserved_bytes is not None and after.reserved_bytes is not None:
-        needed = after.reserved_bytes
+        if counts_reserved:
+            needed, kind = after.reserved_bytes, "reserved"
         change = format_bytes_change(after.reserved_bytes - before.reserved_bytes)
         rows.insert(
             1, ["peak reserved", format_bytes(before.reserved_bytes), format_bytes(after.reserved_bytes), change]
@@ -185,8 +195,8 @@ def _result(made: Forecast, view: View) -> list[Any]:
     sentence: list[Any] = [html.Strong(format_bytes(after.peak.allocated_bytes)), f" in {after.peak.describe()}"]
     if budget := budget_of(view.budget, before.peak.allocated_bytes):
         over = needed - budget
-        size = format_bytes(abs(over))
-        sentence.append(f"; {size} over the budget" if over > 0 else f"; fits the budget, {size} to spare")
+        words = f"{format_bytes(needed)} {kind} of {format_bytes(budget)}, {format_bytes(abs(over))}"
+        sentence.append(f"; over the budget: {words} short" if over > 0 else f"; fits the budget: {words} to spare")
     command = f"memprof record --plan plan.toml {words_for_record(made.manifest)}"
     return [
         html.P([*sentence, ". ", _clear()], className="draft-verdict"),

@@ -76,11 +76,11 @@ def fitting(found: Suggestion) -> list[Any]:
             change(one, found),
             parts.name(place_of(one), 40),
             found.source_of(one),
-            "same" if one.numerics == "none" else one.numerics,
+            "bit-identical" if one.numerics == "none" else one.numerics,
         ]
         for one in shown
     ]
-    heads = ["plan", ">peak", ">saved", ">step time", ">change", "peak in", "source", "numerics"]
+    heads = ["plan", ">peak", ">saved", ">step time", ">change", "peak in", "estimate", "numerics"]
     return [
         html.H3("Plans that fit"),
         parts.note(f"Fastest of each kind, out of {len(found.answer.fitting):,}. Select one to see its step."),
@@ -108,7 +108,7 @@ def others(found: Suggestion) -> list[Any]:
                 f"{fill_of(name).label} {format_bytes(size)}",
             ]
         )
-    heads = ["plan", ">peak", ">over by", ">change", "peak in", "largest category"]
+    heads = ["plan", ">peak", ">over by", ">step time change", "peak in", "largest category"]
     return [
         html.H3("Over budget"),
         parts.note("Closest candidate of each kind without a plan that fits."),
@@ -168,7 +168,7 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
                 format_bytes(after[0]),
                 format_bytes_change(after[0] - before[0]),
                 format_us(after[1]),
-                NUMERICS_IN_WORDS[stage.policy.numerics],
+                NUMERICS_IN_WORDS[stage.policy.numerics].removeprefix("numerics "),
             ]
         )
         before = after
@@ -208,11 +208,16 @@ def command_of(save: str, command: str) -> list[Any]:
                     title="downloads the plan; the command expects it where it runs",
                     **copied,
                 ),
-                html.Code(command),
+                html.Code(command_words(command)),
             ],
             className="command",
         ),
     ]
+
+
+def command_words(command: str) -> list[Any]:
+    """Returns a command's words, none of which is broken where the line is: an option has hyphens of its own."""
+    return [part for word in command.split(" ") for part in (" ", html.Span(word, className="whole"))][1:]
 
 
 def run_table(runs: tuple[Run, ...]) -> list[Any]:

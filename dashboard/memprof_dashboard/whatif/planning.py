@@ -93,16 +93,26 @@ def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]
     """
     basis = basis_for(rank)
     peak = int(live_bytes(basis.step).during.max(initial=0))
-    device = rank.verdict()
     search_request = SearchRequest(
         parse_budget(form.budget, peak),
         allow=form.allow,
         world_size=max(rank.trace.manifest.world_size, 1),
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
-        counts_reserved=device.counts_reserved and form.budget.strip() == device.budget,
+        counts_reserved=counts_reserved(rank, form.budget),
     )
     return suggest(rank.trace, basis, search_request, report)
+
+
+def counts_reserved(rank: Rank, budget: str) -> bool:
+    """Returns whether a budget is the device's, in which what the allocator reserves must fit, as the header says it.
+
+    Args:
+        rank: The recording.
+        budget: The budget as typed.
+    """
+    device = rank.verdict()
+    return device.counts_reserved and budget.strip() == device.budget
 
 
 def run_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:

@@ -37,7 +37,7 @@ def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]
                     what,
                     format_bytes(one),
                     format_bytes(other),
-                    "equal" if one == other else format_bytes_change(other - one),
+                    "equal" if one == other else _with_minus(format_bytes_change(other - one)),
                 )
             )
     segments = _difference(dry.segments - real.segments)
@@ -63,13 +63,17 @@ def difference_row(one: Difference) -> tuple[str, str, str, str, str, str]:
 
 def change(value: int, unit: str) -> str:
     """Returns a number with its sign, a true minus, and its unit."""
-    return f"{value:+,}{unit}".replace("-", "\N{MINUS SIGN}")
+    return _with_minus(f"{value:+,}{unit}")
+
+
+def _with_minus(number: str) -> str:
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 def _error(error: int, real_bytes: int) -> str:
     if error == 0:
         return "equal to the byte"
-    share = f"{100 * error / real_bytes:+.3f} %".replace("-", "\N{MINUS SIGN}") if real_bytes else "not zero"
+    share = _with_minus(f"{100 * error / real_bytes:+.3f} %") if real_bytes else "not zero"
     return f"{share} ({change(error, ' B')})"
 
 

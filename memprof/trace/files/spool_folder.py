@@ -62,8 +62,8 @@ class SpoolFolder:
     Attributes:
         folder: The spool folder.
         launch: The launch record that the parent wrote when it started the job.
-        ended: The exit record that it wrote at the end; None while the job runs, empty where memprof was killed before it
-            wrote one.
+        ended: The exit record that it wrote at the end; None while the job runs, empty where memprof was killed before
+            it wrote one.
         assemble: Builds the tables of one process.
         processes: Folder, rank and further notes of each process with a recording, by rank.
         pids: Their process ids.
