@@ -73,7 +73,7 @@ class Read(HTMLParser):
 
     def figures(self) -> dict[str, Any]:
         """Returns what is drawn, in both themes."""
-        content: dict[str, Any] = json.loads(self.scripts[0])
+        content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(self.scripts[0])))
         return content
 
 

@@ -1,7 +1,7 @@
 // Draws the figures of a report in the colours of the reader's system, and in light ones on paper.
 "use strict";
 (function () {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  let figures;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)");
   let isPrinting = false;
@@ -23,13 +23,19 @@
     }
   }
 
-  // plotly.js, which is most of the file, is held compressed. The content security policy allows it by its hash.
-  async function load() {
-    const held = document.getElementById("plotly").textContent;
+  // Returns what an element holds compressed.
+  async function unpack(name) {
+    const held = document.getElementById(name).textContent;
     const packed = Uint8Array.from(atob(held), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  // plotly.js is most of the file. The content security policy allows it by its hash.
+  async function load() {
+    figures = JSON.parse(await unpack("figures"));
     const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
+    script.textContent = await unpack("plotly");
     document.head.append(script);
   }
 

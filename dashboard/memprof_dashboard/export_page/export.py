@@ -71,8 +71,8 @@ def export_html(
         "generator": html.escape(f"memprof {__version__}"),
         "title": text(title),
         "body": with_contents(_body(report, shown, rows)),
-        "figures": _json({"config": _SCREEN, "themes": _figures(report, shown)}),
-        "plotly": base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),
+        "figures": _packed(json.dumps({"config": _SCREEN, "themes": _figures(report, shown)}, allow_nan=False)),
+        "plotly": _packed(plotly),
         "script": script,
     }
     # In one pass, so that substituted text is not expanded again.
@@ -92,10 +92,9 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _json(content: Any) -> str:
-    """Returns JSON that cannot close its enclosing element."""
-    written = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _packed(content: str) -> str:
+    """Returns a text compressed, in letters that cannot close the element around them."""
+    return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
 
 
 def _figures(report: Report, rank: Rank) -> dict[str, dict[str, Any]]:

@@ -105,7 +105,8 @@ def waste_table(rank: Rank, lives: StorageLives, idle: IdleStorages, button: str
     if not len(idle.rows):
         return [head, parts.note("No tensor in this range outlives its last use.")]
     sentence = (
-        f"{_percent(idle.share)} of the bytes \N{MULTIPLICATION SIGN} operators of this range are held by storages after their last use. "
+        f"{_percent(idle.share)} of the bytes \N{MULTIPLICATION SIGN} operators of this range are held by storages "
+        "after their last use. "
         f"Largest {len(idle.rows)}:"
     )
     heads = [
