@@ -1,4 +1,4 @@
-"""Finds the browser of the tests, and starts Playwright, which drives it."""
+"""Finds the browser of the tests, starts Playwright, which drives it, and reads parts of a page without one."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def playwright() -> Iterator[Any]:
         yield started
     finally:
         started.stop()
+
+
+def text_of(component: Any) -> str:
+    """Returns what is read of a component of a page, or of several."""
+    if isinstance(component, list):
+        return "".join(map(text_of, component))
+    if isinstance(component, str):
+        return component
+    return text_of(getattr(component, "children", None) or "")

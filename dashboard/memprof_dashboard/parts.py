@@ -15,8 +15,8 @@ from dash.development.base_component import Component
 
 from memprof_dashboard.markup import shorten
 
-#: A size: a number and its unit.
-_SIZE = re.compile(r"([\d.,]+ (?:[KMGT]i)?B\b)")
+#: A number and its unit.
+_QUANTITY = re.compile("([+\N{MINUS SIGN}-]?\\d[\\d.,]* (?:(?:[KMGT]i)?B\\b|[mu]?s\\b|%))")
 #: Longest name shown in a table; the tooltip holds the full name.
 _LONGEST = 90
 
@@ -61,10 +61,11 @@ def name(text: str, longest: int = _LONGEST) -> html.Span:
 
 
 def sentence(text: str, longest: int) -> html.Span:
-    """Returns a sentence whose sizes are not broken between number and unit; cut in the middle where it is long."""
+    """Returns a sentence with no line break between a number and its unit; cut in the middle where it is long."""
     shown = shorten(text, longest)
     pieces = [
-        html.Span(piece, className="whole") if place % 2 else piece for place, piece in enumerate(_SIZE.split(shown))
+        html.Span(piece, className="whole") if place % 2 else piece
+        for place, piece in enumerate(_QUANTITY.split(shown))
     ]
     return html.Span(pieces, title=text[:2000] if shown != text else None, className="name")
 

@@ -146,7 +146,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     device = manifest.machine.device_name or manifest.machine.device_kind
     facts.append(parts.name(device, 40) if device else "")
     if manifest.torch_version:
-        facts.append(f"torch {manifest.torch_version}")
+        facts.append(html.Span(f"torch {manifest.torch_version}", className="whole"))
     return [part for fact in facts if fact for part in (html.Span(" · ", className="dot"), fact)][1:]
 
 

@@ -23,6 +23,7 @@ from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from tests.analysis.test_compared_allocations import _KIB, _STEP, snapshot
+from tests.browsing import text_of
 from tests.recorder.recorded import record
 
 #: Beside _STEP: relu's allocation is missing, the second mm's is larger, and a clone's is extra.
@@ -96,12 +97,9 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 def test_layout_has_verdict_and_tables(tmp_path: Path) -> None:
     """The verdict of the command line, a row for each kind of difference, both sides; equality is said."""
-    shown = json.dumps(
-        AllocationsPage().layout(_workspace(tmp_path), View(tab="allocations", other=1)),
-        cls=PlotlyJSONEncoder,
-        ensure_ascii=False,
-    )
-    assert "2 of 4 allocations equal, peak \N{MINUS SIGN}12.500 % (\N{MINUS SIGN}12,288 B)" in shown
+    page = AllocationsPage().layout(_workspace(tmp_path), View(tab="allocations", other=1))
+    shown = json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
+    assert "2 of 4 allocations equal, peak \N{MINUS SIGN}12.500 % (\N{MINUS SIGN}12,288 B)" in text_of(page)
     assert all(word in shown for word in ("missing", "extra", "another size", "relu", "clone", "train.py:7"))
     assert "live at the beginning" in shown
     equal = AllocationsPage().layout(_workspace(tmp_path, _STEP), View(other=1))

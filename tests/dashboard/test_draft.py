@@ -117,10 +117,10 @@ def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:
     def text_at(budget: str, *, counts_reserved: bool = False) -> str:
         return json.dumps(_result(made, View(budget=budget), counts_reserved=counts_reserved), cls=PlotlyJSONEncoder)
 
-    fits = "fits the budget: 37.69 MiB allocated of 53.35 MiB, 15.66 MiB to spare"
+    fits = "fits the budget of 53.35 MiB, 15.66 MiB to spare"
     for expected in ("88.92 MiB", fits, "peak allocated", "step time"):
         assert expected in text_at("60%")
-    assert "over the budget: 37.69 MiB allocated of 8.89 MiB, 28.80 MiB short" in text_at("10%")
+    assert "over the budget of 8.89 MiB by 28.80 MiB" in text_at("10%")
     button = command_of("save", "memprof record --plan plan.toml train.py")[1].children[0]
     assert getattr(button, "data-copy") == "memprof record --plan plan.toml train.py"
 

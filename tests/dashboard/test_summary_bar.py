@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import facts_of
 from tests.analysis.test_out_of_memory import tables_of
+from tests.browsing import text_of
 from tests.building import Tables
 
 GIB = 1 << 30
@@ -33,18 +33,6 @@ def _failed(device_name: str) -> Rank:
     )
     tables = tables_of(reserved_bytes=20 * GIB, free_bytes=GIB, total_bytes=24 * GIB)
     return Rank(Trace.of([(manifest, tables)], Path("run.memprof")).rank_trace(0))
-
-
-def text_of(component: Any) -> str:
-    """Returns what is read of a component or several."""
-    if isinstance(component, list):
-        return "".join(map(text_of, component))
-    plain = parts.plain(component)
-    return plain if isinstance(plain, str) else "".join(_text_in(plain))
-
-
-def _text_in(plain: list[Any]) -> list[str]:
-    return [text for part in plain[2] for text in ([part] if isinstance(part, str) else _text_in(part))]
 
 
 def test_a_size_is_not_broken_between_its_number_and_its_unit() -> None:

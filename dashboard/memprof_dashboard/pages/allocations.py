@@ -48,7 +48,7 @@ class AllocationsPage:
         rows = [[parts.name(cell) for cell in row] for row in side_rows(compared)]
         return html.Div(
             [
-                html.P(parts.name(verdict(compared), 600), className="verdict"),
+                html.P(parts.sentence(verdict(compared), 600), className="verdict"),
                 html.Dl(
                     [
                         html.Dt("real"),

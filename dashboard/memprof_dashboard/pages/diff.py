@@ -73,7 +73,7 @@ class DiffPage:
         ]
         return html.Div(
             [
-                html.P(parts.name(verdict(found), 600), className="verdict"),
+                html.P(parts.sentence(verdict(found), 600), className="verdict"),
                 html.Dl(
                     [
                         html.Dt("base"),

@@ -61,7 +61,7 @@ def detail_of(rank: Rank, view: View, editor: str) -> Any:
             className="detail-tools",
         ),
         html.H3([parts.name(title, 60), html.Span(f" storage {row:,}", className="soft")]),
-        html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 160)))]),
+        html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 400)))]),
         *_alike(rank, view),
         *_stack(rank, created, editor),
     ]

@@ -184,10 +184,10 @@ def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
             f"{100 * ratio:+.1f} %" if math.isfinite(ratio) else "unknown",
         ],
     ]
-    needed, kind = after.peak.allocated_bytes, "allocated"
+    needed, words = after.peak.allocated_bytes, ""
     if before.reserved_bytes is not None and after.reserved_bytes is not None:
         if counts_reserved:
-            needed, kind = after.reserved_bytes, "reserved"
+            needed, words = after.reserved_bytes, f" with {format_bytes(after.reserved_bytes)} reserved"
         change = format_bytes_change(after.reserved_bytes - before.reserved_bytes)
         rows.insert(
             1, ["peak reserved", format_bytes(before.reserved_bytes), format_bytes(after.reserved_bytes), change]
@@ -195,8 +195,9 @@ def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
     sentence: list[Any] = [html.Strong(format_bytes(after.peak.allocated_bytes)), f" in {after.peak.describe()}"]
     if budget := budget_of(view.budget, before.peak.allocated_bytes):
         over = needed - budget
-        words = f"{format_bytes(needed)} {kind} of {format_bytes(budget)}, {format_bytes(abs(over))}"
-        sentence.append(f"; over the budget: {words} short" if over > 0 else f"; fits the budget: {words} to spare")
+        limit, size = format_bytes(budget), format_bytes(abs(over))
+        fits = f"over the budget of {limit} by {size}" if over > 0 else f"fits the budget of {limit}, {size} to spare"
+        sentence.append(f"; {fits}{words}")
     command = f"memprof record --plan plan.toml {words_for_record(made.manifest)}"
     return [
         html.P([*sentence, ". ", _clear()], className="draft-verdict"),

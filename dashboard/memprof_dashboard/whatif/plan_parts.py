@@ -54,8 +54,8 @@ def summary(found: Suggestion) -> list[Any]:
         f"found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
     )
     return [
-        html.P(parts.name(verdict(found), 1000), className="verdict"),
-        html.P(parts.name(known, 700), className="note"),
+        html.P(parts.sentence(verdict(found), 1000), className="verdict"),
+        html.P(parts.sentence(known, 700), className="note"),
         *(html.P(remark, className="warning") for remark in remarks),
     ]
 
@@ -182,7 +182,7 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     )
     return [
         html.H3(parts.name(one.plan.describe(), 300)),
-        html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.name(summary, 500)]),
+        html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.sentence(summary, 500)]),
         parts.table(
             ["policy", ">peak after it", ">change", ">step time", "numerics"], rows, label="plan, policy by policy"
         ),
