@@ -51,8 +51,6 @@ _BOX = """selector => {
   const box = document.querySelector(selector).getBoundingClientRect();
   return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height};
 }"""
-#: No answer was waited for during thirty frames of the page.
-IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 30"
 #: Colours of a picture's palette, and the most of a page's height that is shown of it.
 _COLOURS, _MOST_HEIGHT = 256, 800
 
@@ -101,6 +99,12 @@ def served(paths: list[Path]) -> Iterator[str]:
         server.server_close()
 
 
+def wait_quiet(page: Any, frames: int = 30) -> None:
+    """Waits until the page has waited for no answer during some frames from now on."""
+    page.evaluate("asked.quiet = 0")
+    page.wait_for_function("frames => asked.waiting === 0 && ++asked.quiet > frames", arg=frames)
+
+
 def shoot(browser: Any, picture: Picture, theme: str, address: str) -> Path:
     """Makes one picture in one theme."""
     size = {"width": picture.width, "height": picture.height}
@@ -110,12 +114,12 @@ def shoot(browser: Any, picture: Picture, theme: str, address: str) -> Path:
     page = context.new_page()
     page.goto(f"{address}&{picture.search}")
     page.wait_for_selector("#timeline .main-svg", state="attached")
-    page.wait_for_function(IS_QUIET)
+    wait_quiet(page)
     for selector in picture.clicks:
         page.locator(selector).first.click()
-        page.wait_for_function(IS_QUIET)
+        wait_quiet(page)
     page.wait_for_selector(picture.waits, state="attached")
-    page.wait_for_function(IS_QUIET)
+    wait_quiet(page)
     page.mouse.move(0, 0)
     path = ROOT / FOLDER / f"{picture.name}-{theme}.png"
     path.parent.mkdir(parents=True, exist_ok=True)

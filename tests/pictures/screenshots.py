@@ -16,14 +16,14 @@ from typing import Any
 from memprof_dashboard.pages import PAGES
 from tests.browsing import find_browser, playwright
 from tests.pictures.catalogue import BIG, FITS, GPT, RANKS, THEMES
-from tests.pictures.make import BUILD, COUNTS, ROOT, record_all, served
+from tests.pictures.make import BUILD, COUNTS, ROOT, record_all, served, wait_quiet
 
 #: Where they are written.
 FOLDER = ROOT / "build" / "screenshots"
 #: A desktop, a small laptop, a phone.
 SIZES = ((1440, 900), (1024, 768), (390, 844))
-#: No answer was waited for during ten frames of the page.
-_IS_QUIET = "() => asked.waiting === 0 && ++asked.quiet > 10"
+#: Frames of the page without a question, after which it is taken to be complete.
+_FRAMES = 10
 #: Shows another view without loading the page again.
 _GO = """search => {
   document.activeElement?.blur();
@@ -76,13 +76,13 @@ SCREENSHOTS = (
 
 def _shoot(page: Any, one: Screenshot, path: Path) -> None:
     page.evaluate(_GO, one.search)
-    page.wait_for_function(_IS_QUIET)
+    wait_quiet(page, _FRAMES)
     for selector in one.clicks:
         page.locator(selector).first.click()
-        page.wait_for_function(_IS_QUIET)
+        wait_quiet(page, _FRAMES)
         if selector == "#whatif-search":
             page.wait_for_selector("#whatif-result .verdict")
-            page.wait_for_function(_IS_QUIET)
+            wait_quiet(page, _FRAMES)
     page.mouse.move(0, 0)
     is_phone = page.viewport_size["width"] == SIZES[-1][0]
     page.screenshot(path=str(path), full_page=is_phone or not one.is_window)
@@ -124,7 +124,7 @@ def main(names: list[str], *, is_quick: bool) -> int:
                     page = context.new_page()
                     page.goto(address)
                     page.wait_for_selector("#timeline .main-svg", state="attached")
-                    page.wait_for_function(_IS_QUIET)
+                    wait_quiet(page, _FRAMES)
                     for one in views:
                         _shoot(page, one, FOLDER / f"{one.name}-{theme}-{width}.png")
                     count += len(views)

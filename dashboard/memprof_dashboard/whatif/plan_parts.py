@@ -105,7 +105,7 @@ def others(found: Suggestion) -> list[Any]:
                 format_bytes_change(over) if over > 0 else "too slow",
                 change(one, found),
                 parts.name(place_of(one), 40),
-                f"{fill_of(name).label} {format_bytes(size)}",
+                parts.sentence(f"{fill_of(name).label} {format_bytes(size)}", 60),
             ]
         )
     heads = ["plan", ">peak", ">over by", ">step time change", "peak in", "largest category"]

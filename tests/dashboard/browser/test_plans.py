@@ -58,6 +58,9 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     waiting.value.save_as(tmp_path / "plan.toml")
     assert read_plan(tmp_path / "plan.toml").describe() == chosen
     shown.wait_text("#whatif-detail", "memprof record --plan plan.toml train.py")
+    shown.page.set_viewport_size({"width": 1024, "height": 768})
+    table = "document.querySelector('#whatif-detail .table')"
+    shown.page.wait_for_function(f"{table}.scrollWidth <= {table}.clientWidth")  # no column of it is cut
 
 
 @pytest.mark.slow
