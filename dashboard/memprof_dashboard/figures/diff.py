@@ -45,9 +45,10 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
                 "pattern": {"shape": ["" if change > 0 else "/" for change in changes.tolist()]},
                 "line": {"color": theme.ink, "width": 0.5},
             },
-            customdata=texts,
+            text=texts,
+            textposition="none",
             hovertext=[escaped(name) for name in names],
-            hovertemplate="%{hovertext}: %{customdata}<extra></extra>",
+            hovertemplate="%{hovertext}: %{text}<extra></extra>",
         )
     )
     figure.add_trace(

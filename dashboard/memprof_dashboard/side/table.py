@@ -154,6 +154,6 @@ def _row(group: Group, most: int, by: str, *, has_source: bool, is_chosen: bool)
     if has_source:
         place = "" if group.source is None else group.source.place
         file, colon, line = place.rpartition(":")
-        broken = [parts.name(file, 30), html.Wbr(), f"{colon}{line}"] if colon else parts.name(place, 30)
+        broken: Any = [parts.name(file, 30), html.Wbr(), f"{colon}{line}"] if colon else parts.name(place, 30)
         cells.append(html.Td(broken, className="source", title=place))
     return html.Tr(cells, className="chosen" if is_chosen else None)
