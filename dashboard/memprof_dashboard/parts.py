@@ -79,6 +79,12 @@ def with_code(text: str, longest: int = _LONGEST) -> html.Span:
     return html.Span(marked, title=text[:2000] if len(text) > longest else None, className="name")
 
 
+def command(words: str) -> html.Code:
+    """Returns a command, of which no word is broken where its line is: an option has hyphens of its own."""
+    spaced = [part for word in words.split(" ") for part in (" ", html.Span(word, className="whole"))]
+    return html.Code(spaced[1:])
+
+
 def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = "table", **attributes: Any) -> html.Div:
     """Returns a table; heads that begin with ``>`` are of columns of numbers. A row is cells, or a ``Tr``.
 

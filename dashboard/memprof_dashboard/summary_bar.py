@@ -191,7 +191,7 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
         sentences.append(device.parts)
     if command := _whole_step(rank):
         sentences.append("Plans need a whole step, which a dry run records, since its memory does not run out:")
-        return html.Div([parts.note(" ".join(sentences)), html.Code(command)])
+        return html.Div([parts.note(" ".join(sentences)), parts.command(command)])
     return parts.note(" ".join(sentences))
 
 

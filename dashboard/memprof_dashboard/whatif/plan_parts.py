@@ -208,16 +208,11 @@ def command_of(save: str, command: str) -> list[Any]:
                     title="downloads the plan; the command expects it where it runs",
                     **copied,
                 ),
-                html.Code(command_words(command)),
+                parts.command(command),
             ],
             className="command",
         ),
     ]
-
-
-def command_words(command: str) -> list[Any]:
-    """Returns a command's words, none of which is broken where the line is: an option has hyphens of its own."""
-    return [part for word in command.split(" ") for part in (" ", html.Span(word, className="whole"))][1:]
 
 
 def run_table(runs: tuple[Run, ...]) -> list[Any]:

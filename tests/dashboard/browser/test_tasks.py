@@ -75,7 +75,9 @@ def test_what_leaks(show: Look, serve: Callable[..., Served], tmp_path: Path) ->
     shown.page.keyboard.press("Home")
     shown.page.locator(".segmented label", has_text=re.compile("^line$")).click()
     shown.wait_text("#live-table tbody tr", "train.py:17")
-    assert re.search(r"5 x 1\.00 MiB", shown.page.locator("#live-table tbody tr").first.inner_text())
+    assert re.search(
+        r"5 \N{MULTIPLICATION SIGN} 1\.00 MiB", shown.page.locator("#live-table tbody tr").first.inner_text()
+    )
 
 
 def test_an_invalid_budget_says_so(look: Look, gpt: Served) -> None:
@@ -88,7 +90,7 @@ def test_a_row_opens_and_the_way_back(look: Look, gpt: Served) -> None:
     """A tensor in full, the ones like it, its folded stack; Esc goes back to the list."""
     shown = look(gpt)
     shown.page.locator("#live-table td button").first.click()
-    shown.wait_text("#live-detail", "4 x 4.00 MiB like this one")
+    shown.wait_text("#live-detail", "4 \N{MULTIPLICATION SIGN} 4.00 MiB like this one")
     assert shown.page.locator("#live-detail .stack details").count() > 0
     shown.page.locator("#live-detail .alike button").nth(1).evaluate("one => one.click()")
     shown.wait_text("#live-detail h3", "layers.1.mlp.0")
