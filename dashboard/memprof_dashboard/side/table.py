@@ -154,6 +154,10 @@ def _row(group: Group, most: int, by: str, *, has_source: bool, is_chosen: bool)
     if has_source:
         place = "" if group.source is None else group.source.place
         file, colon, line = place.rpartition(":")
-        broken: Any = [parts.name(file, 30), html.Wbr(), f"{colon}{line}"] if colon else parts.name(place, 30)
+        broken: Any = (
+            [parts.name(file, 30), html.Wbr(), html.Span(f"{colon}{line}", className="whole")]
+            if colon
+            else parts.name(place, 30)
+        )
         cells.append(html.Td(broken, className="source", title=place))
     return html.Tr(cells, className="chosen" if is_chosen else None)
