@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from tests.dashboard.browser.conftest import SAMPLES, Served, Shown
 Show = Callable[..., Shown]
 Serve = Callable[..., Served]
 
+#: The launch record of a job that runs as long as this process.
+LAUNCH = json.dumps({"command": ["python", "train.py"], "parent_pid": os.getpid(), "started_us": time.time() * 1e6})
 HOSTILE = [
     "<img src=x onerror=\"document.title='owned'\">",
     "<script>document.title='owned'</script>",
@@ -203,7 +208,7 @@ def test_a_job_before_its_first_step_is_waited_for(tmp_path: Path, small_tables:
     """The command says once what it waits for, and opens the recording as soon as it holds operators."""
     spool = tmp_path / "run.memprof.spool"
     spool.mkdir()
-    (spool / "launch.json").write_text('{"command": ["python", "train.py"]}')
+    (spool / "launch.json").write_text(LAUNCH)
     said: list[str] = []
 
     def begin(sentence: str) -> None:
@@ -221,7 +226,7 @@ def test_a_job_that_ends_while_it_is_waited_for_is_opened(tmp_path: Path, small_
     spool = tmp_path / "run.memprof.spool"
     spool.mkdir()
     launch = spool / "launch.json"
-    launch.write_text('{"command": ["python", "train.py"]}')
+    launch.write_text(LAUNCH)
 
     def end(_: str) -> None:
         launch.unlink()
