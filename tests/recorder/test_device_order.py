@@ -233,3 +233,22 @@ def test_hopper_chooses_the_first_kernel_that_supports_the_arguments(change: dic
         query, key, key, change.get("mask"), 0.0, is_causal=False, shares_heads=False
     )
     assert found == expected
+
+
+_RECURRENT = """
+layer = torch.nn.LSTM(1500, 1500, 2, dropout=0.5, batch_first=True).to("cuda")
+x = torch.randn(40, 35, 1500, device="cuda")
+START
+y, _ = layer(x)
+assert not y.is_contiguous() and y.transpose(0, 1).is_contiguous()
+"""
+
+
+def test_a_recurrent_layer_keeps_what_cudnn_keeps(tmp_path: Path) -> None:
+    """Random states once, an input with steps first, and a reserve of gates, cells, what dropout reads, and 256 B."""
+    found = _allocated(_RECURRENT, tmp_path)
+    values = 40 * 35 * 1500 * 4
+    assert found.count(132 * 2048 * 24) == 1
+    assert found.count(-(-values // 512) * 512) == 2  # the copy of the input, and the output
+    assert -(-(11 * values + 256) // 512) * 512 in found
+    assert max(found) < 12 * values  # the weights are parts of a buffer that exists

@@ -17,7 +17,7 @@ from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
 from memprof.recorder.dry.device.kernels.convolved import convolution_sizes
 from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
-from memprof.recorder.dry.device.kernels.recurrent import gates_bytes
+from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
 from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
 from memprof.recorder.dry.device.kernels.steps import steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
@@ -62,6 +62,7 @@ class DeviceKernels:
         self._lt_workspace_bytes = 0 if is_unified else LT_WORKSPACE_BYTES
         self._lt_handles: set[tuple[bool, int]] = set()
         self._multiprocessors = multiprocessors
+        self._has_dropout_state = False
         self._estimated: set[str] = set()
 
     def run(self, func: Any, args: Any, result: Any) -> None:
@@ -74,6 +75,11 @@ class DeviceKernels:
             threads = self._architecture.threads
             self._memory.pass_through(reduction_sizes(packet, args, result, self._multiprocessors, threads))
             return
+        if packet is _aten._cudnn_rnn and not self._has_dropout_state:
+            state_bytes = dropout_state_bytes(args, self._multiprocessors)
+            self._has_dropout_state = bool(state_bytes)
+            if state_bytes:
+                self._memory.keep(state_bytes)
         sizes = _TEMPORARIES.get(packet) or int8_sizes(func)
         if sizes is not None:
             self._memory.pass_through(sizes(args, result))
@@ -205,7 +211,7 @@ def _group_norm_backward(args: Any, _result: Any) -> list[int]:
 
 
 def _recurrent(args: Any, _result: Any) -> list[int]:
-    return [gates_bytes(args)]
+    return [turned_bytes(args), gates_bytes(args)]
 
 
 def _ctc_backward(args: Any, _result: Any) -> list[int]:
