@@ -62,6 +62,18 @@ def test_all_steps_have_the_short_types_of_the_device_planned_for(monkeypatch: p
         assert {step.short_types for step in steps} == {types}
 
 
+def test_products_of_a_gpu_that_emulates_bfloat16_have_no_short_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate recorded there, which is slow, is not that of float16; that of another target is the catalogue's."""
+    trace = Trace.open(GPT)
+    speed = dataclasses.replace(trace.manifest.machine.speed, fp32_flops_per_us=4e6, bf16_flops_per_us=2e6)
+    for name, expected in (("Tesla T4", (4e6, 0.0)), ("NVIDIA A100-SXM4-40GB", (4e6, 2e6))):
+        machine = dataclasses.replace(trace.manifest.machine, device_kind="cuda", device_name=name, speed=speed)
+        monkeypatch.setattr(trace, "manifest", dataclasses.replace(trace.manifest, machine=machine))
+        assert basis_of(trace).step.product_flops_per_us == expected
+        elsewhere = basis_of(trace, machine=find_machine("rtx3090")).step.product_flops_per_us
+        assert elsewhere[1] > elsewhere[0] > 4e6
+
+
 def test_a_recording_on_a_cpu_has_the_types_of_the_gpu_planned_for() -> None:
     """Its own are those of its kernels, which decide what workspaces were recorded."""
     trace, target = Trace.open(GPT), find_machine("t4")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 
 from memprof.errors import PolicyError
 from memprof.policies.compress.eight_bits import from_eight_bits, to_eight_bits
-from memprof.policies.compress.policy import BLOCK, CHUNK, Compress
+from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK, Compress
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from tests.policies.faces import compare, peaks, record_step, recorded, train
@@ -109,6 +111,16 @@ def test_transform_leaves_the_step():
     np.testing.assert_array_equal(step.storages.freed_op_id, freed)
     packed = changed.ops.name == "memprof.compress"
     assert packed.sum() == (changed.storages.dtype == "int8").sum() > 0
+
+
+def test_a_step_planned_for_a_gpu_takes_the_chunks_of_a_gpu():
+    """A CPU's recording planned for a GPU: the temporary of a pack is a larger chunk, at most the whole tensor."""
+    step = recorded("gpt")
+    policy = Compress(modules=("layers.*",))
+    here, there = policy.transform(step), policy.transform(replace(step, planned_types=("bfloat16",)))
+    workspaces = [one.ops.workspace_bytes[one.ops.name == "memprof.compress"] for one in (here, there)]
+    assert (workspaces[1] >= workspaces[0]).all()
+    assert workspaces[0].max() < workspaces[1].max() <= DEVICE_CHUNK * 4 * (1 + 1 / BLOCK)
 
 
 # -- training ---------------------------------------------------------------------------------------------------

@@ -507,3 +507,28 @@ def test_products_with_sparse_tensors_are_not_predicted(tmp_path):
             optimizer.zero_grad()
     with pytest.raises(PolicyError, match="sparse"):
         BF16.transform(Trace.open(path).fullest_step())
+
+
+def test_products_of_integers_are_not_taken_for_sparse_ones(tmp_path):
+    """They read integers, as indices are."""
+    torch.manual_seed(0)
+    path, pairs = tmp_path / "run.memprof", torch.randint(0, 3, (6, 6))
+
+    class Counts(nn.Module):
+        """Weights by the number of ways of two steps."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, features):
+            return torch.mm(pairs, pairs).sum(1, keepdim=True) * self.inner(features)
+
+    model = Counts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with memprof.record(path, skip=1, steps=1):
+        for _ in range(2):
+            model(torch.randn(6, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    BF16.transform(Trace.open(path).fullest_step()).check()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import memprof
+from memprof.recorder.memory import out_of_memory
 from memprof.recorder.memory.out_of_memory import (
     describe_failure,
     find_out_of_memory,
@@ -36,6 +38,28 @@ def raised_by_numpy() -> MemoryError:
     with pytest.raises(MemoryError) as caught:
         np.ones(TOO_MANY, dtype=np.uint8)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "expected"),
+    [(140, 100, 100), (40, 100, 10), (40, 4, 4), (25, 100, 0)],
+    ids=["no limit", "limit", "fuller device", "limit lowered"],
+)
+def test_a_process_with_a_limit_has_free_what_it_may_still_take(
+    monkeypatch: pytest.MonkeyPatch, total: int, free: int, expected: int
+) -> None:
+    """Under set_per_process_memory_fraction the allocator reports the limit, and the free bytes of the whole device."""
+    device = SimpleNamespace(
+        is_initialized=lambda: True,
+        memory_stats=lambda _: {"allocated_bytes.all.current": 20, "reserved_bytes.all.current": 30},
+        memory_snapshot=list,
+        mem_get_info=lambda _: (free, 140),
+    )
+    monkeypatch.setattr(out_of_memory, "_cuda", device)
+    reported = {"device": 0, "requested": 50, "total": total, "free": free}
+    monkeypatch.setattr(out_of_memory, "_reported", reported)
+    found = describe_failure(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 50 bytes."), None)
+    assert (found["free_bytes"], found["total_bytes"], found["reserved_bytes"]) == (expected, total, 30)
 
 
 @pytest.mark.parametrize(

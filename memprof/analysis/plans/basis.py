@@ -191,7 +191,11 @@ def _with_short_types(trace: Trace, steps: Iterable[Step], machine: Accelerator 
         return tuple(steps)
     if recorded_on.device_kind == "cpu":
         return tuple(replace(step, planned_types=target.short_types) for step in steps)
-    return tuple(replace(step, short_types=target.short_types) for step in steps)
+    typed = (replace(step, short_types=target.short_types) for step in steps)
+    if "bfloat16" in target.short_types:
+        return tuple(typed)
+    # The recording's rate is that of bfloat16, which the device emulates; float16's is not known.
+    return tuple(replace(step, product_flops_per_us=(step.product_flops_per_us[0], 0.0)) for step in typed)
 
 
 def _basis(trace: Trace, step: Step) -> Basis:

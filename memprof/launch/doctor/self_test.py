@@ -16,7 +16,7 @@ from memprof.launch.doctor.findings import FAIL, OK, Finding
 from memprof.units import format_bytes
 
 #: A Linear of 64 by 64 without bias: 16,384 bytes of parameters in float32, and as much of gradients.
-#: On the GPU where there is one: what records the processor's memory is not what records a GPU's.
+#: On the GPU where there is one, whose memory is recorded by other means than the processor's.
 _JOB = """import torch
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -45,7 +45,8 @@ def transform(step: Step, policy: Compress) -> Step:
     size, item = storages.requested_bytes[at], element_bytes(storages.dtype[at])
     count = size // item
     # 16-bit values are divided in 32 bits: they are cast beside the result.
-    chunk = np.minimum(count, np.where(storages.device[at] == "cpu", CHUNK, DEVICE_CHUNK))
+    runs_on_cpu = (storages.device[at] == "cpu") & (step.planned_types is None)
+    chunk = np.minimum(count, np.where(runs_on_cpu, CHUNK, DEVICE_CHUNK))
     temporary = chunk * np.where(item == 2, 8, item) + -(-chunk // BLOCK) * 4
     speed = _bytes_per_us(step)
 

@@ -256,7 +256,7 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
     is_lasting = np.isin(born, outside) | (storages.category[born] == "gradient")
     lasting = born[is_lasting]
     # A block of a device may be larger than another for the same request: what the allocator did not split off.
-    sizes = np.where(storages.requested_bytes == NONE, storages.allocated_bytes, storages.requested_bytes)
+    sizes = storages.requested_bytes
     parameters = inputs[is_parameter]
     parameters = parameters[np.argsort(-sizes[parameters], kind="stable")]
     is_of_parameter = np.isin(sizes[lasting], sizes[parameters]) & (

@@ -209,7 +209,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
 
     # The readers save the cast, and so do their backward nodes where these are differentiated in turn.
     has_release = saved.released_op_id != NONE
-    saver = types.origin[np.where(has_release, saved.released_op_id, saved.forward_op_id)]
+    saver = np.append(types.origin, NONE)[np.where(has_release, saved.released_op_id, saved.forward_op_id)]
     saved_cast = find_spans(saved.storage_id, saver, of=sources, first=ops, last=ops)
     saved_cast = np.append(cast_of, NONE)[saved_cast]
     is_saved = (saved_cast != NONE) & ~saved_by_unfinished_runs(step, types.is_unfinished)

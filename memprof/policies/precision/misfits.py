@@ -105,7 +105,8 @@ def refuse_sparse(step: Step, types: Types) -> None:
     for op in np.flatnonzero(is_product).tolist():
         rows = slice(*np.searchsorted(uses.op_id, [op, op + 1]))
         storages, roles = uses.storage_id[rows], uses.role[rows]
-        if np.any(np.isin(step.storages.dtype[storages[roles == "read"]], _INDICES)):
+        is_index = np.isin(step.storages.dtype[storages[roles == "read"]], _INDICES)
+        if np.any(is_index) and not np.all(is_index):  # else a product of integers
             raise PolicyError(_why_not_sparse(str(types.names[op])))
         read, made = ([str(shapes[i]) for i in storages[roles == role]] for role in _OPERANDS)
         if str(types.names[op]) != "mm" or len(read) != 1 or len(made) != 1:

@@ -77,7 +77,7 @@ def read_of_unfinished_runs(step: Step, region: Ints, forward: Ints, origin: Int
     ops, uses = step.ops, step.uses
     is_again = ops.is_recompute & (region != NONE) & (ops.module_id != NONE)
     is_left = (ops.phase == "backward") & (forward != NONE) & (origin == forward) & (region == NONE)
-    is_left &= ~ops.is_recompute[origin]
+    is_left &= ~ops.is_recompute[origin] & (ops.module_id[origin] != NONE)
     place = (
         uses.storage_id * len(step.modules) + ops.module_id[np.where(is_left, origin, np.arange(len(ops)))][uses.op_id]
     )

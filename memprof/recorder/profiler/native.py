@@ -28,7 +28,7 @@ from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
 from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)
-_CUDA = _autograd.DeviceType.CUDA
+_CPU, _CUDA = torch.device("cpu"), _autograd.DeviceType.CUDA
 _cuda: Any = torch.cuda  # not annotated in torch
 
 
@@ -181,7 +181,7 @@ def allocations(result: Any) -> list[tuple[Any, Any]]:
         fields = event.extra_fields
         if type(fields) is not _Allocation:
             pending.extend(reversed(event.children))
-        elif fields.device.type == "cpu":
+        elif (device := fields.device) == _CPU or device.type == "cpu":  # the latter takes six times as long
             found.append((event, fields))  # nothing runs inside an allocation
     return found
 

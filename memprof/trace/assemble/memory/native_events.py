@@ -41,7 +41,8 @@ class DeviceEvents:
         alive_bytes: Their sizes in bytes.
         alive_requested: Their requested bytes; NONE where unknown.
         history: The allocator's own history; without rows where it keeps none.
-        lost: Reports of the allocator whose entries that history does not have.
+        lost: By how many the allocator's reports outnumber that history's allocations and frees: at least so many of
+            these are missing.
     """
 
     device: str
@@ -229,7 +230,7 @@ def _from_history(device: str, history: History, alive: dict[str, Ints], reports
         alive_bytes=alive["size_bytes"][in_use],
         alive_requested=alive["requested_bytes"][in_use],
         history=history,
-        lost=int((reports["time_ns"] // 1000 >= history.time_us[0] - 1).sum() - is_reported.sum()),
+        lost=max(int((reports["time_ns"] // 1000 >= history.time_us[0] - 1).sum()) - len(rows), 0),
     )
 
 

@@ -17,8 +17,9 @@ from memprof.trace.assemble.source.statements import own_nodes, parse_function
 from memprof.trace.schema import NONE, Ops, Stacks
 from memprof.trace.source_lines import PLACE, function_around, is_of_torch, lines_of
 
-#: What torch returns autocast's type with; on a device, also without naming it.
-_ON_ANY, _ON_DEVICE = re.compile(r"get_autocast_(cpu_)?dtype\("), re.compile(r"get_autocast_(gpu_|cpu_)?dtype\(")
+#: What torch returns autocast's type with, unless it is that of the other kind of device by its name.
+_ON_CPU = re.compile(r"get_autocast_(?:cpu_dtype\(|dtype\((?!['\"]cuda))")
+_ON_DEVICE = re.compile(r"get_autocast_(?:gpu_dtype\(|dtype\((?!['\"]cpu))")
 #: Asked without a device, this is whether a GPU's autocast is on.
 _UNNAMED = "is_autocast_enabled()"
 
@@ -88,7 +89,7 @@ def _is_autocast_type(value: ast.expr, path: str, on_device: bool) -> bool:
 
 
 def _asks(text: str, on_device: bool) -> bool:
-    pattern = _ON_DEVICE if on_device else _ON_ANY
+    pattern = _ON_DEVICE if on_device else _ON_CPU
     return pattern.search(text) is not None and (on_device or _UNNAMED not in text)
 
 

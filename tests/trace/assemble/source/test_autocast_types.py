@@ -38,7 +38,7 @@ def through_a_function(x):
 def broken(x):
 """
 PLACES = {
-    "asked": "3:named",
+    "asked on the processor": "3:named",
     "like another": "4:named",
     "asked on a device": "10:unnamed",
     "by a variable": "20:through_a_function",
@@ -46,16 +46,16 @@ PLACES = {
     "no code": "90:gone",
 }
 #: Those found wherever the job runs.
-ANYWHERE = {"asked", "by a variable", "by a call"}
+ANYWHERE = {"by a variable", "by a call"}
 
 
-@pytest.mark.parametrize(("on_device", "expected"), [(False, ANYWHERE), (True, ANYWHERE | {"asked on a device"})])
-def test_tensors_made_in_autocasts_type(tmp_path: Path, on_device: bool, expected: set[str]) -> None:
-    """Through a variable or a function of the file; a processor's autocast has to be asked for by its name."""
+@pytest.mark.parametrize(("on_device", "where"), [(False, "asked on the processor"), (True, "asked on a device")])
+def test_tensors_made_in_autocasts_type(tmp_path: Path, on_device: bool, where: str) -> None:
+    """Through a variable or a function of the file, but not the type of autocast on the other kind of device."""
     path = tmp_path / "model.py"
     path.write_text(SOURCE)
     ids = list(range(len(PLACES)))
     ops = Ops.of(op_id=[*ids, len(ids)], stack_id=[*ids, NONE], name=["aten.empty.memory_format"] * (len(ids) + 1))
     stacks = Stacks.of(stack_id=ids, frames=[f"{path}:{place}" for place in PLACES.values()])
     found = find_autocast_types(ops, stacks, on_device=on_device)
-    assert {list(PLACES)[number] for number in found} == expected
+    assert {list(PLACES)[number] for number in found} == ANYWHERE | {where}
