@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.precision.policy import Precision
+from memprof.policies.rewrite.recomputed import read_of_unfinished_runs
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE, Modules, Ops, Uses
+from tests.policies.faces import recorded
 from tests.recorder.recorded import record, record_script
 
 #: A loss in parts, in a function of its own: its buffers have autocast's type, in forward and in backward.
@@ -111,3 +116,21 @@ def test_peak_under_autocast(tmp_path: Path, job: str) -> None:
     under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof").step
     predicted, measured = (int(live_bytes(one).during.max()) for one in (plan.transform(step), under))
     assert abs(predicted - measured) <= measured / 100, (predicted, measured)
+
+
+def test_backward_outside_modules_reads_no_unfinished_recomputation():
+    """An operator outside modules is not one of a module that a recomputation prepared, whatever storage it reads."""
+    ops = Ops.of(
+        op_id=[0, 1, 2],
+        module_id=[NONE, 1, NONE],
+        is_recompute=[False, True, False],
+        phase=["forward"] + ["backward"] * 2,
+    )
+    uses = Uses.of(op_id=[1, 2], storage_id=[0, 1], role=["read", "read"])
+    region, forward, origin = (np.array(values) for values in ([0, 1, NONE], [NONE, NONE, 0], [0, 1, 0]))
+    step = dataclasses.replace(recorded("gpt"), ops=ops, uses=uses, modules=Modules.of(module_id=[0, 1]))
+    assert not read_of_unfinished_runs(step, region, forward, origin).any()
+    inside = dataclasses.replace(
+        step, ops=ops.replace(module_id=np.array([1, 1, 1])), uses=uses.replace(storage_id=np.array([0, 0]))
+    )
+    assert read_of_unfinished_runs(inside, region, forward, origin).tolist() == [False, True]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
-from memprof.policies.precision.ends import kept_graphs
-from memprof.policies.precision.float32 import calls_of_code
+from memprof.policies.precision.ends import kept_graphs, own_readers
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.recomputed import saved_by_unfinished_runs
@@ -195,7 +194,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     region = types.region[ops]
     # The key of a cast: source and, unless it is kept or the job's code makes it for several readers, reader.
     places = len(step.ops) + len(types.region_end)
-    readers, holders = _own_readers(casts, ops, sources)
+    readers, holders = own_readers(step, types, nodes, ops, sources)
     # In backward one cast serves the node, which holds it.
     ends = np.where(region == NONE, nodes.end[ops], NONE)
     readers, holders = np.where(region == NONE, ends, readers), np.maximum(holders, ends)
@@ -266,27 +265,6 @@ def _is_cast_twice(casts: Casts) -> Bools:
     created = casts.step.storages.created_op_id[uses.storage_id]
     is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
     return is_twice
-
-
-def _own_readers(casts: Casts, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
-    """Finds what shares the casts that the job's code makes: one to float32 in a module's call, and one back.
-
-    Returns:
-        The first reader of the cast that each reads, itself where autocast makes the cast; and until when the code
-        holds the cast, NONE for not at all.
-    """
-    step, types = casts.step, casts.types
-    created = step.storages.created_op_id
-    is_own = types.is_own[ops]
-    makers = np.where(is_own, ops, np.maximum(created[sources], 0))
-    is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
-    is_shared |= types.is_recast[sources] & np.isin(step.ops.stack_id[ops], list(step.in_argument_type))
-    call, held_until = calls_of_code(step, makers, casts.nodes.innermost)
-    keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
-    _, group = np.unique(keys, return_inverse=True)
-    readers = np.full(len(ops), len(step.ops), dtype=np.int64)
-    np.minimum.at(readers, group, ops)
-    return readers[group], np.where(is_own, held_until, NONE)
 
 
 def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.precision.autocast_lists import VIEW
+from memprof.policies.precision.float32 import calls_of_code
 from memprof.policies.rewrite.carried import carried_over
 from memprof.policies.rewrite.variables import variable_ends
 from memprof.trace.schema import NONE, Ints
@@ -141,3 +142,29 @@ def _first(freed: Ints, region: Ints, count: int) -> Ints:
 def _after_backward(types: Types) -> int:
     backward = np.flatnonzero(types.forward != NONE)
     return int(backward[-1]) + 1 if len(backward) else len(types.forward)
+
+
+def own_readers(step: Step, types: Types, nodes: Nodes, ops: Ints, sources: Ints) -> tuple[Ints, Ints]:
+    """Finds what shares the casts that the job's code makes: one to float32 in a module's call, and one back.
+
+    Args:
+        step: The step.
+        types: The types in it.
+        nodes: Ends of its backward nodes and module calls.
+        ops: Operators that read a cast.
+        sources: The storage that is cast for each.
+
+    Returns:
+        The first reader of the cast that each reads, itself where autocast makes the cast; and until when the code
+        holds the cast, NONE for not at all.
+    """
+    is_own = types.is_own[ops]
+    makers = np.where(is_own, ops, np.maximum(step.storages.created_op_id[sources], 0))
+    is_shared = is_own | (types.is_own[makers] & types.is_recast[sources])
+    is_shared |= types.is_recast[sources] & np.isin(step.ops.stack_id[ops], list(step.in_argument_type))
+    call, held_until = calls_of_code(step, makers, nodes.innermost)
+    keys = np.where(is_shared, sources * (len(step.module_calls) + 1) + call + 1, -1 - ops)
+    _, group = np.unique(keys, return_inverse=True)
+    readers = np.full(len(ops), len(step.ops), dtype=np.int64)
+    np.minimum.at(readers, group, ops)
+    return readers[group], np.where(is_own, held_until, NONE)

@@ -1,7 +1,7 @@
-"""The device allocator's own history while operators are recorded: requested sizes, streams, segments.
+"""The device allocator's own history while operators are recorded: addresses, requested sizes, streams, segments.
 
-The profiler's events (`recorder.native`) give blocks, times and totals; this adds what they lack. Recorded without
-stacks: those come from the operators. Semi-private, therefore feature-tested, and optional.
+It is what a device's events are built from; the profiler's reports (`recorder.profiler.native`) add block sizes and
+nanoseconds. Recorded without stacks: those come from the operators. Semi-private, therefore feature-tested.
 """
 
 from __future__ import annotations
