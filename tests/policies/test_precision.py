@@ -482,8 +482,17 @@ def test_pure_frees_what_a_buffer_was_a_view_of():
     assert base() is None
 
 
-def test_products_with_sparse_tensors_are_not_predicted(tmp_path):
-    """What a short copy of one takes is not in a recording."""
+@pytest.mark.parametrize(
+    ("multiply", "reason"),
+    [
+        (torch.mm, "aten.mm with a sparse tensor, because the recording does not contain"),
+        (lambda graph, made: torch.addmm(made, graph, made), "aten.addmm with .* the recording does not contain"),
+        (torch.sparse.mm, "aten._sparse_addmm with .* autocast casts none of its operands"),
+    ],
+    ids=["mm", "addmm", "sparse"],
+)
+def test_products_with_sparse_tensors_are_not_predicted(tmp_path, multiply, reason):
+    """What a short copy of one takes is not in a recording; autocast leaves the operands of `torch.sparse.mm` alone."""
     torch.manual_seed(0)
     path, model = tmp_path / "run.memprof", nn.Linear(8, 4)
     graph = torch.eye(6).to_sparse()
@@ -496,7 +505,7 @@ def test_products_with_sparse_tensors_are_not_predicted(tmp_path):
             self.inner = model
 
         def forward(self, features):
-            return torch.mm(graph, self.inner(features))
+            return multiply(graph, self.inner(features))
 
     outer = Graph()
     optimizer = torch.optim.SGD(outer.parameters(), 0.1)
@@ -505,7 +514,7 @@ def test_products_with_sparse_tensors_are_not_predicted(tmp_path):
             outer(torch.randn(6, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    with pytest.raises(PolicyError, match="sparse"):
+    with pytest.raises(PolicyError, match=reason):
         BF16.transform(Trace.open(path).fullest_step())
 
 

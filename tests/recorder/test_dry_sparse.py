@@ -9,6 +9,7 @@ import torch
 
 from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
 from memprof.recorder.dry.sparse.fakes import count_places, spread_pattern
+from memprof.recorder.dry.sparse.operators import _key
 from tests.recorder.recorded import record_both, record_script
 
 _EMBEDDINGS = """
@@ -120,6 +121,45 @@ for _ in range(6):
     optimizer.step()
     print("COUNTS", counts.tolist())
 """
+
+
+_DENSE = """
+import torch
+DEVICE = "cuda"
+
+model = torch.nn.Linear(4, 4).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+places = torch.tensor([[0, 1, 1, 3], [2, 0, 0, 3]]).to(DEVICE)
+for _ in range(6):
+    matrix = torch.sparse_coo_tensor(places, model(torch.randn(4, 4).to(DEVICE)).detach()[0], (4, 4))
+    with torch.inference_mode():
+        print("INFERENCE", tuple(matrix.to_dense().shape))
+    try:
+        torch.mm(matrix, torch.ones(4, 2, dtype=torch.float64, device=DEVICE))
+    except RuntimeError as error:
+        print("REFUSED", error)
+    large = torch.sparse_coo_tensor(places, matrix._values(), (30000, 30000)).to_dense()
+    print("LARGE", tuple(large.shape), len(large.nonzero()))
+    model(torch.randn(2, 4).to(DEVICE)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_dense_copies_and_types_on_a_virtual_gpu(tmp_path: Path) -> None:
+    """Copies in inference mode, copies of 3.35 GiB, and torch's own error for a product of two types."""
+    ended = record_script(tmp_path, _DENSE, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "INFERENCE (4, 4)" in ended.stdout
+    assert "REFUSED expected scalar type Float but found Double" in ended.stdout
+    assert "LARGE (30000, 30000) 3" in ended.stdout
+    assert int(ended.trace.step(1).memory.allocated_bytes.max()) >= 4 * 30000**2
+
+
+def test_what_a_product_takes_depends_on_the_rows_of_its_matrix() -> None:
+    """Equal elements in matrices of two heights, and one that is coalesced: three measurements, not one."""
+    places, values = torch.tensor([[0, 1], [1, 0]]), torch.ones(2)
+    matrices = [torch.sparse_coo_tensor(places, values, size, check_invariants=True) for size in ((2, 2), (9, 2))]
+    assert len({_key([each, torch.ones(2, 3)]) for each in (*matrices, matrices[0].coalesce())}) == 3
 
 
 def test_operators_on_data_write_once(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 #: Operators that require one type for all floating point operands, and that autocast casts on no device.
 ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
-#: Products that accept a sparse matrix; autocast casts the operands of the first only.
+#: Products that accept a sparse matrix, and those of them whose operands autocast casts.
 _SPARSE_PRODUCTS = ("mm", "addmm", "_sparse_addmm")
+_CAST_PRODUCTS = ("mm", "addmm")
 _INDICES = ("int64", "int32")
 #: Roles of a product's operands.
 _OPERANDS = ("read", "write")
@@ -94,7 +95,7 @@ def refuse_mixed_types(step: Step, types: Types) -> None:
 
 
 def refuse_sparse(step: Step, types: Types) -> None:
-    """Rejects products with sparse tensors: the size of their short copies, indices and values, is not recorded.
+    """Rejects products with sparse tensors: the size of their copies in the short type is not recorded.
 
     Raises:
         PolicyError: There is such a product: it reads indices. One recorded before those were followed reads a single
@@ -119,7 +120,7 @@ def refuse_sparse(step: Step, types: Types) -> None:
 def _why_not_sparse(name: str) -> str:
     reason = (
         "the recording does not contain the size of its short copy"
-        if name == "mm"
+        if name in _CAST_PRODUCTS
         else "autocast casts none of its operands, which must have one type"
     )
     return f"precision: unsupported: aten.{name} with a sparse tensor, because {reason}; leave the policy out."

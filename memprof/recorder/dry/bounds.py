@@ -130,7 +130,7 @@ def mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
         count: That number.
         rises: Whether it is being written to: torch raises its version after the operator.
     """
-    if tensor.layout is torch.strided:
+    if tensor.layout is torch.strided and not tensor.is_inference():  # those have no versions
         setattr(tensor.untyped_storage(), _MARKED, (count, tensor._version + rises))
 
 

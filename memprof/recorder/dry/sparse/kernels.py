@@ -86,7 +86,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Run:
 
 
 def bytes_of(values: Any) -> int:
-    """Returns the bytes of an operator's arguments, without those of which a kernel reads few rows."""
+    """Returns the bytes of an operator's arguments; of sparse ones, those of their indices and values."""
     if is_sparse(values):
         return sum(part.nbytes for part in parts_of(values))
     if isinstance(values, torch.Tensor):

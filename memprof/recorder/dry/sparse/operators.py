@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -38,6 +38,7 @@ _MAKES = {_COO, _COMPRESSED, _aten.sparse_compressed_tensor.comp_plain_value, _a
 _MAKES |= {_aten._sparse_coo_tensor_with_dims.default}
 #: Makes one where its tenth argument says so.
 _BAG_BACKWARD, _IS_SPARSE = _aten._embedding_bag_backward.default, 9
+_TO_DENSE = _aten._to_dense.default
 _ALIASES = {_aten.detach.default, _aten.alias.default}
 #: Operators that return a part, and its place.
 _PARTS = {
@@ -127,6 +128,8 @@ class SparseOperators:
         product = self._product(mode, func, args, kwargs)
         if product is not None:
             return product
+        if func is _TO_DENSE and args[0].numel() * args[0].element_size() > _MOST_BYTES:
+            return self._large_dense(mode, *args, **kwargs), 0
         few = args[1:] if func in _READS_ROWS and not is_sparse(args[0]) else args
         if kernels.bytes_of(few) > _MOST_BYTES:
             self._refuse(
@@ -139,8 +142,8 @@ class SparseOperators:
         if func is _BAG_BACKWARD and values_of(args[1]) is None:
             share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
         self._count_bound(func, result)
-        if func is _aten._to_dense.default and args[0].layout is torch.sparse_coo:
-            mark(result, count_places(args[0]) * parts_of(args[0])[-1][0:1].numel())
+        if func is _TO_DENSE:
+            _mark_dense(args[0], result)
         if run.extra_bytes is None:
             self._untried[str(func)] += 1
         return result, run.extra_bytes or 0
@@ -181,12 +184,23 @@ class SparseOperators:
         if places is None:
             return None
         left, right = (args[place] for place in places)
-        if not is_sparse(left) or is_sparse(right) or left.shape[1] != right.shape[0]:
-            return None
+        if not is_sparse(left) or is_sparse(right) or not _fit(left, right):
+            return None  # of those that do not fit, the kernel raises torch's own error
         extra_bytes = 0 if self._is_on_device else self._measured_bytes(func, args, kwargs)
         with mode:
             made = torch.empty((left.shape[0], right.shape[1]), dtype=right.dtype, device=right.device)
         return made, extra_bytes
+
+    def _large_dense(
+        self, mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None = None, **_: Any
+    ) -> FakeTensor:
+        """Returns a dense copy that is too large to be computed here; temporary memory of its kernel is not counted."""
+        with mode:
+            made: Any = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=tensor.device)
+        _mark_dense(tensor, made)
+        if not self._is_on_device:
+            self._untried[str(_TO_DENSE)] += 1
+        return cast(FakeTensor, made)
 
     def _measured_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns a kernel's peak memory beyond its result, measured once for arguments of the same shapes."""
@@ -208,8 +222,20 @@ class SparseOperators:
 def _key(value: Any) -> Any:
     """Returns what identifies arguments, as far as a kernel's memory depends on them."""
     if isinstance(value, torch.Tensor):
-        return tuple((part.shape, part.stride(), part.dtype) for part in parts_of(value) or (value,)), value.layout
+        plain = tuple((part.shape, part.stride(), part.dtype) for part in parts_of(value) or (value,))
+        return plain, value.shape, value.layout, is_sparse(value) and pattern_of(value).is_coalesced
     return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else repr(value)
+
+
+def _mark_dense(tensor: torch.Tensor, dense: FakeTensor) -> None:
+    """Notes how many elements of a sparse tensor's dense copy can differ from zero."""
+    if tensor.layout is torch.sparse_coo:
+        mark(dense, count_places(tensor) * parts_of(tensor)[-1].shape[1:].numel())
+
+
+def _fit(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are matrices of one type that can be multiplied."""
+    return left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0] and left.dtype == right.dtype
 
 
 def _has_sparse(values: Any) -> bool:

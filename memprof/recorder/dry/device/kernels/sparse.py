@@ -1,6 +1,6 @@
 """Temporary memory of CUDA's sparse kernels, from torch's sources.
 
-What cuSPARSE asks for its own buffers is not published, and not counted.
+The size of cuSPARSE's own buffers is not published, and not counted.
 """
 
 from __future__ import annotations
