@@ -252,3 +252,20 @@ def test_a_recurrent_layer_keeps_what_cudnn_keeps(tmp_path: Path) -> None:
     assert found.count(-(-values // 512) * 512) == 2  # the copy of the input, and the output
     assert -(-(11 * values + 256) // 512) * 512 in found
     assert max(found) < 12 * values  # the weights are parts of a buffer that exists
+
+
+_TYPED = """
+x, y = (torch.randn(8, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+total = torch.zeros(8, 64, 64, device="cuda")
+START
+one = torch.addmm(total[0], x[0], y[0], out_dtype=torch.float32)
+all_of_them = torch.baddbmm(total, x, y, out_dtype=torch.float32)
+assert (one.dtype, all_of_them.dtype, all_of_them.shape) == (torch.float32, torch.float32, (8, 64, 64))
+"""
+
+
+def test_products_have_the_type_asked_for(tmp_path: Path) -> None:
+    """Sums of products of bfloat16 in float32, for which torch's own shapes fail."""
+    found = _allocated(_TYPED, tmp_path)
+    assert 64 * 64 * 4 in found
+    assert 8 * 64 * 64 * 4 in found

@@ -19,6 +19,7 @@ from memprof.recorder.dry.device import native, one_device, tensor_types
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.graphs import CUDAGraph
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots
+from memprof.recorder.dry.device.kernels import triton_launches
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.streams import Event, ExternalStream, Stream, renamed
@@ -56,6 +57,7 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
         _install_accelerator(accelerator)
+    triton_launches.install()
 
 
 def _put(owner: Any, answers: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.kernels.results import in_order
 from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
+from memprof.recorder.dry.device.kernels.typed_products import SHAPES as TYPED_PRODUCTS
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.virtual_events import VirtualEvents
@@ -113,7 +114,10 @@ class VirtualDevice:
 
     def shape_of(self, func: Any) -> Callable[..., Any] | None:
         """Returns the shape function of an operator, if torch has none."""
-        return RECURRENT_SHAPES.get(func) or LOSSES.get(func) or GROUPED.get(func) or int8_shape(func)
+        for shapes in (RECURRENT_SHAPES, LOSSES, GROUPED, TYPED_PRODUCTS):
+            if func in shapes:
+                return shapes[func]
+        return int8_shape(func)
 
     def after(self, func: Any, args: Any, result: Any, processor_bytes: int | None = None) -> None:
         """Assigns blocks to an operator's results, and temporary memory to its kernel.
