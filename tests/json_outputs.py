@@ -31,7 +31,7 @@ _TABLES = dict.fromkeys(
     ("by_category", "phases", "categories", "frame", "spots", "maxima", "rank_peaks", "lines", "modules", "parameters",
      "held", "outside"), 1) | dict.fromkeys(("parts", "dtypes", "operators"), 2)  # fmt: skip
 _SAMPLES = ROOT / "sample_traces"
-_GPT, _LSTM, _RESNET = (str(path) for path in sorted(_SAMPLES.glob("*/run.memprof")))
+_GPT, _LSTM, _RESNET = (str(_SAMPLES / name / "run.memprof") for name in ("gpt", "lstm", "resnet"))
 
 #: Commands that make files which others read, then the outputs of each schema; status codes 0, 3 and 4 have outputs.
 FILES = (

@@ -78,7 +78,7 @@ def test_workspaces_of_convolutions_are_an_interval(tmp_path: Path, capsys: pyte
     assert fit is not None
     # Float32: inputs [8, 64, 30, 30], weights [256, 64, 3, 3] and results [8, 256, 28, 28] of the larger convolution.
     weight = 256 * 64 * 9 * 4
-    tensors = 4 * 8 * (64 * 30 * 30 + 256 * 28 * 28) + weight
+    tensors = 4 * 8 * (64 * 30 * 30 + 256 * 28 * 28) + weight + 512  # and what is needed with their copies
     assert fit.workspace_bytes == (-tensors, 128 * _MIB + weight)
     assert fit.used_bytes == fit.reserved_bytes + 128 * _MIB + weight + LAZY.most_bytes
     assert fit.least_used_bytes == fit.reserved_bytes - tensors + LAZY.least_bytes

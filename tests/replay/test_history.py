@@ -74,7 +74,7 @@ def test_what_is_alive_is_that_of_the_step(trace: Trace, history: History) -> No
 
 def test_all_storages_are_the_total_without_workspace(history: History) -> None:
     """Bytes of a choice of storages: of all, of none, and of two halves that sum up."""
-    workspace = history.alive_bytes("workspace", np.arange(history.ops)) if "workspace" in history.categories else 0
+    workspace = np.array([history.workspace(op_id) for op_id in range(history.ops)])
     everything = np.ones(len(history.size), dtype=np.bool_)
     half = np.arange(len(history.size)) % 2 == 0
     np.testing.assert_array_equal(history.bytes_of(everything) + workspace, history.total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -35,19 +36,26 @@ _PARTS = {
 def axe() -> str:
     """Installs axe-core with npm, in the version of package-lock.json, and returns its source."""
     folder = ROOT / "build" / "axe"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)  # other processes of the same test run install it, too
+        return _installed(folder).read_text(encoding="utf-8")
+
+
+def _installed(folder: Path) -> Path:
     source = folder / "node_modules" / "axe-core" / "axe.min.js"
     lock = Path(__file__).with_name("package-lock.json")
-    if not source.is_file() or (folder / lock.name).read_bytes() != lock.read_bytes():
-        npm = shutil.which("npm")
-        if npm is None:
-            if os.environ.get("MEMPROF_BROWSER_TESTS") == "require":
-                pytest.fail("npm is not installed (apt install npm)")
-            pytest.skip("npm is not installed (apt install npm)")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", lock.name):
-            shutil.copy(lock.with_name(name), folder / name)
-        subprocess.run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=True)
-    return source.read_text(encoding="utf-8")
+    if source.is_file() and (folder / lock.name).read_bytes() == lock.read_bytes():
+        return source
+    npm = shutil.which("npm")
+    if npm is None:
+        if os.environ.get("MEMPROF_BROWSER_TESTS") == "require":
+            pytest.fail("npm is not installed (apt install npm)")
+        pytest.skip("npm is not installed (apt install npm)")
+    for name in ("package.json", lock.name):
+        shutil.copy(lock.with_name(name), folder / name)
+    subprocess.run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=True)
+    return source
 
 
 def _violations(shown: Shown, axe: str, part: str = "") -> list[Any]:
