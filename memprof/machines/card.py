@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.errors import UsageError
 from memprof.machines.architectures import Architecture, architecture_of, data_version
-from memprof.machines.catalogue import CONTEXT_BYTES, Accelerator, find_machine
+from memprof.machines.catalogue import CONTEXT_BYTES, Accelerator, find_machine, product_rates
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,13 @@ class Card:
     def speed(self) -> dict[str, Any]:
         """Returns its data sheet speeds, in the fields of ``memprof.trace.manifest.Speed``."""
         machine = self.machine
-        rates = machine.flops_per_us
-        fp32 = rates.get("fp32", 0.0)
+        plain, short = product_rates(machine.flops_per_us)
         return {
             "memory_bytes_per_us": machine.memory_bytes_per_us,
             "to_host_bytes_per_us": machine.host_bytes_per_us,
             "from_host_bytes_per_us": machine.host_bytes_per_us,
-            "fp32_flops_per_us": fp32,
-            "bf16_flops_per_us": rates.get("bf16", rates.get("fp16", fp32)),
+            "fp32_flops_per_us": plain,
+            "bf16_flops_per_us": short,
             "how": f"data sheet peaks, which jobs do not reach ({machine.source})",
         }
 

@@ -134,6 +134,16 @@ def machine_of_device(device_name: str) -> Accelerator | None:
     return _by_key().get(_key(device_name))
 
 
+def product_rates(flops_per_us: Mapping[str, float]) -> tuple[float, float]:
+    """Returns the rates of matrix products in float32 and in the short type of a device: bfloat16, else fp16.
+
+    Args:
+        flops_per_us: Rates by type, as ``Accelerator`` has them; 0 is returned for what is missing.
+    """
+    plain = flops_per_us.get("fp32", 0.0)
+    return plain, flops_per_us.get("bf16", flops_per_us.get("fp16", plain))
+
+
 @cache
 def _by_key() -> dict[str, Accelerator]:
     return {_key(name): machine for machine in accelerators() for name in (machine.name, *machine.aliases)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.machines.catalogue import Accelerator, machine_of_device
+from memprof.machines.catalogue import Accelerator, machine_of_device, product_rates
 from memprof.replay.time import step_time
 from memprof.trace.manifest import Machine
 from memprof.trace.schema import NONE, Bools, Floats
@@ -129,13 +129,12 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     )
     if left:
         how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and are not scaled"
-    fp32 = target.flops_per_us.get("fp32", 0.0)
     there = dataclasses.replace(
         scaled,
         duration_us=duration,
         to_host_bytes_per_us=target.host_bytes_per_us,
         from_host_bytes_per_us=target.host_bytes_per_us,
-        product_flops_per_us=(fp32, target.flops_per_us.get("bf16", target.flops_per_us.get("fp16", fp32))),
+        product_flops_per_us=product_rates(target.flops_per_us),
     )
     return TimesElsewhere(there, "modelled", f"{how}.", share)
 

@@ -81,7 +81,7 @@ class Rates:
         return START_US + moved / self.bytes_per_us
 
 
-def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) -> None:
+def retime(draft: Draft, step: Step, types: Types, rates: Rates, dtype: str) -> None:
     """Scales the operators' durations, and the step's with them."""
     ops, uses, storages = step.ops, step.uses, step.storages
     whole = np.zeros(len(ops))
@@ -97,7 +97,7 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     is_bound = (whole >= LARGE_BYTES) & ((less < whole) | is_inside)
     if types.device == "cuda" or step.planned_types is not None:
         ratio = np.where(is_bound, share, 1.0)
-        _on_cuda(ratio, step, types, of_op, is_inside, dtype)
+        _on_cuda(ratio, step, types, rates, of_op, is_inside, dtype)
     else:
         ratio = np.where(is_bound & is_inside, CPU_POINTWISE, 1.0)
         is_backward = forward != NONE
@@ -117,7 +117,7 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     draft.duration_us = step.duration_us + executor * (np.nan_to_num(durations).sum() - total)
 
 
-def _on_cuda(ratio: Floats, step: Step, types: Types, of_op: Ints, is_inside: Bools, dtype: str) -> None:
+def _on_cuda(ratio: Floats, step: Step, types: Types, rates: Rates, of_op: Ints, is_inside: Bools, dtype: str) -> None:
     """Sets the ratios of products, attention, convolutions and batch norms on CUDA."""
     ops, names = step.ops, types.names[of_op]
     is_product = is_inside & (types.rule[of_op] == SHORT)
@@ -127,7 +127,7 @@ def _on_cuda(ratio: Floats, step: Step, types: Types, of_op: Ints, is_inside: Bo
         took_us = np.maximum(np.nan_to_num(ops.duration_us), 1e-9)
         is_plain = is_product & (ops.flops / took_us <= _TF32_FROM * plain)
         # A small product is bound by the bytes that it moves, or by its launch.
-        bound_us = START_US / 2 + (ops.read_bytes + ops.written_bytes) / (2 * Rates(step, types).bytes_per_us)
+        bound_us = START_US / 2 + (ops.read_bytes + ops.written_bytes) / (2 * rates.bytes_per_us)
         gain = np.maximum(plain / short, np.minimum(bound_us / took_us, 1.0))
         ratio[is_plain] = gain[is_plain]
         is_attention = is_product & np.char.startswith(names.astype(str), "_scaled_dot_product")

@@ -79,7 +79,8 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
         refuse_unscaled(step, types)
     nodes = Nodes(step, types)
     draft = Draft(step)
-    casts = Casts(step, types, nodes, draft, SHORT_TYPES[policy.dtype], Rates(step, types))
+    rates = Rates(step, types)
+    casts = Casts(step, types, nodes, draft, SHORT_TYPES[policy.dtype], rates)
     if policy.is_pure:
         cast_inputs(casts)
     cast_reads(casts)
@@ -96,7 +97,7 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     _shorten(draft, is_short, SHORT_TYPES[policy.dtype])
     at_most = own_casts is not OwnCasts.NONE
     short_workspaces(draft, step, types, is_short, policy.dtype, at_most=at_most)
-    retime(draft, step, types, is_short, policy.dtype)
+    retime(draft, step, types, rates, policy.dtype)
     return draft.build()
 
 

@@ -12,7 +12,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.memory.parts import holders_of
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: Types of tensors that are neither lazy nor made of others: nearly all.
@@ -137,7 +137,7 @@ class Inventory:
             else:
                 category = ACTIVATION if is_computed(tensor) else HELD
             self._state(tensor, category, "", -1)
-            for plain in (tensor,) if tensor.layout is torch.strided else parts_of(tensor):
+            for plain in holders_of(tensor):
                 address, size = self.owned_span(plain)
                 if address and address not in seen:
                     seen.add(address)
@@ -180,7 +180,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
-        yield from (tensor,) if tensor.layout is torch.strided else parts_of(tensor)
+        yield from holders_of(tensor)
         return
     names, _ = flatten(tensor)
     for name in names:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.memory.parts import holders_of
 
 _DEPTH = 6
 
@@ -59,8 +59,7 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
 
 def _own_bytes(tensor: torch.Tensor) -> int:
     """Returns the bytes of this rank's part of a tensor; of a sparse one, those of its indices and values."""
-    own = _own_part(tensor)
-    return sum(part.nbytes for part in ((own,) if own.layout is torch.strided else parts_of(own)))
+    return sum(part.nbytes for part in holders_of(_own_part(tensor)))
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,3 +32,8 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     unseen: Any = torch._C._DisableTorchDispatch()
     with torch._C.DisableTorchFunction(), unseen:
         return tuple(getattr(tensor, name)() for name in names)
+
+
+def holders_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors that hold a tensor's memory: itself, or the parts of a sparse one."""
+    return (tensor,) if tensor.layout is torch.strided else parts_of(tensor)

@@ -25,7 +25,8 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     ACTIONS.index(name)
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
-#: Steps of `follow` that are no bytes; `result_at` returns those that allocate one of several results.
+#: Steps of `follow` other than bytes to allocate: all results at once, and a free of the latest block. `result_at`
+#: returns the step that allocates one of several results.
 RESULTS, FREE = 0, -1
 
 

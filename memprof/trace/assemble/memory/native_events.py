@@ -21,7 +21,8 @@ CPU = "cpu"
 _HALF_US = 500
 #: Longest time between an entry and its report where it is not certain which reports belong to which entries.
 _REPORTED_WITHIN_US = 50
-#: The allocator leaves up to so many bytes of a large block unsplit (c10/cuda/CUDACachingAllocator.cpp, kSmallSize).
+#: The allocator does not split off a remainder of a large block up to this size (c10/cuda/CUDACachingAllocator.cpp,
+#: kSmallSize).
 _UNSPLIT_BYTES = 1 << 20
 
 
@@ -207,11 +208,12 @@ def _from_history(device: str, history: History, alive: dict[str, Ints], reports
     """
     rows = np.flatnonzero(history.is_allocating | history.is_freeing)
     taking = history.is_allocating[rows]
-    report = _reports_of(history.time_us[rows], np.where(taking, 1, -1) * history.size_bytes[rows], reports)
+    sign = np.where(taking, 1, -1)
+    report = _reports_of(history.time_us[rows], sign * history.size_bytes[rows], reports)
     is_reported = report != NONE
     taken = np.full(len(history), NONE, dtype=np.int64)
     taken[rows] = np.where(is_reported & taking, reports["size_bytes"][report], NONE) if is_reported.any() else NONE
-    size = np.where(taking, 1, -1) * block_bytes(history, taken)[rows]
+    size = sign * block_bytes(history, taken)[rows]
     in_use = alive["is_pending"] == 0
     # Entries without a report tie, as times are truncated to microseconds; their order in the history decides.
     time_ns = history.time_us[rows] * 1000 + _HALF_US
