@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Workspace that cuBLASLt has beside cuBLAS's before torch 2.12, on every architecture (getCUDABlasLtWorkspaceSize,
+#: Workspace that cuBLASLt has of its own before torch 2.12, on every architecture (getCUDABlasLtWorkspaceSize,
 #: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.11).
 LT_WORKSPACE_BYTES = 1 << 20
 

@@ -16,7 +16,7 @@ from memprof.recorder.dry.device.memory import FREE, result_at
 #: convolutional layers, "Channels in and out").
 _CHANNEL_BYTES = 16
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
-#: Bytes that cuDNN needs besides: 16 to 400 in snapshots.
+#: Bytes that cuDNN needs in addition: 16 to 400 in snapshots.
 _MORE = 256
 
 
