@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.analysis.compared.allocation_sequence import read_sequence
-from memprof.launch.dry.dry_snapshots import collect_snapshots
-from memprof.launch.parent.target import find_target
 from memprof.machines.architectures import LT_WORKSPACE_BYTES, architecture_of
 from memprof.recorder.dry.device.kernels.attention import Attention
-from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_sizes
+from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_steps
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.kernels.steps import steps_of
 from memprof.recorder.dry.device.memory import FREE, RESULTS, VirtualMemory, result_at
 from memprof.replay.allocator.rules import Settings
+from tests.recorder.on_a_card import allocated
 
 _aten = torch.ops.aten
 _MIB = 1 << 20
@@ -58,19 +56,9 @@ torch.nn.utils.clip_grad_norm_(w, 1.0)
 """
 
 
-def _allocated(script: str, folder: Path) -> list[int]:
-    """Returns the blocks that a script takes on an H200 after START, in order."""
-    start = "torch.cuda.memory._record_memory_history(max_entries=100_000)"
-    text = f"import torch\ntorch.cuda.init()\n{script.replace('START', start)}\n"
-    (folder / "job.py").write_text(f'{text}torch.cuda.memory._dump_snapshot("gpu.pickle")\n', encoding="utf-8")
-    target = find_target((str(folder / "job.py"),), is_module=False, is_command=False)
-    (taken,) = collect_snapshots(target, "h200", "gpu.pickle", folder)
-    return [int(size) for size in read_sequence(str(taken)).sizes]
-
-
 def test_autocast_casts_the_last_argument_first_and_dropout_makes_its_mask_first(tmp_path: Path) -> None:
     """Bias, weight and input of a linear layer, which its operator takes as input, weight and bias."""
-    found = _allocated(_LINEAR, tmp_path)
+    found = allocated(_LINEAR, tmp_path)
     casts, result = [1024 * 2, 1024 * 256 * 2, 512 * 256 * 2], 512 * 1024 * 2
     assert found[:4] == [*casts, result]
     assert found[-2:] == [result // 2, result]
@@ -78,7 +66,7 @@ def test_autocast_casts_the_last_argument_first_and_dropout_makes_its_mask_first
 
 def test_cudnn_attention_makes_its_seeds_first_and_has_one_workspace(tmp_path: Path) -> None:
     """Forward: seed, offset, result, sums, 256 bytes. Backward: the gradients, and 25,559,296 bytes once."""
-    found = _allocated(_ATTENTION, tmp_path)
+    found = allocated(_ATTENTION, tmp_path)
     heads = 8 * 12 * 1024 * 64 * 2
     assert found[:5] == [512, 512, heads, 8 * 12 * 1024 * 4, 512]
     assert found[-4:] == [heads, heads, heads, 25_559_552]
@@ -86,12 +74,12 @@ def test_cudnn_attention_makes_its_seeds_first_and_has_one_workspace(tmp_path: P
 
 def test_cat_promotes_under_autocast_without_copies(tmp_path: Path) -> None:
     """The result alone, in the wider type."""
-    assert _allocated(_CAT, tmp_path) == [4096]
+    assert allocated(_CAT, tmp_path) == [4096]
 
 
 def test_a_bias_whose_last_stride_is_not_one_is_added_by_the_composite(tmp_path: Path) -> None:
     """T5's self-attention: scaled queries and keys, scores and softmax, which rows are hidden, the result."""
-    found = _allocated(_MASKED, tmp_path)
+    found = allocated(_MASKED, tmp_path)
     scores, heads = 8 * 8 * 512 * 512 * 4, 8 * 8 * 512 * 64 * 4
     assert [size for size in found if size >= heads and size != _CUBLAS].count(scores) == 2
     assert found[-4:] == [scores // 4, 8 * 8 * 512, 512, heads]
@@ -99,7 +87,7 @@ def test_a_bias_whose_last_stride_is_not_one_is_added_by_the_composite(tmp_path:
 
 def test_clipping_takes_the_norms_of_all_gradients_at_once(tmp_path: Path) -> None:
     """A norm per tensor and one partial norm per tensor and chunk of 65,536 elements, not a norm after the other."""
-    assert _allocated(_CLIPPED, tmp_path)[:4] == [512] * 4
+    assert allocated(_CLIPPED, tmp_path)[:4] == [512] * 4
 
 
 @pytest.mark.parametrize(("version", "kept"), [("2.11.0+cu130", _CUBLAS + LT_WORKSPACE_BYTES), ("2.12.0", _CUBLAS)])
@@ -181,7 +169,7 @@ def test_a_convolution_copies_what_tensor_cores_need_in_another_order(
     settings = ([1] * ranks, [middle] * ranks, [1] * ranks, False, [0] * ranks, 1)
     arguments = (tensor, kernel, None, *settings)
     result = _aten.convolution.default(*arguments)
-    assert convolution_sizes(arguments, result) == ([forward + 256] if forward else [])
+    assert convolution_steps(arguments, result) == [RESULTS, *([forward + 256] if forward else [])]
     steps = convolution_backward_steps((result, tensor, kernel, None, *settings, [True, True, False]), None)
     workspace = [backward + 256, FREE]
     assert steps == [result_at(0), *(workspace if forward else []), result_at(1), *workspace]
@@ -195,7 +183,7 @@ def test_a_job_does_not_see_that_its_tensors_are_fake(tmp_path: Path) -> None:
     hidden = not isinstance(x, torch._subclasses.FakeTensor)
     y = torch.zeros(1024 if hidden else 4096, device="cuda") + 1
     """
-    assert _allocated(dedent(script), tmp_path) == [4096, 4096]
+    assert allocated(dedent(script), tmp_path) == [4096, 4096]
 
 
 def test_efficient_attention_in_float32_multiplies_gradients_and_results() -> None:
@@ -246,7 +234,7 @@ assert not y.is_contiguous() and y.transpose(0, 1).is_contiguous()
 
 def test_a_recurrent_layer_keeps_what_cudnn_keeps(tmp_path: Path) -> None:
     """Random states once, an input with steps first, and a reserve of gates, cells, what dropout reads, and 256 B."""
-    found = _allocated(_RECURRENT, tmp_path)
+    found = allocated(_RECURRENT, tmp_path)
     values = 40 * 35 * 1500 * 4
     assert found.count(132 * 2048 * 24) == 1
     assert found.count(-(-values // 512) * 512) == 2  # the copy of the input, and the output
@@ -266,6 +254,6 @@ assert (one.dtype, all_of_them.dtype, all_of_them.shape) == (torch.float32, torc
 
 def test_products_have_the_type_asked_for(tmp_path: Path) -> None:
     """Sums of products of bfloat16 in float32, for which torch's own shapes fail."""
-    found = _allocated(_TYPED, tmp_path)
+    found = allocated(_TYPED, tmp_path)
     assert 64 * 64 * 4 in found
     assert 8 * 64 * 64 * 4 in found

@@ -20,7 +20,12 @@ def _temporary_bytes(func, *args) -> int:
     architecture = architecture_of("8.9")
     assert architecture is not None
     memory = VirtualMemory(Settings())
-    DeviceKernels(architecture, memory, 128).run(func, args, func(*args))
+    kernels, result = DeviceKernels(architecture, memory, 128), func(*args)
+    steps = kernels.steps(func, args, result)
+    if steps is None:
+        kernels.run(func, args, result)
+    else:
+        memory.follow(steps, lambda _place: None)
     return int(memory.stats()["allocated_bytes"]["all"]["peak"])
 
 

@@ -34,6 +34,12 @@ _CREATED = {
     *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
     *(_aten.zeros, _aten.zeros_like, _aten.new_zeros),
 }
+#: Operators that fill a tensor with one value other than zero: a mask that hides nothing is often of floats.
+_FILLED = {
+    **dict.fromkeys((_aten.ones, _aten.ones_like, _aten.new_ones), lambda _: 1),
+    **dict.fromkeys((_aten.full, _aten.full_like), lambda args: args[1]),
+    _aten.new_full: lambda args: args[2],
+}
 _AND = {_aten.bitwise_and, _aten.logical_and, _aten.__and__, _aten.mul}
 _OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
 _COMPUTED = {
@@ -68,6 +74,26 @@ class _Values:
         return self
 
 
+@dataclass(frozen=True, eq=False)
+class _Filling:
+    """One value of all elements of a floating-point tensor, which takes no memory of its own."""
+
+    value: float
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    writes: int
+    are_shares: bool = False
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The values on the processor."""
+        return torch.full(self.shape, self.value, dtype=self.dtype)
+
+    def __deepcopy__(self, memo: Any) -> _Filling:
+        """Returns itself, as above."""
+        return self
+
+
 def is_data(func: Any, result: Any) -> bool:
     """Whether an operator creates data on which sizes may depend.
 
@@ -94,7 +120,7 @@ def known(tensor: Any) -> torch.Tensor | None:
         tensor: A tensor without values, or one with data.
     """
     if isinstance(tensor, FakeTensor):
-        kept: _Values | None = getattr(tensor, _KNOWN, None)
+        kept: _Values | _Filling | None = getattr(tensor, _KNOWN, None)
         return kept.values if kept is not None and kept.writes == _writes(tensor) else None
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
@@ -112,6 +138,10 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     if func._schema.is_mutable:
         for tensor in _fakes((*args, *kwargs.values())):
             setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
+    elif isinstance(result, FakeTensor) and _is_filled(func, args, result):
+        value = _FILLED[func.overloadpacket](args)
+        setattr(result, _KNOWN, _Filling(value, tuple(result.shape), result.dtype, _writes(result)))
+        setattr(result.untyped_storage(), _WRITES, _writes(result))
     elif isinstance(result, FakeTensor) and (_is_kept(result) or any(map(has_shares, args))):
         values = compute(func, args, kwargs)
         if values is None:
@@ -127,7 +157,7 @@ def has_shares(value: Any) -> bool:
     """Whether a tensor's values are shares of a number that was divided equally, or a list has such a tensor."""
     if isinstance(value, (list, tuple)):
         return any(map(has_shares, value))
-    kept: _Values | None = getattr(value, _KNOWN, None) if isinstance(value, FakeTensor) else None
+    kept: _Values | _Filling | None = getattr(value, _KNOWN, None) if isinstance(value, FakeTensor) else None
     return kept is not None and kept.are_shares and kept.writes == _writes(value)
 
 
@@ -189,15 +219,26 @@ def _is_kept(tensor: Any) -> bool:
     return is_whole and tensor.numel() <= _MOST_ELEMENTS
 
 
+def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
+    is_number = getattr(func, "overloadpacket", None) in _FILLED and not any(
+        isinstance(value, torch.Tensor) for value in args[1:]
+    )
+    return is_number and result.dtype.is_floating_point and result.numel() <= _MOST_ELEMENTS
+
+
 def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
             is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            is_small = is_whole or value.numel() <= MOST_KEPT or has_shares(value)
-            if is_small and value.layout is torch.strided:
+            if value.layout is torch.strided and (is_whole or value.numel() <= MOST_KEPT or _is_followed(value)):
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)
+
+
+def _is_followed(tensor: torch.Tensor) -> bool:
+    """Whether values in a tensor's memory were known once."""
+    return hasattr(tensor.untyped_storage(), _WRITES) or has_shares(tensor)
 
 
 def _writes(tensor: torch.Tensor) -> int:

@@ -177,21 +177,26 @@ def _new_tensor(_func: Any, args: Any, kwargs: Any) -> Any:
 
 def _get(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, index = args
-    found = _as_tensors(index)
+    found = _as_tensors(tensor, index)
     return NotImplemented if found is index else func(tensor, found, **kwargs)
 
 
 def _set(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, index, value = args
-    found = _as_tensors(index)
+    found = _as_tensors(tensor, index)
     return NotImplemented if found is index else func(tensor, found, value, **kwargs)
 
 
-def _as_tensors(index: Any) -> Any:
-    """Returns an index whose lists of numbers are tensors, as C++ would create them on the tensor's device."""
+def _as_tensors(tensor: Any, index: Any) -> Any:
+    """Returns an index whose lists of numbers are tensors on the indexed tensor's device, as C++ creates them."""
     if isinstance(index, list):
         is_data = not any(isinstance(item, (slice, type(None), _Tensor)) for item in index)
-        return torch.tensor(index) if is_data else index
+        return _on_its_device(tensor, index) if is_data else index
     if isinstance(index, tuple) and any(isinstance(item, list) for item in index):
-        return tuple(torch.tensor(item) if isinstance(item, list) else item for item in index)
+        return tuple(_on_its_device(tensor, item) if isinstance(item, list) else item for item in index)
     return index
+
+
+def _on_its_device(tensor: Any, numbers: list[Any]) -> Any:
+    made = torch.tensor(numbers)
+    return made.to(FACE) if is_on_device(tensor) else made

@@ -25,9 +25,9 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     ACTIONS.index(name)
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
-#: Steps of `follow` other than bytes to allocate: all results at once, and a free of the latest block. `result_at`
-#: returns the step that allocates one of several results.
-RESULTS, FREE = 0, -1
+#: Steps of `follow` other than bytes to allocate: all results at once, a free of the latest block, and one of the block
+#: before it. `result_at` returns the step that allocates one of several results.
+RESULTS, FREE, FREE_BELOW = 0, -1, -(2**32)
 
 
 def result_at(place: int) -> int:
@@ -141,7 +141,8 @@ class VirtualMemory:
         """Allocates and frees in the order of a kernel's steps; at the end frees what is left, the latest first.
 
         Args:
-            steps: Bytes to allocate; FREE frees the latest block, RESULTS allocates the kernel's results.
+            steps: Bytes to allocate; FREE frees the latest block, FREE_BELOW the one before it; RESULTS allocates the
+                kernel's results.
             hold: Allocates the result at a place, or all.
         """
         taken: list[Block] = []
@@ -151,6 +152,8 @@ class VirtualMemory:
                     hold(None)
                 elif step == FREE:
                     self.give(taken.pop())
+                elif step == FREE_BELOW:
+                    self.give(taken.pop(-2))
                 elif step < FREE:
                     hold(FREE - 1 - step)
                 else:

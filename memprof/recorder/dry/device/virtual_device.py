@@ -22,6 +22,7 @@ from memprof.recorder.dry.device.kernels.fused import FusedKernels
 from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
 from memprof.recorder.dry.device.kernels.grouped import GROUPED
 from memprof.recorder.dry.device.kernels.int8 import int8_shape
+from memprof.recorder.dry.device.kernels.layouts import LAYOUTS
 from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.kernels.results import in_order
@@ -114,7 +115,7 @@ class VirtualDevice:
 
     def shape_of(self, func: Any) -> Callable[..., Any] | None:
         """Returns the shape function of an operator, if torch has none."""
-        for shapes in (RECURRENT_SHAPES, LOSSES, GROUPED, TYPED_PRODUCTS):
+        for shapes in (RECURRENT_SHAPES, LOSSES, GROUPED, TYPED_PRODUCTS, LAYOUTS):
             if func in shapes:
                 return shapes[func]
         return int8_shape(func)
@@ -144,7 +145,7 @@ class VirtualDevice:
         steps = self._kernels.steps(func, args, result) if reads else None
         if steps is not None:
             self.memory.follow(steps, lambda place: self._hold(result if place is None else result[place], reads=True))
-        elif self._hold(in_order(func, result), reads=reads) or reads:
+        elif self._hold(in_order(func, args, result), reads=reads) or reads:
             self._kernels.run(func, args, result)
         self.memory.history.operator = None
 

@@ -5,6 +5,7 @@ Source: aten/src/ATen/native/transformers/attention.cpp and cuda/sdp_utils.cpp o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from memprof.machines.architectures import Architecture
 from memprof.recorder.dry.device.current import CURRENT
-from memprof.recorder.dry.device.face import is_on_device
+from memprof.recorder.dry.device.face import FACE, is_on_device
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -75,6 +76,8 @@ class Attention:
             return "math"
         if is_causal and mask is not None:
             return "math"
+        if not _match(query, key, value, shares_heads=shares_heads):
+            return "math"
         if mask is not None and mask.stride(-1) != 1:  # as of a position bias that was permuted
             return "math"
         if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
@@ -113,6 +116,12 @@ class Attention:
         return query.shape[-1] % step == 0 and value.shape[-1] % step == 0 and not shares
 
 
+def _match(query: Any, key: Any, value: Any, *, shares_heads: bool) -> bool:
+    """Whether batches and heads are those that the kernels require (`check_batch_size_and_num_heads_dense`)."""
+    counted = 1 if shares_heads else 2
+    return bool(query.shape[:counted] == key.shape[:counted] == value.shape[:counted])
+
+
 def masked_in_place(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     """Returns the scores whose memory their sum with the mask takes over; None for other operators.
 
@@ -146,8 +155,8 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, is_causal: bool, sc
 def _bias(mask: Any, query: Any, key: Any) -> Any:
     """Returns a mask as the kernels require it: additive, width a multiple of eight, expanded to every head."""
     if mask.dtype is torch.bool:
-        hidden = torch.zeros_like(mask, dtype=query.dtype)
-        mask = hidden.masked_fill_(mask.logical_not(), float("-inf"))
+        hidden, shown = (torch.scalar_tensor(value, dtype=query.dtype, device=FACE) for value in (-math.inf, 0.0))
+        mask = torch.where(mask, shown, hidden)
     while mask.dim() < 4:
         mask = mask.unsqueeze(0)
     missing = -mask.shape[-1] % _MASK_STEP

@@ -10,39 +10,66 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device.memory import FREE, result_at
+from memprof.recorder.dry.device.memory import FREE, RESULTS, result_at
 
 #: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
 #: convolutional layers, "Channels in and out").
 _CHANNEL_BYTES = 16
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 #: Bytes that cuDNN needs in addition: 16 to 400 in snapshots.
 _MORE = 256
 
 
-def convolution_sizes(args: Any, result: Any) -> list[int]:
-    """Tensor cores need channels last: cuDNN copies other layouts to its workspace, and the result back."""
+def convolution_steps(args: Any, result: Any) -> list[int]:
+    """Arguments in another layout are copied, the input of a 1-D convolution before there is a result.
+
+    Tensor cores need channels last: cuDNN copies other layouts to its workspace, and the result back.
+
+    Source: _convolution (native/Convolution.cpp), cudnn_convolution_forward (native/cudnn/ConvShared.cpp).
+    """
     tensor, weight, groups = args[0], args[1], args[-1]
+    form = layout_of(tensor, weight)
+    before, after = _copied(tensor, form), _copied(weight, form)
+    steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
     if _is_product(weight, groups) and not _is_padded(tensor, weight):
-        return []
-    return [_rearranged([tensor, weight, result], weight, groups)]
+        return steps
+    workspace = _rearranged([tensor, weight, result], weight, groups)
+    return [*steps, workspace] if workspace else steps
 
 
 def convolution_backward_steps(args: Any, _result: Any) -> list[int]:
     """Gradients of the input and of the weight each have a call with a workspace; that of the bias comes last.
 
-    A result's gradient in another layout than a contiguous input's is copied (cudnn_convolution_backward,
-    native/cudnn/ConvShared.cpp).
+    What has another layout is copied: the result's gradient and the input of a 1-D convolution for both calls
+    (cudnn_convolution_backward, native/cudnn/ConvShared.cpp).
     """
     gradient, tensor, weight = args[:3]
     groups, mask = args[-2:]
+    form, is_line = layout_of(tensor, weight), tensor.dim() == 3
     workspace = _rearranged([tensor, gradient, weight], weight, groups)
-    is_other = _is_channels_last(gradient) and tensor.is_contiguous()
-    steps: list[int] = [gradient.nbytes] if is_other else []
-    for place, needed in enumerate((0 if _is_product(weight, groups) else workspace, workspace, 0)):
+    steps = [*(_copied(tensor, form) if is_line else []), *_copied(gradient, form)]
+    needed: tuple[list[int], ...] = (
+        [*_copied(weight, form), 0 if _is_product(weight, groups) else workspace],
+        [*([] if is_line else _copied(tensor, form)), workspace],
+        [],
+    )
+    for place, sizes in enumerate(needed):
         if mask[place]:
-            steps += [result_at(place), *([needed, FREE] if needed else [])]
+            taken = [size for size in sizes if size]
+            steps += [result_at(place), *taken, *[FREE] * len(taken)]
     return steps
+
+
+def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
+    """Returns the layout in which a convolution computes (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
+    if _is_channels_last(tensor) or _is_channels_last(weight):
+        return _CHANNELS_LAST[tensor.dim()]
+    return torch.contiguous_format
+
+
+def _copied(tensor: Any, form: torch.memory_format) -> list[int]:
+    return [] if tensor.is_contiguous(memory_format=form) else [tensor.numel() * tensor.element_size()]
 
 
 def _rearranged(tensors: list[Any], weight: Any, groups: int) -> int:
@@ -76,5 +103,5 @@ def _is_padded(tensor: Any, weight: Any) -> bool:
 
 
 def _is_channels_last(tensor: Any) -> bool:
-    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    form = _CHANNELS_LAST.get(tensor.dim())
     return form is not None and tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()

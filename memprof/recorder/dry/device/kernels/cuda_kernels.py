@@ -14,11 +14,11 @@ from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
-from memprof.recorder.dry.device.kernels.convolved import convolution_sizes
 from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
+from memprof.recorder.dry.device.kernels.indexing import Indexing
 from memprof.recorder.dry.device.kernels.int8 import int8_sizes
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
-from memprof.recorder.dry.device.kernels.reductions import is_reduction, reduction_sizes
+from memprof.recorder.dry.device.kernels.reductions import cast_sizes, is_reduction, is_sum, reduction_sizes
 from memprof.recorder.dry.device.kernels.steps import steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
@@ -31,8 +31,6 @@ _HALF = (torch.float16, torch.bfloat16)
 #: (pytorch pull requests 175344, 168175 and 175879). Before, since 2.9, cuBLASLt keeps 1 MiB for each handle and stream
 #: (pull request 156495; getCUDABlasLtWorkspaceSize, cuda/CublasHandlePool.cpp of 2.9 to 2.11).
 _LARGER = (2, 12)
-#: Pairs that cub sorts in one tile, and pairs per tile where it takes several.
-_TILE, _PART = 2_304, 1_920
 #: A block of 64 x 64 gradients of queries, and its lock and counter (GradQTempStorage, kernel_backward.h).
 _QUERY_BLOCK = 64 * 64 * _FP32 + 16
 #: cuDNN aligns the parts of a workspace to these bytes.
@@ -62,6 +60,7 @@ class DeviceKernels:
         self._lt_workspace_bytes = 0 if is_unified else LT_WORKSPACE_BYTES
         self._lt_handles: set[tuple[bool, int]] = set()
         self._multiprocessors = multiprocessors
+        self._indexing = Indexing(multiprocessors, architecture.threads)
         self._has_dropout_state = False
         self._estimated: set[str] = set()
 
@@ -73,7 +72,8 @@ class DeviceKernels:
             return
         if is_reduction(packet):
             threads = self._architecture.threads
-            self._memory.pass_through(reduction_sizes(packet, args, result, self._multiprocessors, threads))
+            cast = cast_sizes(args, result) if is_sum(packet) else []
+            self._memory.pass_through([*cast, *reduction_sizes(packet, args, result, self._multiprocessors, threads)])
             return
         if packet is _aten._cudnn_rnn and not self._has_dropout_state:
             state_bytes = dropout_state_bytes(args, self._multiprocessors)
@@ -88,7 +88,7 @@ class DeviceKernels:
 
     def steps(self, func: Any, args: Any, result: Any) -> list[int] | None:
         """Returns what a kernel allocates and frees around its results; None if nothing comes before one of them."""
-        steps = steps_of(func, args, result)
+        steps = self._indexing.steps_of(func, args, result) or steps_of(func, args, result)
         packet = getattr(func, "overloadpacket", None)
         if steps is not None and packet in _ESTIMATED:
             self._estimated.add(str(packet))
@@ -176,30 +176,6 @@ def _efficient_backward(args: Any, _result: Any) -> list[int]:
     return [out.numel() * _FP32, sums, sums, batch * heads * -(-length // 64) * -(-width // 64) * _QUERY_BLOCK]
 
 
-def _index_put(args: Any, _result: Any) -> list[int]:
-    """Indices are numbered, sorted and kept in both orders if values are accumulated (cuda/Indexing.cu)."""
-    is_added = len(args) > 3 and bool(args[3])
-    if not is_added:
-        return []
-    count = max((index.numel() for index in args[1] if index is not None), default=0)
-    places = 1
-    for size, index in zip(args[0].shape, args[1], strict=False):
-        places *= size if index is not None else 1
-    return [*[_INT64 * count] * 5, _sort_pairs(count, places)]
-
-
-def _sort_pairs(count: int, largest: int) -> int:
-    """Returns the bytes in which cub sorts pairs of 8 bytes: of more than one tile, a second copy and histograms.
-
-    The sizes of tiles follow from snapshots of an RTX 4090 (8,192 pairs take 138,752 bytes, few take one block).
-    """
-    if count <= _TILE:
-        return 1
-    passes = -(-max(largest - 1, 1).bit_length() // 8)
-    tables = 1024 * passes + 1024 * -(-count // _PART) + 511
-    return 2 * _INT64 * count + tables
-
-
 def _group_norm(args: Any, _result: Any) -> list[int]:
     """Factors per sample and channel (cuda/group_norm_kernel.cu)."""
     tensor = args[0]
@@ -214,9 +190,9 @@ def _recurrent(args: Any, _result: Any) -> list[int]:
     return [turned_bytes(args), gates_bytes(args)]
 
 
-def _ctc_backward(args: Any, _result: Any) -> list[int]:
-    """Backward variables, as many as forward ones (cuda/LossCTC.cu)."""
-    return [args[6].nbytes]
+def _softmax_backward(args: Any, _result: Any) -> list[int]:
+    """Products of gradients and results (softmax_backward_cuda_out, cuda/SoftMax.cu)."""
+    return [args[0].numel() * torch.promote_types(args[0].dtype, args[1].dtype).itemsize]
 
 
 def _sort(args: Any, _result: Any) -> list[int]:
@@ -230,15 +206,13 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     _aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     _aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
-    _aten.index_put_: _index_put,
-    _aten.index_put: _index_put,
-    _aten._index_put_impl_: _index_put,
     _aten.native_group_norm: _group_norm,
     _aten.native_group_norm_backward: _group_norm_backward,
-    _aten.convolution: convolution_sizes,
     _aten._cudnn_rnn: _recurrent,
-    _aten._ctc_loss_backward: _ctc_backward,
     _aten.sort: _sort,
+    _aten._softmax_backward_data: _softmax_backward,
+    _aten.cumsum: cast_sizes,
+    _aten.cumprod: cast_sizes,
     _aten._fft_c2c: fourier_sizes,
     _aten._fft_r2c: fourier_sizes,
     _aten._fft_c2r: inverse_real_sizes,

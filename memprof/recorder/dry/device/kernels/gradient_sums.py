@@ -1,8 +1,9 @@
 """Sums of gradients, which autograd computes in place where nobody else holds one of them.
 
 A tensor with several uses has a gradient from each; autograd adds them up as they arrive
-(``InputBuffer::accumulate``, torch/csrc/autograd/input_buffer.cpp). It adds into the first, or else into the second,
-if it holds the last reference to it. Fake tensors are a subclass, for which it always allocates the sum.
+(``InputBuffer::accumulate``, torch/csrc/autograd/input_buffer.cpp). It adds into the sum so far if it holds the last
+reference to it and to its storage, which a view shares with its base. Fake tensors are a subclass, for which it always
+allocates the sum.
 """
 
 from __future__ import annotations
@@ -52,10 +53,7 @@ class GradientSums:
         ]
         seen = [*counts, self._least[depth]] if depth in self._least else counts
         least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))
-        for value, held in zip((first, second), counts, strict=True):
-            if held == least and _is_dense(value):
-                return value
-        return None
+        return first if counts[0] == least and _is_dense(first) else None
 
 
 def _is_plain(value: Any, result: Any) -> bool:

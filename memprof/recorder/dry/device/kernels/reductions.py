@@ -31,12 +31,33 @@ _PARTIAL: dict[Any, int] = {
 _WITH_INDEX = (_aten.max, _aten.min)
 #: Reductions that read one value at a time.
 _PLAIN = (_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
+#: Reductions that cast what they add up or multiply.
+_SUMS = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod}
 _WIDE = {torch.float16: 4, torch.bfloat16: 4, torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int16: 8}
 
 
 def is_reduction(packet: Any) -> bool:
     """Whether an operator is a reduction that may take such memory."""
     return packet in _PARTIAL
+
+
+def is_sum(packet: Any) -> bool:
+    """Whether an operator is a reduction that casts what it adds up or multiplies to the type of its result."""
+    return packet in _SUMS
+
+
+def cast_sizes(args: Any, result: Any) -> list[int]:
+    """Returns the bytes of the cast input of a sum; nothing where its type is the result's, or the kernel casts.
+
+    Source: make_reduction_from_out_ty (aten/src/ATen/native/ReduceOpsUtils.h) and impl_func_cum_ops (ReduceOps.cpp).
+
+    Args:
+        args: Its arguments.
+        result: Its result.
+    """
+    tensor = args[0]
+    is_in_kernel = tensor.dtype in (torch.float16, torch.bfloat16) and result.dtype is torch.float32
+    return [] if tensor.dtype is result.dtype or is_in_kernel else [tensor.numel() * result.element_size()]
 
 
 def reduction_sizes(packet: Any, args: Any, result: Any, multiprocessors: int, threads: int) -> list[int]:

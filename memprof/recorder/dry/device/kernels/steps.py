@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps
-from memprof.recorder.dry.device.memory import FREE, RESULTS
+from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_steps
+from memprof.recorder.dry.device.memory import FREE, RESULTS, result_at
 
 _aten = torch.ops.aten
 _FP32 = 4
@@ -45,7 +46,8 @@ def _layer_norm(args: Any, _result: Any) -> list[int]:
 
 
 def _layer_norm_backward(args: Any, _result: Any) -> list[int]:
-    return [*_copied(args[1]), RESULTS]
+    """The input is copied before there are results, its result's gradient after (layer_norm_backward_cuda)."""
+    return [*_copied(args[1]), RESULTS, *_copied(args[0])]
 
 
 def _embedding_backward(args: Any, _result: Any) -> list[int]:
@@ -56,21 +58,50 @@ def _embedding_backward(args: Any, _result: Any) -> list[int]:
     """
     gradient, indices, rows = args[0], args[1], args[2]
     count, size = indices.numel(), indices.nbytes
+    copies = [*_copied(indices), *_copied(gradient)]
     if count <= _UNSORTED_ROWS:
-        return [*_copied(gradient), RESULTS]
+        return [*copies, RESULTS]
     each = indices.element_size()
     segments = min(count, rows)
     partials = count // _PARTIAL_ROWS + segments
     # Where each row has many gradients, snapshots have one number per part and no sums.
     has_sums = segments * _PARTIAL_ROWS > count
     return [
-        *_copied(gradient),
+        *copies,
         *(size, size, size, _sort_bytes(size, count), FREE, FREE),
         RESULTS,
         *(size, _INT64, size, _scan_bytes(count), FREE, FREE),
         *(segments * each, segments * each, _scan_bytes(segments), FREE),
         *(_INT64, partials * each, partials * (gradient.shape[-1] * _FP32 if has_sums else _INT64)),
     ]
+
+
+def _embedding(args: Any, _result: Any) -> list[int]:
+    """Indices are copied if they are not one row after the other (embedding_symint, Embedding.cpp)."""
+    indices = args[1]
+    return [*([] if _is_row(indices) else [indices.numel() * indices.element_size()]), RESULTS]
+
+
+def _is_row(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be viewed in one dimension."""
+    kept = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    return not tensor.numel() or all(
+        stride == size * following for (_, stride), (size, following) in itertools.pairwise(kept)
+    )
+
+
+def _ctc(args: Any, _result: Any) -> list[int]:
+    """Both lengths and where targets begin are copied to the device; likelihoods come last (cuda/LossCTC.cu)."""
+    return [*_lengths(args[0]), result_at(1), result_at(0)]
+
+
+def _ctc_backward(args: Any, _result: Any) -> list[int]:
+    """The same copies, and backward variables, as many as forward ones."""
+    return [*_lengths(args[1]), args[6].nbytes, RESULTS]
+
+
+def _lengths(likelihoods: torch.Tensor) -> list[int]:
+    return [likelihoods.shape[1] * _INT64] * 3
 
 
 def _foreach_norm(args: Any, _result: Any) -> list[int]:
@@ -97,7 +128,11 @@ def _copied(tensor: torch.Tensor) -> list[int]:
 _STEPS: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten.native_layer_norm: _layer_norm,
     _aten.native_layer_norm_backward: _layer_norm_backward,
+    _aten.embedding: _embedding,
     _aten.embedding_dense_backward: _embedding_backward,
+    _aten._ctc_loss: _ctc,
+    _aten._ctc_loss_backward: _ctc_backward,
     _aten._foreach_norm: _foreach_norm,
+    _aten.convolution: convolution_steps,
     _aten.convolution_backward: convolution_backward_steps,
 }

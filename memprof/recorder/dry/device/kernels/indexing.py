@@ -1,0 +1,193 @@
+"""What CUDA's kernels of indexed operators allocate: positions in masks, copies of indices, sorted indices.
+
+Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, cuda/Nonzero.cu and cuda/Indexing.cu of torch 2.11. CUB's sizes
+are those of snapshots of an H200 under CUDA 13, and of an RTX 4090 where so stated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memprof.recorder.dry.device.face import is_on_device
+from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS
+
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_INT32, _INT64 = 4, 8
+#: Elements that CUB counts in one tile; above, each of its blocks of so many threads has a partial count, five times as
+#: many blocks as run at once.
+_COUNTED, _COUNTING_THREADS, _SUBSCRIPTION = 4_096, 256, 5
+#: Elements per tile of a selection (6,794 to 9,058 by snapshots), bytes that describe one, and those in addition.
+_SELECTED, _TILE_STATE, _MORE_TILES = 8_192, 16, 32
+#: Elements per tile of a scan.
+_SCANNED = 4_608
+#: CUB aligns temporary memory to these bytes, with as many less one in addition.
+_ALIGNMENT = 256
+#: Pairs that CUB sorts in one tile, and pairs per tile where it takes several (RTX 4090).
+_TILE, _PART = 2_304, 1_920
+
+
+class Indexing:
+    """Kernels of operators with indices and masks on a device."""
+
+    def __init__(self, multiprocessors: int, threads: int) -> None:
+        """Takes what a device runs at once.
+
+        Args:
+            multiprocessors: Number of the device's multiprocessors.
+            threads: Threads that each runs at once.
+        """
+        blocks = multiprocessors * (threads // _COUNTING_THREADS) * _SUBSCRIPTION
+        self._partial_counts = _aligned(blocks * _INT32)
+        self._steps: dict[Any, Callable[[Any, Any], list[int]]] = {
+            _aten.index: self._index,
+            _aten.index_put: self._index_put,
+            _aten.index_put_: self._index_put,
+            _aten._index_put_impl_: self._index_put,
+            _aten.masked_scatter: self._masked_scatter,
+            _aten.masked_scatter_: self._masked_scatter,
+            _aten.masked_scatter_backward: self._masked_scatter_backward,
+            _aten.masked_select: self._masked_select,
+            _aten.nonzero: self._nonzero,
+        }
+
+    def steps_of(self, func: Any, args: Any, result: Any) -> list[int] | None:
+        """Returns bytes to allocate, FREE, FREE_BELOW and RESULTS in the order of a kernel; None for other operators.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            result: Its result.
+        """
+        steps = self._steps.get(getattr(func, "overloadpacket", None))
+        return None if steps is None else steps(args, result)
+
+    def _nonzero(self, args: Any, _result: Any) -> list[int]:
+        """Elements are counted, then their positions are selected."""
+        mask = args[0]
+        return [_INT32, self._counts(mask), FREE, RESULTS, _selection(mask)] if mask.numel() else [RESULTS]
+
+    def _masked_select(self, args: Any, result: Any) -> list[int]:
+        tensor, mask = args[:2]
+        dimensions = max(tensor.dim(), mask.dim())
+        return [*self._positions(mask, result.numel(), dimensions), RESULTS]
+
+    def _index(self, args: Any, result: Any) -> list[int]:
+        indices = _given(args[1])
+        count = result.numel() // max(_kept_elements(args[0], args[1]), 1)
+        return [*self._of_masks(indices, count), *_copies(indices), RESULTS]
+
+    def _index_put(self, args: Any, _result: Any) -> list[int]:
+        """Where values are accumulated, each index is multiplied by its stride and added; the sums are sorted."""
+        tensor, indices, values = args[0], _given(args[1]), args[2]
+        kept = max(_kept_elements(tensor, args[1]), 1)
+        masks = [index for index in indices if index.dtype in _MASKS]
+        count = values.numel() // kept if masks else math.prod(_broadcast(indices))
+        if masks and values.numel() < kept:  # one value, or one row, for all that the mask selects
+            count = max(mask.numel() for mask in masks)
+        steps = [RESULTS, *self._of_masks(indices, count)]
+        if not (len(args) > 3 and bool(args[3])):
+            return [*steps, *_copies(indices)]
+        size = _INT64 * count
+        more = len(indices) - len(masks) + sum(mask.dim() for mask in masks) - 1
+        steps += [size, size, FREE_BELOW, *[size, size, FREE_BELOW, FREE] * more, *[FREE_BELOW] * len(masks)]
+        copied = [] if values.is_contiguous() else [values.numel() * values.element_size()]
+        return [*steps, *copied, size, size, size, _sort_pairs(count, tensor.numel() // kept)]
+
+    def _masked_scatter(self, args: Any, _result: Any) -> list[int]:
+        """Elements of the mask are counted up to each (cuda/IndexKernel.cpp)."""
+        mask = args[1]
+        return [RESULTS, _INT64 * mask.numel(), _selection(mask, _SCANNED) + _ALIGNMENT]
+
+    def _masked_scatter_backward(self, args: Any, result: Any) -> list[int]:
+        mask = args[1]
+        return [*self._positions(mask, min(result.numel(), mask.numel()), mask.dim()), RESULTS]
+
+    def _of_masks(self, indices: list[torch.Tensor], count: int) -> list[int]:
+        """Masks become the positions that they select."""
+        masks = [index for index in indices if index.dtype in _MASKS]
+        return [step for mask in masks for step in self._positions(mask, count, mask.dim())]
+
+    def _positions(self, mask: torch.Tensor, count: int, dimensions: int) -> list[int]:
+        positions = count * dimensions * _INT64
+        if not (positions and mask.numel()):
+            return []
+        return [_INT32, self._counts(mask), FREE, positions, _selection(mask), FREE, FREE_BELOW]
+
+    def _counts(self, mask: torch.Tensor) -> int:
+        return 1 if mask.numel() <= _COUNTED else self._partial_counts
+
+
+def _broadcast(indices: list[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*(index.shape for index in indices)))  # type: ignore[no-untyped-call]
+
+
+def _given(indices: Any) -> list[torch.Tensor]:
+    return [index for index in indices if index is not None]
+
+
+def _kept_elements(tensor: torch.Tensor, indices: Any) -> int:
+    """Returns the elements of a tensor for one value of its indices."""
+    place, kept = 0, 1
+    for index in indices:
+        if index is None:
+            kept *= tensor.shape[place]
+        place += index.dim() if index is not None and index.dtype in _MASKS else 1
+    return kept * math.prod(tensor.shape[place:])
+
+
+def _copies(indices: list[torch.Tensor]) -> list[int]:
+    """Returns the bytes of copies of indices: those of the processor, and all unless their strides are the same.
+
+    Positions in masks are not copied.
+    """
+    if any(index.dtype in _MASKS for index in indices):
+        return []
+    shape = _broadcast(indices)
+    rows = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+    sizes = [math.prod(shape) * index.element_size() for index in indices]
+    moved = [not is_on_device(index) for index in indices]
+    strides = [rows if is_moved else _expanded(index, shape) for index, is_moved in zip(indices, moved, strict=True)]
+    copies = [size for size, is_moved in zip(sizes, moved, strict=True) if is_moved]
+    if len(set(strides)) > 1:
+        copies += [size for size, held in zip(sizes, strides, strict=True) if not _are_rows(shape, held, rows)]
+    return copies
+
+
+def _expanded(tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides of a tensor that is expanded to a shape (inferExpandGeometry, ExpandUtils.cpp)."""
+    sizes, strides = [1] * (len(shape) - tensor.dim()) + list(tensor.shape), list(tensor.stride())
+    for place in reversed(range(len(shape) - tensor.dim())):
+        following = shape[place + 1] * strides[0] if strides else 1
+        strides.insert(0, following)
+    return tuple(stride if size == wide else 0 for size, wide, stride in zip(sizes, shape, strides, strict=True))
+
+
+def _are_rows(shape: tuple[int, ...], strides: tuple[int, ...], rows: tuple[int, ...]) -> bool:
+    """Whether strides are those of a contiguous tensor, but for dimensions of one element."""
+    return all(size == 1 or one == row for size, one, row in zip(shape, strides, rows, strict=True))
+
+
+def _selection(mask: torch.Tensor, tile: int = _SELECTED) -> int:
+    """Returns the bytes in which CUB selects the positions of a mask, or scans it in other tiles."""
+    return _aligned((_MORE_TILES + -(-mask.numel() // tile)) * _TILE_STATE)
+
+
+def _sort_pairs(count: int, largest: int) -> int:
+    """Returns the bytes in which CUB sorts pairs of 8 bytes: of more than one tile, a second copy and histograms.
+
+    The sizes of tiles follow from snapshots of an RTX 4090 (8,192 pairs take 138,752 bytes, few take one block).
+    """
+    if count <= _TILE:
+        return 1
+    passes = -(-max(largest - 1, 1).bit_length() // 8)
+    tables = 1024 * passes + 1024 * -(-count // _PART) + 511
+    return 2 * _INT64 * count + tables
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT - 1
