@@ -1,4 +1,4 @@
-"""Blocks of indexed operators, casts and copies on a card: those of an H200 under torch 2.11 and CUDA 13."""
+"""Blocks of indexed operators, sorts, casts and copies on a card: those of an H200 under torch 2.11 and CUDA 13."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ _JOBS = {
     ),
     # How many labels each row has: the sum is of 64-bit integers.
     "sum of a mask": ("mask = torch.ones(4, 12, dtype=torch.bool, device='cuda')", "mask.sum(-1)", [32, 384]),
+    # Mixture of experts: tokens are sorted in place with one more block, and experts' counts scanned by CUB.
+    "sort": ("x = torch.randint(4, (512,), device='cuda')", "torch.sort(x)", [4096, 4096, 4096]),
+    "scan": (
+        "x = torch.ones(4, dtype=torch.int32, device='cuda')",
+        "torch.cumsum(x, 0, dtype=torch.int32)",
+        [16, 1023],
+    ),
+    # torchao's float8 training: the largest element of a transposed matrix is that of a copy.
+    "extremum of a transposed matrix": ("x = torch.randn(256, 256, device='cuda').t()", "torch.max(x)", [4, 262144]),
     # trl's log probabilities: elements of the mask are counted up to each.
     "masked scatter": (
         (

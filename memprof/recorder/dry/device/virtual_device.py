@@ -21,9 +21,9 @@ from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.kernels.fused import FusedKernels
 from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
 from memprof.recorder.dry.device.kernels.grouped import GROUPED
-from memprof.recorder.dry.device.kernels.int8 import int8_shape
 from memprof.recorder.dry.device.kernels.layouts import LAYOUTS
 from memprof.recorder.dry.device.kernels.losses import LOSSES
+from memprof.recorder.dry.device.kernels.low_bits import low_bit_shape
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.kernels.results import in_order
 from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
@@ -118,7 +118,7 @@ class VirtualDevice:
         for shapes in (RECURRENT_SHAPES, LOSSES, GROUPED, TYPED_PRODUCTS, LAYOUTS):
             if func in shapes:
                 return shapes[func]
-        return int8_shape(func)
+        return low_bit_shape(func)
 
     def after(self, func: Any, args: Any, result: Any, processor_bytes: int | None = None) -> None:
         """Assigns blocks to an operator's results, and temporary memory to its kernel.

@@ -16,10 +16,10 @@ from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
 from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.indexing import Indexing
-from memprof.recorder.dry.device.kernels.int8 import int8_sizes
+from memprof.recorder.dry.device.kernels.low_bits import low_bit_steps
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
-from memprof.recorder.dry.device.kernels.reductions import cast_sizes, is_reduction, is_sum, reduction_sizes
-from memprof.recorder.dry.device.kernels.steps import steps_of
+from memprof.recorder.dry.device.kernels.reductions import copied_bytes, is_reduction, reduction_sizes
+from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
 
@@ -33,9 +33,15 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGER = (2, 12)
 #: A block of 64 x 64 gradients of queries, and its lock and counter (GradQTempStorage, kernel_backward.h).
 _QUERY_BLOCK = 64 * 64 * _FP32 + 16
+#: Elements of a dimension that are sorted in place.
+_SMALL_SORT = 4_096
+#: Bytes that describe a tile of a scan of numbers of up to 4 bytes, and of larger ones.
+_SMALL_STATE, _LARGE_STATE = 8, 16
 #: cuDNN aligns the parts of a workspace to these bytes.
 _CUDNN_ALIGNMENT = 256
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
+#: cuBLASLt alone has products of scaled matrices.
+_SCALED = {_aten._scaled_mm}
 
 
 class DeviceKernels:
@@ -67,20 +73,20 @@ class DeviceKernels:
     def run(self, func: Any, args: Any, result: Any) -> None:
         """Allocates and frees an operator's temporary memory; keeps a library's workspace."""
         packet = getattr(func, "overloadpacket", None)
-        if packet in _PRODUCTS:
+        if packet in _PRODUCTS or packet in _SCALED:
             self._use_cublas(packet, args, result)
             return
         if is_reduction(packet):
             threads = self._architecture.threads
-            cast = cast_sizes(args, result) if is_sum(packet) else []
-            self._memory.pass_through([*cast, *reduction_sizes(packet, args, result, self._multiprocessors, threads)])
+            parts = reduction_sizes(packet, args, result, self._multiprocessors, threads)
+            self._memory.pass_through([copied_bytes(packet, args, result), *parts])
             return
         if packet is _aten._cudnn_rnn and not self._has_dropout_state:
             state_bytes = dropout_state_bytes(args, self._multiprocessors)
             self._has_dropout_state = bool(state_bytes)
             if state_bytes:
                 self._memory.keep(state_bytes)
-        sizes = _TEMPORARIES.get(packet) or int8_sizes(func)
+        sizes = _TEMPORARIES.get(packet)
         if sizes is not None:
             self._memory.pass_through(sizes(args, result))
             if packet in _ESTIMATED:
@@ -88,7 +94,11 @@ class DeviceKernels:
 
     def steps(self, func: Any, args: Any, result: Any) -> list[int] | None:
         """Returns what a kernel allocates and frees around its results; None if nothing comes before one of them."""
-        steps = self._indexing.steps_of(func, args, result) or steps_of(func, args, result)
+        steps = (
+            self._indexing.steps_of(func, args, result)
+            or steps_of(func, args, result)
+            or low_bit_steps(func, args, result)
+        )
         packet = getattr(func, "overloadpacket", None)
         if steps is not None and packet in _ESTIMATED:
             self._estimated.add(str(packet))
@@ -119,13 +129,15 @@ class DeviceKernels:
         if handle not in self._handles:
             self._handles.add(handle)
             self._memory.keep(self._workspace_bytes)
-        if self._lt_workspace_bytes and handle not in self._lt_handles and _is_fused_bias(packet, args, result):
+        if self._lt_workspace_bytes and handle not in self._lt_handles and _is_of_cublaslt(packet, args, result):
             self._lt_handles.add(handle)
             self._memory.keep(self._lt_workspace_bytes)
 
 
-def _is_fused_bias(packet: Any, args: Any, result: Any) -> bool:
-    """Whether cuBLASLt adds the bias (isInputCompliesAddmmCudaLt, cuda/Blas.cpp of torch 2.11)."""
+def _is_of_cublaslt(packet: Any, args: Any, result: Any) -> bool:
+    """Whether cuBLASLt multiplies, and adds the bias (isInputCompliesAddmmCudaLt, cuda/Blas.cpp of torch 2.11)."""
+    if packet in _SCALED:
+        return True
     if packet not in (_aten.addmm, _aten._addmm_activation):
         return False
     bias, left, right = args[:3]
@@ -195,9 +207,20 @@ def _softmax_backward(args: Any, _result: Any) -> list[int]:
     return [args[0].numel() * torch.promote_types(args[0].dtype, args[1].dtype).itemsize]
 
 
-def _sort(args: Any, _result: Any) -> list[int]:
+def _sort(args: Any, result: Any) -> list[int]:
+    """Up to 4,096 elements are sorted in place: an H200 had one block of 8 bytes an element for 512 and for 4,096."""
     tensor = args[0]
-    return [tensor.nbytes, tensor.numel() * _INT64]
+    dim = next((one for one in args[1:] if type(one) is int), -1)
+    is_small = tensor.dim() == 0 or tensor.shape[dim] <= _SMALL_SORT
+    return [*([] if is_small else [tensor.nbytes]), result[1].numel() * _INT64]
+
+
+def _scan(args: Any, result: Any) -> list[int]:
+    """CUB scans tensors of one dimension (scan_dim, cuda/ScanUtils.cuh)."""
+    copied = copied_bytes(_aten.cumsum, args, result)
+    if result.dim() != 1 or not result.numel():
+        return [copied]
+    return [copied, scan_bytes(result.numel(), _LARGE_STATE if result.element_size() > _FP32 else _SMALL_STATE)]
 
 
 _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
@@ -211,8 +234,8 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._cudnn_rnn: _recurrent,
     _aten.sort: _sort,
     _aten._softmax_backward_data: _softmax_backward,
-    _aten.cumsum: cast_sizes,
-    _aten.cumprod: cast_sizes,
+    _aten.cumsum: _scan,
+    _aten.cumprod: _scan,
     _aten._fft_c2c: fourier_sizes,
     _aten._fft_r2c: fourier_sizes,
     _aten._fft_c2r: inverse_real_sizes,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.face import is_on_device
+from memprof.recorder.dry.device.kernels.steps import scan_bytes
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS
 
 _aten = torch.ops.aten
@@ -23,8 +24,6 @@ _INT32, _INT64 = 4, 8
 _COUNTED, _COUNTING_THREADS, _SUBSCRIPTION = 4_096, 256, 5
 #: Elements per tile of a selection (6,794 to 9,058 by snapshots), bytes that describe one, and those in addition.
 _SELECTED, _TILE_STATE, _MORE_TILES = 8_192, 16, 32
-#: Elements per tile of a scan.
-_SCANNED = 4_608
 #: CUB aligns temporary memory to these bytes, with as many less one in addition.
 _ALIGNMENT = 256
 #: Pairs that CUB sorts in one tile, and pairs per tile where it takes several (RTX 4090).
@@ -101,7 +100,7 @@ class Indexing:
     def _masked_scatter(self, args: Any, _result: Any) -> list[int]:
         """Elements of the mask are counted up to each (cuda/IndexKernel.cpp)."""
         mask = args[1]
-        return [RESULTS, _INT64 * mask.numel(), _selection(mask, _SCANNED) + _ALIGNMENT]
+        return [RESULTS, _INT64 * mask.numel(), scan_bytes(mask.numel())]
 
     def _masked_scatter_backward(self, args: Any, result: Any) -> list[int]:
         mask = args[1]
@@ -172,9 +171,9 @@ def _are_rows(shape: tuple[int, ...], strides: tuple[int, ...], rows: tuple[int,
     return all(size == 1 or one == row for size, one, row in zip(shape, strides, rows, strict=True))
 
 
-def _selection(mask: torch.Tensor, tile: int = _SELECTED) -> int:
-    """Returns the bytes in which CUB selects the positions of a mask, or scans it in other tiles."""
-    return _aligned((_MORE_TILES + -(-mask.numel() // tile)) * _TILE_STATE)
+def _selection(mask: torch.Tensor) -> int:
+    """Returns the bytes in which CUB selects the positions of a mask."""
+    return _aligned((_MORE_TILES + -(-mask.numel() // _SELECTED)) * _TILE_STATE)
 
 
 def _sort_pairs(count: int, largest: int) -> int:

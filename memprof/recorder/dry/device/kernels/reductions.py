@@ -28,11 +28,11 @@ _PARTIAL: dict[Any, int] = {
     **dict.fromkeys((_aten.any, _aten.all), 1),
 }
 #: These return indices beside values if they reduce a dimension: a pair for each partial result.
-_WITH_INDEX = (_aten.max, _aten.min)
+_WITH_INDEX = _EXTREMA = (_aten.max, _aten.min)
 #: Reductions that read one value at a time.
 _PLAIN = (_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
-#: Reductions that cast what they add up or multiply.
-_SUMS = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod}
+#: Operators that cast what they add up or multiply.
+_CASTING = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.cumsum, _aten.cumprod}
 _WIDE = {torch.float16: 4, torch.bfloat16: 4, torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int16: 8}
 
 
@@ -41,23 +41,25 @@ def is_reduction(packet: Any) -> bool:
     return packet in _PARTIAL
 
 
-def is_sum(packet: Any) -> bool:
-    """Whether an operator is a reduction that casts what it adds up or multiplies to the type of its result."""
-    return packet in _SUMS
+def copied_bytes(packet: Any, args: Any, result: Any) -> int:
+    """Returns the bytes of a reduction's or scan's input in another type or layout, in which the kernel reads it.
 
-
-def cast_sizes(args: Any, result: Any) -> list[int]:
-    """Returns the bytes of the cast input of a sum; nothing where its type is the result's, or the kernel casts.
-
-    Source: make_reduction_from_out_ty (aten/src/ATen/native/ReduceOpsUtils.h) and impl_func_cum_ops (ReduceOps.cpp).
+    Sums and products are cast to the type of their result, unless it is the wider type in which a kernel adds halves
+    (make_reduction_from_out_ty, aten/src/ATen/native/ReduceOpsUtils.h; impl_func_cum_ops, ReduceOps.cpp). The extremum
+    of a whole tensor is found in one that is contiguous (ReduceAllOps.cpp).
 
     Args:
+        packet: The operator.
         args: Its arguments.
         result: Its result.
     """
     tensor = args[0]
+    if packet in _EXTREMA and len(args) == 1:
+        return 0 if tensor.is_contiguous() else tensor.numel() * int(tensor.element_size())
+    if packet not in _CASTING or tensor.dtype is result.dtype:
+        return 0
     is_in_kernel = tensor.dtype in (torch.float16, torch.bfloat16) and result.dtype is torch.float32
-    return [] if tensor.dtype is result.dtype or is_in_kernel else [tensor.numel() * result.element_size()]
+    return 0 if is_in_kernel else tensor.numel() * int(result.element_size())
 
 
 def reduction_sizes(packet: Any, args: Any, result: Any, multiprocessors: int, threads: int) -> list[int]:

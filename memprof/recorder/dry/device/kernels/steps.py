@@ -70,8 +70,8 @@ def _embedding_backward(args: Any, _result: Any) -> list[int]:
         *copies,
         *(size, size, size, _sort_bytes(size, count), FREE, FREE),
         RESULTS,
-        *(size, _INT64, size, _scan_bytes(count), FREE, FREE),
-        *(segments * each, segments * each, _scan_bytes(segments), FREE),
+        *(size, _INT64, size, scan_bytes(count), FREE, FREE),
+        *(segments * each, segments * each, scan_bytes(segments), FREE),
         *(_INT64, partials * each, partials * (gradient.shape[-1] * _FP32 if has_sums else _INT64)),
     ]
 
@@ -116,8 +116,14 @@ def _sort_bytes(size: int, count: int) -> int:
     return 2 * size + 8 * _HISTOGRAM + 1024 * -(-count // _TILE) + 2 * _ALIGNMENT - 1
 
 
-def _scan_bytes(count: int) -> int:
-    states = (_MORE_TILES + -(-count // _TILE)) * _TILE_STATE
+def scan_bytes(count: int, tile_state: int = _TILE_STATE) -> int:
+    """Returns what CUB's scan takes: a state per tile, and some.
+
+    Args:
+        count: Elements.
+        tile_state: Bytes that describe a tile.
+    """
+    states = (_MORE_TILES + -(-count // _TILE)) * tile_state
     return -(-states // _ALIGNMENT) * _ALIGNMENT + 2 * _ALIGNMENT - 1
 
 

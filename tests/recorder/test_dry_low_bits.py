@@ -1,4 +1,4 @@
-"""Layers in 8 bits on the card of a dry run, whose operators return as many columns as there are outliers.
+"""Layers in 8 and in 4 bits on the card of a dry run; operators return as many columns as there are outliers.
 
 `make test-libraries` trains with bitsandbytes itself; here operators of the same names and arguments stand for it.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.recorder.on_a_card import allocated
 from tests.recorder.recorded import record_script
 
 _JOB = """
@@ -68,3 +71,35 @@ def test_no_column_is_an_outlier(tmp_path: Path) -> None:
     assert step.ops.workspace_bytes[product].tolist() == [512 * 256 * (4 + 2)]
     made = step.storages.requested_bytes[product[step.storages.created_op_id] & (step.storages.created_op_id >= 0)]
     assert 512 * 256 * 4 in made.tolist()
+
+
+_PACKED = """
+torch.library.define(
+    "bitsandbytes::gemm_4bit",
+    "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
+    "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+)
+
+@torch.library.register_fake("bitsandbytes::gemm_4bit")
+def _(A, B, shapeB, absmax, *_):
+    return A.new_empty(*A.shape[:-1], shapeB[0])
+
+rows = torch.empty(ROWS, 256, dtype=torch.bfloat16, device="cuda")
+packed = torch.empty(512 * 128, 1, dtype=torch.uint8, device="cuda")
+scales = torch.empty(2048, dtype=torch.uint8, device="cuda")
+outer = torch.empty(8, device="cuda")
+START
+torch.ops.bitsandbytes.gemm_4bit(rows, packed, [512, 256], outer, 64, "nf4", None, scales, outer, outer)
+torch.empty(4096, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "before"),
+    [(2048, [8192, 8192, 512 * 256 * 2]), (1, [])],
+    ids=["weight dequantised", "kernel of bitsandbytes"],
+)
+def test_a_weight_in_four_bits_is_dequantised_for_many_rows(rows: int, before: list[int], tmp_path: Path) -> None:
+    """Scales twice and the weight, in the order of an H200's memory history of QLoRA."""
+    found = allocated(_PACKED.replace("ROWS", str(rows)), tmp_path)
+    assert found == [*before, rows * 512 * 2, 16384]
