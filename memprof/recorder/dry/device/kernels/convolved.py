@@ -1,7 +1,7 @@
 """Workspaces of cuDNN's convolutions, which cuDNN chooses: estimates by what tensor cores need.
 
-Snapshots of an H200 (torch 2.11, cuDNN 9.19) have these copies and up to 512 bytes more in most convolutions; some
-gradients of weights have several MiB more, and some convolutions of few channels have no workspace.
+Snapshots of an H200 (torch 2.11, cuDNN 9.19) have these copies and up to 512 bytes more in most convolutions; some have
+several MiB more, some gradients of weights many copies of the weight, and some convolutions of few channels nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import torch
 from memprof.recorder.dry.device.memory import FREE, RESULTS, result_at
 
 #: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
-#: convolutional layers, "Channels in and out").
+#: convolutional layers, "Channels in and out"). In snapshots, fp32 is padded only where a convolution is a product.
 _CHANNEL_BYTES = 16
+_HALF = (torch.float16, torch.bfloat16)
+_FP32 = 4
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_TYPES = (*_HALF, torch.float32)
 #: Bytes that cuDNN needs in addition: 16 to 400 in snapshots.
 _MORE = 256
 
@@ -32,7 +34,7 @@ def convolution_steps(args: Any, result: Any) -> list[int]:
     form = layout_of(tensor, weight)
     before, after = _copied(tensor, form), _copied(weight, form)
     steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
-    if _is_product(weight, groups) and not _is_padded(tensor, weight):
+    if _is_product(weight, groups):
         return steps
     workspace = _rearranged([tensor, weight, result], weight, groups)
     return [*steps, workspace] if workspace else steps
@@ -45,13 +47,13 @@ def convolution_backward_steps(args: Any, _result: Any) -> list[int]:
     (cudnn_convolution_backward, native/cudnn/ConvShared.cpp).
     """
     gradient, tensor, weight = args[:3]
-    groups, mask = args[-2:]
+    stride, groups, mask = args[4], args[-2], args[-1]
     form, is_line = layout_of(tensor, weight), tensor.dim() == 3
     workspace = _rearranged([tensor, gradient, weight], weight, groups)
     steps = [*(_copied(tensor, form) if is_line else []), *_copied(gradient, form)]
     needed: tuple[list[int], ...] = (
         [*_copied(weight, form), 0 if _is_product(weight, groups) else workspace],
-        [*([] if is_line else _copied(tensor, form)), workspace],
+        [*([] if is_line else _copied(tensor, form)), _of_weight(tensor, weight, stride, groups, workspace)],
         [],
     )
     for place, sizes in enumerate(needed):
@@ -59,6 +61,18 @@ def convolution_backward_steps(args: Any, _result: Any) -> list[int]:
             taken = [size for size in sizes if size]
             steps += [result_at(place), *taken, *[FREE] * len(taken)]
     return steps
+
+
+def _of_weight(tensor: Any, weight: Any, stride: Any, groups: int, rearranged: int) -> int:
+    """Returns the workspace of a weight's gradient: a product has a partial one in fp32 of each sample, or copies.
+
+    In fp32, copies where channels are padded, too.
+    """
+    if not rearranged or not _is_product(weight, groups) or any(one != 1 for one in stride):
+        return rearranged
+    if tensor.dtype is torch.float32 and _is_padded(tensor, weight):
+        return rearranged
+    return min(int(tensor.shape[0] * weight.numel()) * _FP32, rearranged)
 
 
 def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
@@ -83,10 +97,11 @@ def _rearranged(tensors: list[Any], weight: Any, groups: int) -> int:
     is_depthwise = groups > 1 and weight.shape[1] == 1  # torch's own kernels (is_depthwise, native/Convolution.cpp)
     if is_padded and (first.dim() != 4 or is_depthwise):
         return 0
-    if _is_product(weight, groups):
+    if _is_product(weight, groups) or groups > 1:
         tensors = [tensor for tensor in tensors if tensor is not weight]  # its order is the same in both layouts
+    step = together if first.dtype in _HALF or _is_product(weight, groups) else 1
     copies = sum(
-        tensor.nbytes // tensor.shape[1] * (-(-tensor.shape[1] // together) * together) if tensor.shape[1] else 0
+        tensor.nbytes // tensor.shape[1] * (-(-tensor.shape[1] // step) * step) if tensor.shape[1] else 0
         for tensor in tensors
     )
     return copies + _MORE
