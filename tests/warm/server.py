@@ -15,6 +15,7 @@ import array
 import atexit
 import builtins
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -34,6 +35,8 @@ from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(sys.argv[1]))
 _MOST_DESCRIPTORS = 64
+#: glibc's number of the setting, from malloc.h.
+_M_ARENA_MAX = -8
 
 
 class Server:
@@ -198,6 +201,8 @@ def become(request: dict[str, Any]) -> tuple[str, str, str]:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.__stdin__ = sys.stdin
+    if arenas := os.environ.get("MALLOC_ARENA_MAX"):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(arenas))  # malloc has read the variable long ago
     for name, limit in request["limits"].items():
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(getattr(resource, name), tuple(limit))
