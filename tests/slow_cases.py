@@ -115,7 +115,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/recorder/test_device_backward.py": ("recorded[arguments2]",),
     "tests/recorder/test_dry.py": ("is_told_of_it[2]",),
     "tests/recorder/test_dry_policies.py": ("real_run[swap-gpt]", "real_run[loss of a head-gpt]"),
-    "tests/recorder/test_dry_replicas.py": "find_unused_parameters",
+    "tests/recorder/test_dry_replicas.py": ("find_unused_parameters",),
     "tests/recorder/test_dry_values.py": (
         "its_length[cpu-torch.inference_mode",
         "its_length[cuda-torch.no_grad",
