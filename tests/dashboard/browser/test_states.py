@@ -194,7 +194,7 @@ def test_server_killed_while_the_page_is_open(show: Show, tmp_path: Path, small_
     shown.wait_idle()
     server.shutdown()
     server.server_close()
-    shown.expected += ["ERR_CONNECTION_(REFUSED|RESET)", "Failed to fetch", "Callback failed"]
+    shown.expected += ["ERR_(CONNECTION_(REFUSED|RESET)|EMPTY_RESPONSE)", "Failed to fetch", "Callback failed"]
     with shown.page.expect_event("requestfailed"):
         shown.page.keyboard.press("ArrowLeft")
     assert shown.page.locator("#timeline .main-svg .scatterlayer .trace").count() > 0
