@@ -33,6 +33,7 @@ OF_TORCH := tests/recorder tests/policies/test_draft.py tests/policies/test_plan
 # These run in processes of their own: the models they leave alive would be in the recordings of other tests.
 APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
 
+COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -42,6 +43,15 @@ COMPLETE := $(VENV)/.complete
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(PIP_ARGS)
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing/_internal)/' $(VENV)/lib || true
 PINNED_TORCH := $(shell grep '^torch==' constraints.txt)
+# torch is installed first and alone: a machine that keeps a build of its own (for its GPU, or for none) takes that one,
+# and what is installed next finds torch there. Half of what is to be compiled is torch's: that is done meanwhile.
+define INSTALL
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memprof needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PIP_INSTALL) $(PINNED_TORCH)
+	($(COMPILE)) & $(PIP_INSTALL) -c constraints.txt -e '.[$(1)]'; status=$$?; wait; exit $$status
+	$(COMPILE)
+endef
 TORCH_VENV := .venv-torch-$(TORCH)
 
 # The matrix of libraries has an environment of its own. The index has torchvision for CUDA alone: where it is installed
@@ -147,14 +157,8 @@ clean: ## Remove .venv, caches and everything built.
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch is installed first and alone: a machine that keeps a build of its own (for its GPU, or for none) takes that
-# one, and the second command finds torch there.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memprof needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")'
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
-	$(PIP_INSTALL) $(PINNED_TORCH)
-	$(PIP_INSTALL) -c constraints.txt -e '.[all,dev]'
-	$(COMPILE)
+	$(call INSTALL,all$(COMMA)dev)
 	@touch $@
 
 $(LIBRARIES)/.ready: pyproject.toml constraints.txt
@@ -183,8 +187,7 @@ $(EXTRAS)/.ready: pyproject.toml constraints.txt
 .venv-torch-/.ready:
 	@echo "make test-torch needs a version of torch: make test-torch TORCH=2.15.0"; exit 2
 
-# What the tests and the documentation need besides: the libraries that memprof goes with.
-$(COMPLETE): $(READY)
-	$(PIP_INSTALL) -c constraints.txt -e '.[all,dev,docs,integrations]'
-	$(COMPILE)
-	@touch $@
+# What the tests and the documentation need besides: the libraries that memprof goes with. All of it at once.
+$(COMPLETE): pyproject.toml constraints.txt
+	$(call INSTALL,all$(COMMA)dev$(COMMA)docs$(COMMA)integrations)
+	@touch $(READY) $@

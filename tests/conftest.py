@@ -29,7 +29,10 @@ settings.load_profile("memprof")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the slow cases, and keeps tests that share a fixture of their module in one worker, which makes it once."""
+    """Marks the slow cases, and keeps tests that share a fixture of their module or folder in one worker.
+
+    It makes the fixture once. All tests in the browser are such a group, and the other worker has time for the rest.
+    """
     if config.getoption("--shuffle") is not None:
         _shuffle(items, config.getoption("--shuffle"))
     for item in items:
@@ -38,9 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "_fixtureinfo", None)
         if fixtures is None or item.get_closest_marker("xdist_group") is not None:
             continue
-        shared = [found[-1] for found in fixtures.name2fixturedefs.values() if found and found[-1].scope == "module"]
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        scopes = {found[-1].scope for found in fixtures.name2fixturedefs.values() if found}
+        file = item.nodeid.partition("::")[0]
+        if "package" in scopes:
+            item.add_marker(pytest.mark.xdist_group(str(Path(file).parent)))
+        elif "module" in scopes:
+            item.add_marker(pytest.mark.xdist_group(file))
 
 
 def _shuffle(items: list[pytest.Item], seed: int) -> None:

@@ -58,9 +58,9 @@ def whole(words: str, returncode: int = 0, **more: object) -> Case:
     return Case(tuple(words.split()), returncode, is_recorded=True, **more)  # type: ignore[arg-type]
 
 
-def training(words: str, returncode: int = 0) -> Case:
+def training(words: str, returncode: int = 0, **more: object) -> Case:
     """Makes the case of a program of which only the training is compared."""
-    return Case(tuple(words.split()), returncode, is_recorded=True, is_cold=False)
+    return Case(tuple(words.split()), returncode, is_recorded=True, is_cold=False, **more)  # type: ignore[arg-type]
 
 
 def python(words: str, returncode: int = 0) -> Case:
@@ -86,7 +86,7 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 CASES = [
     # Memory runs out: the same error, traceback and status, and a job that goes on has its memory back.
     *(
-        whole(f"runs_out_of_memory.py {place}", status, environment=ONE_ARENA)
+        training(f"runs_out_of_memory.py {place}", status, environment=ONE_ARENA)
         for place, status in OUT_OF_MEMORY.items()
     ),
     plain("runs_out_of_memory.py build", 1, environment=ONE_ARENA),

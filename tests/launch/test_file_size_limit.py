@@ -11,8 +11,6 @@ import pytest
 
 from memprof.trace.store import Trace
 
-pytestmark = pytest.mark.cold
-
 #: It has the system end it where a file would grow beyond the limit, and counts how often that was tried.
 JOB = """
 import signal, sys
@@ -73,6 +71,7 @@ def test_what_fits_is_recorded_and_the_limit_is_named(tmp_path: Path, how: str, 
     assert trace.steady_step().ops.op_id.size > 0
 
 
+@pytest.mark.cold
 def test_what_one_file_cannot_hold_stays_in_the_spool(tmp_path: Path) -> None:
     """A light recording in several files that does not fit into one: the sentence names the limit, the spool opens."""
     words = "-m", "memprof", "record", "--light", "-o", "run.memprof", "job.py", "counts"
@@ -83,7 +82,7 @@ def test_what_one_file_cannot_hold_stays_in_the_spool(tmp_path: Path) -> None:
     assert trace.steady_step().ops.op_id.size > 0
 
 
-@pytest.mark.parametrize("limit", [pytest.param(1024, marks=pytest.mark.slow), 10 * 1024])
+@pytest.mark.parametrize("limit", [pytest.param(1024, marks=[pytest.mark.slow, pytest.mark.cold]), 10 * 1024])
 def test_where_no_step_fits_the_limit_is_named(tmp_path: Path, limit: int) -> None:
     """Nothing is recorded, and the reason given is the limit; the job trains to its end."""
     done = run(tmp_path, limit, "-m", "memprof", "record", "-o", "run.memprof", "job.py", "default")

@@ -22,8 +22,6 @@ from memprof.trace.schema import Ops, OutOfMemory
 from memprof.trace.store import Trace
 from tests.conformance.test_conformance import OUT_OF_MEMORY
 
-pytestmark = pytest.mark.cold
-
 SCRIPT = Path(__file__).parent.parent / "conformance" / "scripts" / "runs_out_of_memory.py"
 #: A weight of the script's model, in bytes, and its bias.
 WEIGHT, BIAS = 3072 * 3072 * 4, 3072 * 4

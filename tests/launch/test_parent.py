@@ -274,7 +274,6 @@ def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
     assert launch["options"] == {"skip": 2, "steps": 3, "stop": False, "light": False}
 
 
-@pytest.mark.cold
 def test_killed_job_keeps_what_was_recorded(folder: Path) -> None:
     """SIGKILL to the job leaves a trace that says where it ends, and memprof ends the same way."""
     (folder / "train.py").write_text(

@@ -40,6 +40,10 @@ def bench_of(step: Step) -> Workbench:
     return bench
 
 
+#: What is searched for is kept in the process.
+pytestmark = pytest.mark.xdist_group("mixture")
+
+
 @cache
 def effects_of(name: str) -> tuple[Workbench, Effects]:
     step = step_named(name)

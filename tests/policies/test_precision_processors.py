@@ -22,6 +22,7 @@ from tests.recorder.recorded import record_script
 #: Records a job as it is and under a policy where oneDNN is held to some instructions, and predicts one from the other.
 _COMPARE = """
 import json, sys
+import torch
 from memprof.errors import PolicyError
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision

@@ -39,9 +39,13 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
     while words[:1] in (["-u"], ["-P"]):
         words = words[1:]
     is_module = words[:1] == ["-m"] and len(words) > 1
+    is_code = words[:1] == ["-c"] and len(words) > 1
     if words[:1] == [_COMMAND] or (is_module and words[1] in ("memprof", "memprof.cli.main")):
         return "job" if environment.get("WARM_OTHER_MEMPROF") else "cli"
-    if is_module:
+    if is_code:
+        # Code that imports torch, and processes that multiprocessing spawns: those unpickle what needs torch.
+        is_job = "import torch" in words[1] or "--multiprocessing-fork" in words[2:]
+    elif is_module:
         is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
         is_job = is_own or words[1] in ("pytest", "torch.distributed.run")
     else:

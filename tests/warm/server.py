@@ -15,6 +15,7 @@ import array
 import atexit
 import builtins
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -34,6 +35,8 @@ from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(sys.argv[1]))
 _MOST_DESCRIPTORS = 64
+#: glibc's number of the setting, from malloc.h.
+_M_ARENA_MAX = -8
 
 
 class Server:
@@ -166,11 +169,11 @@ def _copy_beyond(number: int, beyond: int) -> int:
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, beyond)
 
 
-def become(request: dict[str, Any]) -> tuple[str, str]:
+def become(request: dict[str, Any]) -> tuple[str, str, str]:
     """Makes this process look as if an interpreter had just started it.
 
     Returns:
-        The module to run, "" where it is a script; and the script's path.
+        The module to run, the script's path, and the code of ``-c``; "" for what it is not.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -198,13 +201,15 @@ def become(request: dict[str, Any]) -> tuple[str, str]:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.__stdin__ = sys.stdin
+    if arenas := os.environ.get("MALLOC_ARENA_MAX"):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(arenas))  # malloc has read the variable long ago
     for name, limit in request["limits"].items():
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(getattr(resource, name), tuple(limit))
     sys.orig_argv = [sys.executable, *request["words"]]
-    is_module = words[0] == "-m"
-    sys.argv = words[1:] if is_module else list(words)
-    first = request["folder"] if is_module else os.path.dirname(os.path.realpath(words[0]))
+    is_module, is_code = words[0] == "-m", words[0] == "-c"
+    sys.argv = words[1:] if is_module else ["-c", *words[2:]] if is_code else list(words)
+    first = request["folder"] if is_module else "" if is_code else os.path.dirname(os.path.realpath(words[0]))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != HERE]
     sys.path[:] = [*([] if "-P" in flags else [first]), *paths, *BASE_PATH]
     sys.path_importer_cache.clear()
@@ -214,23 +219,27 @@ def become(request: dict[str, Any]) -> tuple[str, str]:
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-    return words[1] if is_module else "", os.path.abspath(words[0])
+    if is_module:
+        return words[1], "", ""
+    return ("", "", words[1]) if is_code else ("", os.path.abspath(words[0]), "")
 
 
-def run(module: str, script: str) -> None:
-    """Runs a module or a script as the main module."""
+def run(module: str, script: str, code: str) -> None:
+    """Runs a module, a script or the code of ``-c`` as the main module."""
     if module:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
-    from importlib.machinery import SourceFileLoader
+    from importlib.machinery import BuiltinImporter, SourceFileLoader
 
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=SourceFileLoader("__main__", script))
-    main.__dict__["__cached__"] = None
+    main.__dict__.update(__builtins__=builtins, __loader__=BuiltinImporter)
     sys.modules["__main__"] = main
-    with open(script, "rb") as file:
-        text = file.read()
-    exec(compile(text, script, "exec", dont_inherit=True), main.__dict__)
+    text: bytes | str = code
+    if script:
+        main.__dict__.update(__file__=script, __loader__=SourceFileLoader("__main__", script), __cached__=None)
+        with open(script, "rb") as file:
+            text = file.read()
+    exec(compile(text, script or "<string>", "exec", dont_inherit=True), main.__dict__)
 
 
 def show(error: BaseException) -> None:
@@ -302,10 +311,10 @@ def main(address: str, kind: str) -> None:
     request = Server(address).serve()
     if request is None:
         return
-    module, script = become(request)
+    what = become(request)
     status = 0
     try:
-        run(module, script)
+        run(*what)
     except SystemExit as error:
         status = status_of(error)
     except BaseException as error:  # noqa: BLE001

@@ -33,3 +33,48 @@ def test_processes_that_are_killed_while_they_hand_over_leave_the_server_running
             killed.connect(str(address))
             killed.sendall(sent)
         assert int(subprocess.check_output(command)) == before
+
+
+def test_code_and_spawned_processes_are_run_where_torch_is_imported(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """With the arguments, the name and the import path that they have in a process of their own; other code is not."""
+    if request.config.getoption("--cold"):
+        pytest.skip("no server is started")
+    (tmp_path / "spawns.py").write_text(_SPAWNS)
+    code = "import torch, sys, os; print(sys.argv, sys.path[0] == '', __name__, os.getppid())"
+    for words in ([sys.executable, "spawns.py"], [sys.executable, "-c", code, "x"]):
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)  # starts the servers
+    address = Path(f"{os.environ['WARM_PYTHON']}-job")
+    while not address.exists():
+        time.sleep(0.1)
+    script = tmp_path / "parent.py"
+    script.write_text("import os; print(os.getppid())")
+    server = subprocess.check_output([sys.executable, str(script)], text=True).strip()
+    said = subprocess.check_output([sys.executable, "-c", code, "x"], text=True)
+    assert said == f"['-c', 'x'] True __main__ {server}\n"
+    assert subprocess.run([sys.executable, "-c", "import torch; raise SystemExit(7)"], check=False).returncode == 7
+    said = subprocess.check_output([sys.executable, "spawns.py"], cwd=tmp_path, text=True)
+    assert said == f"ended with 5, below {server}\n"
+    plain = subprocess.check_output([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], text=True)
+    assert plain == "False\n"
+
+
+_SPAWNS = """
+import multiprocessing, os, sys
+
+def work(queue):
+    queue.put(os.getppid() if "torch" in sys.modules else 0)
+    queue.close()
+    queue.join_thread()
+    sys.exit(5)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    parent = queue.get()
+    process.join()
+    print(f"ended with {process.exitcode}, below {parent}")
+"""

@@ -79,6 +79,7 @@ _GO = """search => {
   scrollTo(0, 0);
   dash_clientside.set_props("url", {search: search && `?${search}`});
 }"""
+_WINDOW = {"width": 1300, "height": 1000}
 #: What a test waits for comes, however busy the machine is: only what never comes is an error.
 TIMEOUT_MS = 60_000
 
@@ -283,17 +284,25 @@ def kept(browser: Any) -> Iterator[dict[str, Shown]]:
 
 @pytest.fixture
 def look(browser: Any, kept: dict[str, Shown]) -> Iterator[Callable[..., Shown]]:
-    """Goes to a view on a page that is open already, as ``show`` opens one; its complaints fail the test as well."""
+    """Goes to a view on a page that is open already, as ``show`` opens one; its complaints fail the test as well.
+
+    One page of each dashboard is open. Another size of its window, or theme of the system, is set on it.
+    """
     looked: dict[str, Shown] = {}
 
-    def look_at(served: Served, search: str = "", **options: Any) -> Shown:
-        key = f"{served.origin} {options}"
+    def look_at(
+        served: Served, search: str = "", *, viewport: Any = _WINDOW, color_scheme: str = "light", is_drawn: bool = True
+    ) -> Shown:
+        key = served.origin
         if key in kept:
+            kept[key].page.set_viewport_size(viewport)
+            kept[key].page.emulate_media(color_scheme=color_scheme)
             kept[key].move(search)
         else:
-            kept[key] = _opened(browser, served, options)
+            kept[key] = _opened(browser, served, {"viewport": viewport, "color_scheme": color_scheme})
             kept[key].page.goto(served.address(search))
-            kept[key].wait_any_drawn()
+            if is_drawn:
+                kept[key].wait_any_drawn()
             kept[key].wait_idle()
         looked[key] = kept[key]
         return kept[key]
@@ -307,7 +316,7 @@ def look(browser: Any, kept: dict[str, Shown]) -> Iterator[Callable[..., Shown]]
 
 def _opened(browser: Any, served: Served, options: dict[str, Any]) -> Shown:
     """Returns a page that was listened to from its beginning, still empty."""
-    context = browser.new_context(**{"viewport": {"width": 1300, "height": 1000}, **options})
+    context = browser.new_context(**{"viewport": _WINDOW, **options})
     context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(_COUNTS)
     shown = Shown(context.new_page(), served)

@@ -133,7 +133,7 @@ def test_keys_open_pages_and_help(look: Look, gpt: Served) -> None:
     assert not shown.page.locator("#help").evaluate("one => one.open")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_controls_have_names_and_roles(look: Look, two: Served, theme: str) -> None:
     """The page has a language, tabs are tabs, and each choice, field and button has a name."""
     shown = look(two, "tab=diff&other=1", color_scheme=theme)

@@ -29,25 +29,20 @@ def _peak(served: Served, first: int = FIRST, end: int = END) -> int:
 
 
 def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
-    """The first picture is the last whole step, the cursor at its peak, whose size is that of the sample."""
+    """The first picture is the last whole step, the cursor at its peak; areas and total are those of the sample."""
     shown = show(gpt)
     shown.wait_drawn(FIRST, END)
     shown.wait_cursor(_peak(gpt))
     shown.wait_text("#readout", format_bytes(PEAK_BYTES))
     assert shown.page.locator("#facts .facts-line [title]").first.get_attribute("title") == f"{PEAK_BYTES:,} B"
     shown.wait_text("#facts h1", f"Peaks at {format_bytes(PEAK_BYTES)} in forward of step 4")
-    assert f"peak {format_bytes(PEAK_BYTES)}" in shown.figure()["notes"]
-
-
-def test_drawn_peak_is_the_true_peak_at_the_opening(look: Show, gpt: Served) -> None:
-    """The highest drawn total is the recording's peak, and the areas sum to the total everywhere."""
-    shown = look(gpt)
-    shown.wait_drawn(FIRST, END)
     assert_true_peak(shown, FIRST, END)
     figure = shown.figure()
+    assert f"peak {format_bytes(PEAK_BYTES)}" in figure["notes"]
     assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
 
 
+@pytest.mark.slow
 def test_drawn_peak_is_the_true_peak_in_many_stretches(look: Show, gpt: Served) -> None:
     """In six ranges of all widths the drawn peak is the true one."""
     shown = look(gpt)
@@ -262,6 +257,7 @@ def test_address_restores_the_view(look: Show, gpt: Served) -> None:
     shown.wait_text("#live-detail", "storage 7")
 
 
+@pytest.mark.slow
 def test_what_is_seen_is_what_the_address_gives_another(look: Show, show: Show, gpt: Served) -> None:
     """A view reached by keys opens the same in another browser by its address."""
     one = look(gpt, "first=0&end=400&at=50")
@@ -306,7 +302,9 @@ def test_search_highlights_and_filters(look: Show, gpt: Served) -> None:
     shown.wait_text("#live-table", "No live storage matches 'no such thing'")
 
 
-@pytest.mark.parametrize(("budget", "size"), [("40MiB", 40 * 2**20), ("50%", PEAK_BYTES // 2)])
+@pytest.mark.parametrize(
+    ("budget", "size"), [("40MiB", 40 * 2**20), pytest.param("50%", PEAK_BYTES // 2, marks=pytest.mark.slow)]
+)
 def test_budget_line(look: Show, gpt: Served, budget: str, size: int) -> None:
     """A budget, as a size or a share of the peak, is a line at its height and a figure in the summary."""
     shown = look(gpt)
@@ -447,9 +445,9 @@ def test_view_as_table(look: Show, gpt: Served) -> None:
     assert str(PEAK_BYTES) in re.sub(r"\D+", " ", row.first.inner_text()).split()
 
 
-def test_narrow_page_does_not_scroll_sideways(show: Show, two: Served) -> None:
+def test_narrow_page_does_not_scroll_sideways(look: Show, two: Served) -> None:
     """On a telephone's width everything stands within it."""
-    shown = show(two, viewport={"width": 375, "height": 800})
+    shown = look(two, viewport={"width": 375, "height": 800})
     shown.wait_text("#live-table", "storages")
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
 
