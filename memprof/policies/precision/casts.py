@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
 from memprof.policies.precision.ends import kept_graphs, own_readers
+from memprof.policies.precision.further_casts import cast_by_code, cast_twice, free_with_copies
 from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.recomputed import saved_by_unfinished_runs
@@ -146,7 +147,7 @@ def cast_reads(casts: Casts) -> None:
     is_handed_on &= ~types.is_own[uses.op_id]
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
-    to_short |= is_read & is_short & (rule == SHORT) & _is_cast_twice(casts)
+    to_short |= is_read & is_short & (rule == SHORT) & cast_twice(casts)
     # A recomputation that stops before a product has cast its operands: as late as backward reads them.
     is_prepared = types.is_unfinished & types.is_float[uses.storage_id] & ~is_short
     to_short |= is_prepared & (types.rule[types.origin[uses.op_id]] == SHORT)
@@ -227,11 +228,13 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     last = np.where(is_in_graph, np.maximum(last, graphs.dropped[graph]), last)
     category = np.zeros(len(first), dtype=np.bool_)
     category[saved_cast[is_saved]] = category[backward_cast[is_backward]] = True
+    read, copied_by = cast_by_code(casts, sources[first], ops[first], to_short[first])
     _, made = casts.insert(
         sources[first],
         ops[first],
         ops[first],
         to_short=to_short[first],
+        read=read,
         freed=last,
         category="temporary",
         sizes=bytes_read(step, sources[first], ops[first]),
@@ -257,14 +260,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     is_gone[rows] = False
     changed_storages = np.unique(np.concatenate([saved.storage_id[is_saved], uses.storage_id[is_backward]]))
     _let_go(casts, changed_storages, is_saved, is_gone)
-
-
-def _is_cast_twice(casts: Casts) -> Bools:
-    """Returns which uses are short tensors that the job's code casts to float32, and autocast back; ``(uses,)``."""
-    types, uses = casts.types, casts.step.uses
-    created = casts.step.storages.created_op_id[uses.storage_id]
-    is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
-    return is_twice
+    free_with_copies(casts, sources[first], ops[first], copied_by)
 
 
 def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:

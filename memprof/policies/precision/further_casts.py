@@ -1,4 +1,8 @@
-"""Casts the outputs of the root module: the loss reads float32."""
+"""Inserts casts that no rule of autocast makes: of the root module's outputs, and those of the job's code.
+
+The loss reads outputs in float32. What the code casts to float32 before a product, as ``x.to(self.down.weight.dtype)``
+before ``self.down(x)``, autocast casts back; in a step recorded in float32 neither leaves an operator.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.precision.float32 import calls_of_code
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
@@ -104,3 +109,97 @@ def _in_caches(step: Step) -> Ints:
     is_of_cache = np.array([_CACHES in str(text).partition("\n")[0] for text in step.stacks.frames] + [False])
     created = step.storages.created_op_id
     return np.flatnonzero((created != NONE) & is_of_cache[step.ops.stack_id[created]])
+
+
+def cast_twice(casts: Casts) -> Bools:
+    """Returns which uses are short tensors that the job's code casts to float32, and autocast back; ``(uses,)``."""
+    types, uses = casts.types, casts.step.uses
+    created = casts.step.storages.created_op_id[uses.storage_id]
+    is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
+    return is_twice & types.is_float[uses.storage_id] & types.is_short[uses.storage_id]
+
+
+def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tuple[Ints, Ints]:
+    """Inserts the float32 copies that autocast casts back; a variable of the code holds them until its function ends.
+
+    Args:
+        casts: The step being rewritten.
+        sources: Storages that are cast.
+        ops: Their readers, as many.
+        to_short: Whether they are cast to the short type.
+
+    Returns:
+        What these casts read, in ids of the draft; and the operators that copy the sources, NONE for the rest.
+    """
+    rows = np.flatnonzero(to_short & casts.types.is_short[sources])
+    before = ops[rows]
+    _, held = calls_of_code(casts.step, before, casts.nodes.innermost)
+    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
+    copied_by[rows], read[rows] = casts.insert(
+        sources[rows],
+        before,
+        before,
+        to_short=np.zeros(len(rows), dtype=np.bool_),
+        freed=np.maximum(held, before),
+        category="temporary",
+    )
+    return read, copied_by
+
+
+def free_with_copies(casts: Casts, sources: Ints, ops: Ints, copied_by: Ints) -> None:
+    """Frees what such a copy replaces: a source that was made in the same call, and that nothing else reads.
+
+    Args:
+        casts: The step being rewritten, after the casts read the copies.
+        sources: Storages that are cast.
+        ops: Their readers, as many.
+        copied_by: The operators that copy them, NONE for none.
+    """
+    step, uses, count = casts.step, casts.draft.uses, len(casts.step.ops)
+    rows = np.flatnonzero(copied_by != NONE)
+    of, before = sources[rows], ops[rows]
+    call, held = calls_of_code(step, before, casts.nodes.innermost)
+    last = np.full(len(casts.draft.storages), NONE, dtype=np.int64)
+    is_recorded = uses.op_id < count
+    np.maximum.at(last, uses.storage_id[is_recorded], uses.op_id[is_recorded])
+    is_local = (call != NONE) & (step.storages.created_op_id[of] >= step.module_calls.first_op_id[call])
+    is_local &= (last[of] < before) & (casts.freed[of] != NONE) & (casts.freed[of] <= held)
+    casts.free(of[is_local], copied_by[rows[is_local]])
+
+
+def cast_their_gradients(casts: Casts, is_short: Bools) -> None:
+    """Inserts the casts of backward: the gradient of such a product's input becomes float32, and short again.
+
+    Args:
+        casts: The step being rewritten, with all other casts.
+        is_short: Which recorded storages leave their operator short, ``(storages,)``.
+    """
+    step, types = casts.step, casts.types
+    storages, uses = step.storages, step.uses
+    rows = np.flatnonzero(cast_twice(casts))
+    size = np.full(len(step.ops), NONE, dtype=np.int64)
+    size[uses.op_id[rows]] = storages.requested_bytes[uses.storage_id[rows]]
+    created = storages.created_op_id
+    owner = np.where(created != NONE, types.forward[created], NONE)
+    is_gradient = is_short & (owner != NONE) & (storages.category != "gradient")
+    is_gradient &= storages.requested_bytes == size[owner]
+    # Before the node that reads it next.
+    is_read = is_gradient[uses.storage_id] & (types.forward[uses.op_id] != owner[uses.storage_id])
+    is_read &= uses.op_id > created[uses.storage_id]
+    begin = np.full(len(storages), len(step.ops), dtype=np.int64)
+    np.minimum.at(begin, uses.storage_id[is_read], uses.op_id[is_read])
+    found = np.flatnonzero(is_gradient & (begin < len(step.ops)))
+    found = found[np.argsort(begin[found], kind="stable")]
+    before, like = begin[found], created[found]
+    is_wide = np.zeros(len(found), dtype=np.bool_)
+    category = "temporary"
+    copied_by, copies = casts.insert(found, before, like, to_short=is_wide, freed=before, category=category)
+    shortened_by, made = casts.insert(
+        found, before, like, to_short=~is_wide, freed=casts.freed[found], category=category, read=copies
+    )
+    casts.draft.free(copies, shortened_by)
+    became = np.full(len(storages), NONE, dtype=np.int64)
+    became[found] = made
+    rows = np.flatnonzero((became[uses.storage_id] != NONE) & (uses.op_id >= begin[uses.storage_id]))
+    casts.redirect(rows, became[uses.storage_id[rows]])
+    casts.free(found, copied_by)
