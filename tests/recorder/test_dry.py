@@ -98,7 +98,7 @@ for step in range(6):
 
 @pytest.mark.parametrize("masks", ["torch.ones(64, 4096, dtype=torch.int32)", "next(iter(batches))"])
 def test_a_sum_of_a_mask_copies_it(tmp_path: Path, masks: str) -> None:
-    """The kernel converts a mask of int32 to the type of the sum, int64: one without values, or a loader's with them."""
+    """The kernel converts a mask of int32 to the type of the sum, int64, with values (a loader's batch) or without."""
     real, dry = record_both(tmp_path, _SUMMED.replace("MASKS", masks))
     for ended in (real, dry):
         assert ended.step.ops.workspace_bytes.max() == 64 * 4096 * 8
