@@ -125,7 +125,7 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
     Args:
         casts: The step being rewritten.
         sources: Storages that are cast.
-        ops: Their readers, as many.
+        ops: Their readers, in order.
         to_short: Whether they are cast to the short type.
 
     Returns:
@@ -133,16 +133,22 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
     """
     rows = np.flatnonzero(to_short & casts.types.is_short[sources])
     before = ops[rows]
-    _, held = calls_of_code(casts.step, before, casts.nodes.innermost)
-    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
-    copied_by[rows], read[rows] = casts.insert(
-        sources[rows],
-        before,
-        before,
-        to_short=np.zeros(len(rows), dtype=np.bool_),
-        freed=np.maximum(held, before),
+    call, held = calls_of_code(casts.step, before, casts.nodes.innermost)
+    # One copy of each source in a call of the code.
+    keys = sources[rows] * (len(casts.step.module_calls) + 1) + call + 1
+    _, first, copy_of = np.unique(keys, return_index=True, return_inverse=True)
+    ends = np.full(len(first), NONE, dtype=np.int64)
+    np.maximum.at(ends, copy_of, np.maximum(held, before))
+    made_by, copies = casts.insert(
+        sources[rows][first],
+        before[first],
+        before[first],
+        to_short=np.zeros(len(first), dtype=np.bool_),
+        freed=ends,
         category="temporary",
     )
+    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
+    copied_by[rows], read[rows] = made_by[copy_of], copies[copy_of]
     return read, copied_by
 
 
@@ -155,15 +161,17 @@ def free_with_copies(casts: Casts, sources: Ints, ops: Ints, copied_by: Ints) ->
         ops: Their readers, as many.
         copied_by: The operators that copy them, NONE for none.
     """
-    step, uses, count = casts.step, casts.draft.uses, len(casts.step.ops)
+    step, uses, count = casts.step, casts.step.uses, len(casts.step.ops)
     rows = np.flatnonzero(copied_by != NONE)
     of, before = sources[rows], ops[rows]
     call, held = calls_of_code(step, before, casts.nodes.innermost)
-    last = np.full(len(casts.draft.storages), NONE, dtype=np.int64)
-    is_recorded = uses.op_id < count
-    np.maximum.at(last, uses.storage_id[is_recorded], uses.op_id[is_recorded])
+    begin = np.full(len(step.storages), count, dtype=np.int64)
+    np.minimum.at(begin, of, before)
+    is_other = (casts.types.forward[uses.op_id] == NONE) & (uses.op_id >= begin[uses.storage_id])
+    is_other &= ~np.isin(uses.storage_id * count + uses.op_id, of * count + before)
     is_local = (call != NONE) & (step.storages.created_op_id[of] >= step.module_calls.first_op_id[call])
-    is_local &= (last[of] < before) & (casts.freed[of] != NONE) & (casts.freed[of] <= held)
+    is_local &= ~np.isin(of, uses.storage_id[is_other])
+    is_local &= (casts.freed[of] != NONE) & (casts.freed[of] <= held)
     casts.free(of[is_local], copied_by[rows[is_local]])
 
 
