@@ -15,10 +15,9 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
 )
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
-from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
+from memprof.policies.precision.casts import Casts, cast_their_gradients
 from memprof.policies.precision.ends import Nodes
 from memprof.policies.precision.flow import OwnCasts, Types, follow_types
-from memprof.policies.precision.further_casts import cast_outputs, cast_their_gradients
 from memprof.policies.precision.misfits import (
     refuse_compiled,
     refuse_mixed_types,
@@ -28,6 +27,7 @@ from memprof.policies.precision.misfits import (
     refuse_unscaled,
 )
 from memprof.policies.precision.policy import LBFGS, NO_BF16
+from memprof.policies.precision.region_casts import cast_inputs, cast_outputs, cast_reads
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
