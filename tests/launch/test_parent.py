@@ -326,11 +326,14 @@ def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
 
 
 _NEWER = """
-import os, subprocess, sys, types
-version = types.ModuleType("torch.version")
-exec(open({path!r}).read(), vars(version))
-version.__version__ = "99.1.0"
-sys.modules["torch.version"] = version  # before torch reads its own version
+import importlib.util, os, subprocess, sys
+
+class Newer:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, "newest.py") if name == "torch.version" else None
+
+sys.meta_path.insert(0, Newer)  # before torch reads its own version
 import torch
 assert torch.__version__ == "99.1.0"
 if len(sys.argv) == 1:
@@ -346,7 +349,9 @@ if len(sys.argv) == 1:
 @pytest.mark.cold
 def test_a_torch_newer_than_any_tried_is_warned_of_once(folder: Path) -> None:
     """One sentence for all processes of a job, after what was recorded."""
-    (folder / "newer.py").write_text(_NEWER.format(path=str(Path(torch.__file__).with_name("version.py"))))
+    (folder / "newer.py").write_text(_NEWER)
+    version = Path(torch.__file__).with_name("version.py").read_text()
+    (folder / "newest.py").write_text(version + '\n__version__ = "99.1.0"\n')
     ended = record("-o", "run.memprof", "newer.py")
     assert ended.returncode == 0, ended.stderr
     warning = f"memprof: warning: torch 99.1.0 is newer than {NEWEST}, the newest that memprof was tried with."

@@ -105,9 +105,56 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+#: A variable holds what is cast to the type of a weight, in place of what it is cast from, until the function ends.
+_CASTS_BEFORE_PRODUCT = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 512), nn.Linear(512, 32)
+        self.dropout = nn.Dropout(0.1)
+    def forward(self, x):
+        x = self.dropout(torch.relu(self.up(x)))
+        x = x.to(self.down.weight.dtype)
+        x = self.down(x)
+        return x
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = Layer(), nn.Dropout(0.1)
+    def forward(self, x):
+        return self.dropout(self.layer(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) + x
+        return x
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(512, 32)
+for step in range(6):
+    loss = model(rows).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
-@pytest.mark.parametrize("job", [_PARTS, _RECOMPUTES], ids=["parts of a loss", "checkpointed layers"])
+@pytest.mark.parametrize(
+    "job",
+    [_PARTS, _RECOMPUTES, _CASTS_BEFORE_PRODUCT],
+    ids=["parts of a loss", "checkpointed layers", "cast before a product"],
+)
 def test_peak_under_autocast(tmp_path: Path, job: str) -> None:
     """Within a hundredth, which is what a processor's kernels take beside tensors."""
     plan = Plan((Precision(dtype="bf16"),))

@@ -52,11 +52,16 @@ import importlib, inspect
 
 
 def shape_of(name):
-    """Returns what a name is: a class with its public attributes, or a function; and its signature."""
+    """Returns what a name is: a class with its public attributes, or a function; and its signature.
+
+    Python 3.14 evaluates annotations when they are read: they may name a stand-in.
+    """
     module, _, last = name.rpartition(".")
     value = getattr(importlib.import_module(module), last)
     if not inspect.isclass(value):
-        return ["function", str(inspect.signature(value)), []]
+        signature = inspect.signature(value)
+        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        return ["function", str(signature.replace(parameters=plain, return_annotation=signature.empty)), []]
     members = sorted({each for kind in value.__mro__[:-1] for each in vars(kind) if not each.startswith("_")})
     return ["class", "", members]
 '''

@@ -82,11 +82,13 @@ def test_a_sum_of_two_types_copies_one_of_them(tmp_path: Path) -> None:
 
 
 _SUMMED = """
+import numpy as np
 import torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-masks = torch.ones(64, 4096, dtype=torch.int32)
+batches = torch.utils.data.DataLoader(np.ones((64, 4096), dtype=np.int32), batch_size=64)
 for step in range(6):
+    masks = MASKS
     lengths = masks.sum(-1)
     (model(torch.randn(64, 8)).sum(-1) / lengths).mean().backward()
     optimizer.step()
@@ -94,9 +96,10 @@ for step in range(6):
 """
 
 
-def test_a_sum_of_a_mask_copies_it(tmp_path: Path) -> None:
-    """The kernel converts a mask of int32 to the type of the sum, int64, which is the fullest moment."""
-    real, dry = record_both(tmp_path, _SUMMED)
+@pytest.mark.parametrize("masks", ["torch.ones(64, 4096, dtype=torch.int32)", "next(iter(batches))"])
+def test_a_sum_of_a_mask_copies_it(tmp_path: Path, masks: str) -> None:
+    """The kernel converts a mask of int32 to the type of the sum, int64, with values (a loader's batch) or without."""
+    real, dry = record_both(tmp_path, _SUMMED.replace("MASKS", masks))
     for ended in (real, dry):
         assert ended.step.ops.workspace_bytes.max() == 64 * 4096 * 8
     assert dry.peak == real.peak

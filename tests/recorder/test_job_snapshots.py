@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.compared.allocation_sequence import read_sequence
+from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.trace.importers.snapshot import read_snapshot
 from tests.recorder.recorded import record_script
 
@@ -93,6 +94,14 @@ def test_a_history_is_kept_as_the_job_asks(tmp_path: Path) -> None:
     assert all(frame["filename"].endswith(".py") or frame["filename"].startswith("<") for frame in frames)
     assert all(not one["frames"] for one in found if one["action"].startswith("free"))
     assert not any("memprof" in frame["filename"].split("/") for frame in frames)
+
+
+def test_a_history_of_pinned_memory_alone_leaves_out_the_card() -> None:
+    """torch 2.15 passes two more arguments: whether pinned memory is recorded, and whether the card's is."""
+    history = JobHistory()
+    for is_on in (True, False):
+        history.configure("all", "all", "all", 7, False, False, False, [], True, is_on)
+        assert history.is_on is is_on
 
 
 def test_sums_of_gradients_are_in_place_where_nobody_holds_them(tmp_path: Path) -> None:

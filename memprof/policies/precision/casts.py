@@ -1,4 +1,8 @@
-"""Inserts autocast's casts: operators, the storages they allocate, and the resulting changes in lifetime."""
+"""Inserts casts: operators, the storages they allocate, and the resulting changes in lifetime.
+
+What the job's code casts to float32 before a product, as ``x.to(self.down.weight.dtype)`` before ``self.down(x)``,
+autocast casts back; in a step recorded in float32 neither leaves an operator.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
-from memprof.policies.precision.ends import kept_graphs, own_readers
-from memprof.policies.rewrite.frozen import frozen_parameters
-from memprof.policies.rewrite.key_caches import cache_ends
-from memprof.policies.rewrite.recomputed import saved_by_unfinished_runs
-from memprof.policies.rewrite.spans import find_spans
-from memprof.policies.rewrite.views_read import bytes_read, reads_callers_view
+from memprof.policies.precision.float32 import calls_of_code
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
 
@@ -134,165 +132,103 @@ class Casts:
         self.draft.free(self.step.storages.storage_id, self.freed)
 
 
-def cast_reads(casts: Casts) -> None:
-    """Inserts autocast's casts: to the short type for matrix products, to float32 where required."""
-    step, types = casts.step, casts.types
-    uses, storages = step.uses, step.storages
-    rule = types.rule[uses.op_id]
-    is_read = (uses.role == "read") & types.is_float[uses.storage_id] & (types.region[uses.op_id] != NONE)
-    is_short = types.is_short[uses.storage_id]
-    # The float32 result of spelled-out attention is cast for all its readers, whatever their rule.
-    is_handed_on = types.is_recast[uses.storage_id] & (types.attention[uses.op_id] == NONE) & (rule != VIEW)
-    is_handed_on &= ~types.is_own[uses.op_id]
-    to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
-    to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
-    to_short |= is_read & is_short & (rule == SHORT) & _is_cast_twice(casts)
-    # A recomputation that stops before a product has cast its operands: as late as backward reads them.
-    is_prepared = types.is_unfinished & types.is_float[uses.storage_id] & ~is_short
-    to_short |= is_prepared & (types.rule[types.origin[uses.op_id]] == SHORT)
-    # A function of the job's casts by itself what it multiplies into a tensor of autocast's type, in backward too.
-    writes_asked = np.zeros(len(step.ops), dtype=np.bool_)
-    writes_asked[uses.op_id[(uses.role == "mutate") & types.is_asked[uses.storage_id]]] = True
-    is_own_backward = writes_asked[uses.op_id] & (types.forward[uses.op_id] != NONE) & (uses.role == "read")
-    to_short |= is_own_backward & types.is_float[uses.storage_id] & ~is_short & (rule == SHORT)
-    rows = np.flatnonzero(to_short | to_float)
-    # A trained weight is cast once per region and kept to its end; anything else, views too, is cast at every reader.
-    is_weight = ((storages.category == "parameter") & ~frozen_parameters(step))[uses.storage_id[rows]]
-    is_weight &= (types.region[uses.op_id[rows]] != NONE) & ~writes_asked[uses.op_id[rows]]
-    is_weight &= ~reads_callers_view(step, uses.storage_id[rows], uses.op_id[rows])
-    _insert_read_casts(casts, rows, is_weight, to_short[rows])
-
-
-def cast_inputs(casts: Casts) -> None:
-    """Casts the inputs of a model with short weights, once per call."""
-    step, types = casts.step, casts.types
-    uses, storages = step.uses, step.storages
-    created = storages.created_op_id[uses.storage_id]
-    region = types.region[uses.op_id]
-    is_outside = created == NONE
-    is_outside[~is_outside] = types.region[created[~is_outside]] == NONE
-    is_data = ~is_one_of(storages.category, ("parameter", "buffer"))[uses.storage_id]
-    is_read = (uses.role == "read") & types.is_float[uses.storage_id] & (region != NONE) & is_outside & is_data
-    rows = np.flatnonzero(is_read)
-    _insert_read_casts(casts, rows, np.ones(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_))
-
-
-def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools) -> None:
-    """Inserts the casts of forward reads.
-
-    Args:
-        casts: The step being rewritten.
-        rows: Uses redirected to a cast.
-        is_kept: Whether one cast serves the whole region, else each operator has its own.
-        to_short: Whether to cast to the short type.
-    """
-    step, types, nodes = casts.step, casts.types, casts.nodes
-    uses, storages, saved = step.uses, step.storages, step.saved
-    if not len(rows):
-        return
-    ops, sources = uses.op_id[rows], uses.storage_id[rows]
-    region = types.region[ops]
-    # The key of a cast: source and, unless it is kept or the job's code makes it for several readers, reader.
-    places = len(step.ops) + len(types.region_end)
-    readers, holders = own_readers(step, types, nodes, ops, sources)
-    # In backward one cast serves the node, which holds it.
-    ends = np.where(region == NONE, nodes.end[ops], NONE)
-    readers, holders = np.where(region == NONE, ends, readers), np.maximum(holders, ends)
-    keys = sources * places + np.where(is_kept, len(step.ops) + region, readers)
-    _, first, cast_of = np.unique(keys, return_index=True, return_inverse=True)
-    # Arguments are cast from last to first: bias, weight, input. The sizes reveal their order.
-    order = np.lexsort((storages.requested_bytes[sources[first]], ~is_kept[first], ops[first]))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    first, cast_of = first[order], rank[cast_of]
-
-    # The readers save the cast, and so do their backward nodes where these are differentiated in turn.
-    has_release = saved.released_op_id != NONE
-    saver = np.append(types.origin, NONE)[np.where(has_release, saved.released_op_id, saved.forward_op_id)]
-    saved_cast = find_spans(saved.storage_id, saver, of=sources, first=ops, last=ops)
-    saved_cast = np.append(cast_of, NONE)[saved_cast]
-    is_saved = (saved_cast != NONE) & ~saved_by_unfinished_runs(step, types.is_unfinished)
-    released = nodes.end[saved.released_op_id]
-    released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
-    last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
-    np.maximum.at(last, cast_of, np.maximum(ops, holders))
-    np.maximum.at(last, saved_cast[is_saved], released[is_saved])
-    # Backward reads of saved tensors; those of a recomputation have no record.
-    reader = np.where(types.forward[uses.op_id] != NONE, types.origin[uses.op_id], NONE)
-    backward_cast = np.append(cast_of, NONE)[find_spans(uses.storage_id, reader, of=sources, first=ops, last=ops)]
-    is_backward = (backward_cast != NONE) & ~types.is_unfinished
-    np.maximum.at(last, backward_cast[is_backward], nodes.end[uses.op_id[is_backward]])
-    graphs, graph = kept_graphs(step, types, nodes), region[first]
-    is_in_graph = np.isin(np.arange(len(first)), saved_cast[is_saved])
-    last = np.where(is_in_graph, np.maximum(last, graphs.dropped[graph]), last)
-    category = np.zeros(len(first), dtype=np.bool_)
-    category[saved_cast[is_saved]] = category[backward_cast[is_backward]] = True
-    _, made = casts.insert(
-        sources[first],
-        ops[first],
-        ops[first],
-        to_short=to_short[first],
-        freed=last,
-        category="temporary",
-        sizes=bytes_read(step, sources[first], ops[first]),
-    )
-    stays = np.flatnonzero(is_in_graph & (graphs.dropped[graph] == NONE))
-    casts.draft.free(made[stays], NONE)
-    stays = stays[graphs.dropped_before[graph[stays]] != NONE]
-    casts.draft.copy_storages(made[stays], np.full(len(stays), NONE), graphs.dropped_before[graph[stays]])
-    kinds = casts.draft.storages.category.copy()
-    kinds[made[category]] = "activation"
-    # The job's variables hold what its code casts back, not what autocast makes for an operator.
-    held = casts.draft.storages.held_op_id.copy()
-    held[made[~types.is_recast[sources[first]]]] = NONE
-    casts.draft.storages = casts.draft.storages.replace(category=kinds, held_op_id=held)
-
-    casts.redirect(rows, made[cast_of])
-    changed = casts.draft.saved.storage_id.copy()
-    changed[is_saved] = made[saved_cast[is_saved]]
-    savers = np.where(is_saved & has_release, saver, casts.draft.saved.forward_op_id)
-    casts.draft.saved = casts.draft.saved.replace(storage_id=changed, forward_op_id=savers)
-    casts.redirect(np.flatnonzero(is_backward), made[backward_cast[is_backward]])
-    is_gone = is_backward.copy()
-    is_gone[rows] = False
-    changed_storages = np.unique(np.concatenate([saved.storage_id[is_saved], uses.storage_id[is_backward]]))
-    _let_go(casts, changed_storages, is_saved, is_gone)
-
-
-def _is_cast_twice(casts: Casts) -> Bools:
+def cast_twice(casts: Casts) -> Bools:
     """Returns which uses are short tensors that the job's code casts to float32, and autocast back; ``(uses,)``."""
     types, uses = casts.types, casts.step.uses
     created = casts.step.storages.created_op_id[uses.storage_id]
     is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
-    return is_twice
+    return is_twice & types.is_float[uses.storage_id] & types.is_short[uses.storage_id]
 
 
-def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:
-    """Frees activations that were only kept by saved tensors, where a cast is saved instead."""
-    step, types, nodes = casts.step, casts.types, casts.nodes
-    storages, uses, saved = step.storages, step.uses, step.saved
-    is_candidate = np.zeros(len(storages), dtype=np.bool_)
-    is_candidate[storages_changed] = True
-    is_candidate &= ~is_one_of(storages.category, ("parameter", "buffer"))
-    is_candidate &= storages.freed_op_id != NONE
-    # If it outlived all its saved-tensor records, something else kept it.
-    released = np.full(len(storages), NONE, dtype=np.int64)
-    has_release = saved.released_op_id != NONE
-    np.maximum.at(released, saved.storage_id[has_release], nodes.next_start[saved.released_op_id[has_release]])
-    is_recomputed = step.ops.is_recompute[types.origin[uses.op_id]] & (types.forward[uses.op_id] != NONE)
-    np.maximum.at(released, uses.storage_id[is_recomputed], nodes.next_start[uses.op_id[is_recomputed]])
-    is_candidate &= storages.freed_op_id <= released
-    # Remaining holders: other records, and uses that were not redirected.
-    kept = np.full(len(storages), NONE, dtype=np.int64)
-    left = has_release & ~is_recast
-    np.maximum.at(kept, saved.storage_id[left], nodes.end[saved.released_op_id[left]])
-    is_later = (types.forward[uses.op_id] != NONE) & ~is_redirected
-    np.maximum.at(kept, uses.storage_id[is_later], nodes.end[uses.op_id[is_later]])
-    forward_read = np.full(len(storages), NONE, dtype=np.int64)
-    is_forward = types.forward[uses.op_id] == NONE
-    np.maximum.at(forward_read, uses.storage_id[is_forward], uses.op_id[is_forward])
-    rows = np.flatnonzero(is_candidate & (forward_read != NONE))
-    ends = np.maximum(
-        nodes.python_end(rows, forward_read[rows]), cache_ends(step, types.region, types.region_end)[rows]
+def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tuple[Ints, Ints]:
+    """Inserts the float32 copies that autocast casts back; a variable of the code holds them until its function ends.
+
+    Args:
+        casts: The step being rewritten.
+        sources: Storages that are cast.
+        ops: Their readers, in order.
+        to_short: Whether they are cast to the short type.
+
+    Returns:
+        What these casts read, in ids of the draft; and the operators that copy the sources, NONE for the rest.
+    """
+    rows = np.flatnonzero(to_short & casts.types.is_short[sources])
+    before = ops[rows]
+    call, held = calls_of_code(casts.step, before, casts.nodes.innermost)
+    # One copy of each source in a call of the code.
+    keys = sources[rows] * (len(casts.step.module_calls) + 1) + call + 1
+    _, first, copy_of = np.unique(keys, return_index=True, return_inverse=True)
+    ends = np.full(len(first), NONE, dtype=np.int64)
+    np.maximum.at(ends, copy_of, np.maximum(held, before))
+    made_by, copies = casts.insert(
+        sources[rows][first],
+        before[first],
+        before[first],
+        to_short=np.zeros(len(first), dtype=np.bool_),
+        freed=ends,
+        category="temporary",
     )
-    casts.free(rows, np.minimum(casts.freed[rows], np.maximum(ends, kept[rows])))
+    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
+    copied_by[rows], read[rows] = made_by[copy_of], copies[copy_of]
+    return read, copied_by
+
+
+def free_with_copies(casts: Casts, sources: Ints, ops: Ints, copied_by: Ints) -> None:
+    """Frees what such a copy replaces: a source that was made in the same call, and that nothing else reads.
+
+    Args:
+        casts: The step being rewritten, after the casts read the copies.
+        sources: Storages that are cast.
+        ops: Their readers, as many.
+        copied_by: The operators that copy them, NONE for none.
+    """
+    step, uses, count = casts.step, casts.step.uses, len(casts.step.ops)
+    rows = np.flatnonzero(copied_by != NONE)
+    of, before = sources[rows], ops[rows]
+    call, held = calls_of_code(step, before, casts.nodes.innermost)
+    begin = np.full(len(step.storages), count, dtype=np.int64)
+    np.minimum.at(begin, of, before)
+    is_other = (casts.types.forward[uses.op_id] == NONE) & (uses.op_id >= begin[uses.storage_id])
+    is_other &= ~np.isin(uses.storage_id * count + uses.op_id, of * count + before)
+    is_local = (call != NONE) & (step.storages.created_op_id[of] >= step.module_calls.first_op_id[call])
+    is_local &= ~np.isin(of, uses.storage_id[is_other])
+    is_local &= (casts.freed[of] != NONE) & (casts.freed[of] <= held)
+    casts.free(of[is_local], copied_by[rows[is_local]])
+
+
+def cast_their_gradients(casts: Casts, is_short: Bools) -> None:
+    """Inserts the casts of backward: the gradient of such a product's input becomes float32, and short again.
+
+    Args:
+        casts: The step being rewritten, with all other casts.
+        is_short: Which recorded storages leave their operator short, ``(storages,)``.
+    """
+    step, types = casts.step, casts.types
+    storages, uses = step.storages, step.uses
+    rows = np.flatnonzero(cast_twice(casts))
+    size = np.full(len(step.ops), NONE, dtype=np.int64)
+    size[uses.op_id[rows]] = storages.requested_bytes[uses.storage_id[rows]]
+    created = storages.created_op_id
+    owner = np.where(created != NONE, types.forward[created], NONE)
+    is_gradient = is_short & (owner != NONE) & (storages.category != "gradient")
+    is_gradient &= storages.requested_bytes == size[owner]
+    # Before the node that reads it next.
+    is_read = is_gradient[uses.storage_id] & (types.forward[uses.op_id] != owner[uses.storage_id])
+    is_read &= uses.op_id > created[uses.storage_id]
+    begin = np.full(len(storages), len(step.ops), dtype=np.int64)
+    np.minimum.at(begin, uses.storage_id[is_read], uses.op_id[is_read])
+    found = np.flatnonzero(is_gradient & (begin < len(step.ops)))
+    found = found[np.argsort(begin[found], kind="stable")]
+    before, like = begin[found], created[found]
+    is_wide = np.zeros(len(found), dtype=np.bool_)
+    category = "temporary"
+    copied_by, copies = casts.insert(found, before, like, to_short=is_wide, freed=before, category=category)
+    shortened_by, made = casts.insert(
+        found, before, like, to_short=~is_wide, freed=casts.freed[found], category=category, read=copies
+    )
+    casts.draft.free(copies, shortened_by)
+    became = np.full(len(storages), NONE, dtype=np.int64)
+    became[found] = made
+    rows = np.flatnonzero((became[uses.storage_id] != NONE) & (uses.op_id >= begin[uses.storage_id]))
+    casts.redirect(rows, became[uses.storage_id[rows]])
+    casts.free(found, copied_by)

@@ -149,7 +149,9 @@ def calls_of_code(step: Step, ops: Ints, innermost: Ints) -> tuple[Ints, Ints]:
             calls[row] = step.module_calls.parent_call_id[calls[row]] if calls[row] != NONE else NONE
         function = function_of(lines[len(of_torch)])
         if function not in outside:
-            is_inside = np.isin(step.ops.stack_id, stacks_of[function]) & (step.ops.phase == "forward")
+            # In recomputations, what is saved is detached outside it.
+            is_run = (step.ops.phase == "forward") | (innermost != NONE)
+            is_inside = (np.isin(step.ops.stack_id, stacks_of[function]) & is_run) | (step.ops.kind == "view")
             outside[function] = np.append(np.flatnonzero(~is_inside), len(step.ops))
         ends[row] = outside[function][np.searchsorted(outside[function], op)] - 1
         if calls[row] != NONE:

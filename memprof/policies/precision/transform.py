@@ -15,7 +15,7 @@ from memprof.policies.precision.autocast_lists import (
     plain_names,
 )
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
-from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
+from memprof.policies.precision.casts import Casts, cast_their_gradients
 from memprof.policies.precision.ends import Nodes
 from memprof.policies.precision.flow import OwnCasts, Types, follow_types
 from memprof.policies.precision.misfits import (
@@ -26,8 +26,8 @@ from memprof.policies.precision.misfits import (
     refuse_sparse,
     refuse_unscaled,
 )
-from memprof.policies.precision.outputs import cast_outputs
 from memprof.policies.precision.policy import LBFGS, NO_BF16
+from memprof.policies.precision.region_casts import cast_inputs, cast_outputs, cast_reads
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
@@ -89,6 +89,7 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     if policy.is_pure:
         is_short |= _lasting(step, types) & ~made_whole(casts)
     cast_gradients(casts, is_short, is_pure=policy.is_pure, is_scaled=policy.dtype == "fp16")
+    cast_their_gradients(casts, is_short)
     # What the step before left, such as its outputs in a variable, has the type of what this step leaves.
     _, carrier = carried_over(step, types.is_float & (step.storages.created_op_id != NONE))
     is_left = types.is_float & (carrier != NONE) & (casts.freed[carrier] == NONE)

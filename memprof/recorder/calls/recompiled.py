@@ -43,7 +43,9 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     rewrite(definition)
     ast.fix_missing_locations(tree)
     module_code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
-    code = next(each for each in module_code.co_consts if isinstance(each, CodeType))
+    # Defaults, and from Python 3.14 on annotations, have code of their own in front of it.
+    named = (each for each in module_code.co_consts if isinstance(each, CodeType) and each.co_name == definition.name)
+    code = next(named)
     if code.co_freevars or code.co_varnames[: code.co_argcount] != function.__code__.co_varnames[: code.co_argcount]:
         raise RuntimeError(f"cannot recompile {name}: unexpected arguments")
     return code.replace(co_qualname=function.__code__.co_qualname)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch._C import _profiler
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
@@ -89,9 +88,9 @@ class Kernels:
 
         Args:
             func: The operator.
-            args: Its arguments, fake tensors.
+            args: Its arguments, fake tensors, or tensors with data only.
             kwargs: Its keyword arguments.
-            result: Its result, a fake tensor.
+            result: Its result, a tensor of the same kind.
             make: Creates a fake tensor of a given size, strides and type.
 
         Returns:
@@ -300,7 +299,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _key(value: Any) -> Any:
-    if isinstance(value, FakeTensor):
+    if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
     if isinstance(value, _LISTS):
         return tuple(_key(item) for item in value)

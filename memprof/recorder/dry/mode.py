@@ -175,9 +175,13 @@ class DryMode(FakeTensorMode):
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
-            if self._device is None and self.is_begun:
-                self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
-            return func(*args, **kwargs)  # no mode is active inside one
+            if self._device is not None or not self.is_begun:
+                return func(*args, **kwargs)  # no mode is active inside one
+            self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
+            result = func(*args, **kwargs)
+            if not self.extra_bytes:  # batches of loaders are data: their masks are summed in full
+                _, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
+            return result
         if self._role is not None and place_of_group(func) >= 0:
             self._role.note_collective(func, args)
         if self.sparse.are_needed(func, args, kwargs):

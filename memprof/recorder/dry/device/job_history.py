@@ -77,8 +77,10 @@ class JobHistory:
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: Iterable[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
-        """Switches the history, as ``torch._C._cuda_record_memory_history`` does.
+        """Switches the history, as ``torch._C._cuda_record_memory_history`` does; that of pinned memory stays empty.
 
         Raises:
             RuntimeError: A value is not one of those that torch accepts.
@@ -91,7 +93,7 @@ class JobHistory:
             if value not in known:
                 raise RuntimeError(what)
         self._switch(
-            is_on=enabled is not None,
+            is_on=enabled is not None and record_cuda,
             context=context,
             has_operators=stacks == "all",
             most=max_entries if enabled == "all" else 1,
