@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,20 @@ def clips_them(model: nn.Module, batch: torch.Tensor) -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1e-4)
 
 
+def reduces_them(model: nn.Module, batch: torch.Tensor) -> None:
+    """As DistributedDataParallel does at the end of each backward."""
+
+    def reduce() -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(parameter.grad.clone())
+
+    engine: Any = torch.autograd.Variable._execution_engine
+    loss = model(batch).square().mean()
+    loss.register_hook(lambda _: engine.queue_callback(reduce))
+    loss.backward()
+
+
 @pytest.mark.parametrize(("train", "sentence"), [(sets_them, BY_HAND), (scales_them, CHANGED)])
 def test_gradients_that_the_loop_makes_or_changes_are_refused(train: Between, sentence: str, tmp_path: Path) -> None:
     """They would be made, or changed, once for each micro-batch."""
@@ -71,6 +86,12 @@ def test_clipping_by_torch_is_held_back(tmp_path: Path) -> None:
     clipped = [name for name in Accumulate(2).transform(step).ops.name if "clamp" in name]
     assert clipped
     assert len(clipped) == len([name for name in step.ops.name if "clamp" in name])
+
+
+def test_gradients_that_backward_reduces_may_be_split(tmp_path: Path) -> None:
+    """What runs within backward runs for each micro-batch."""
+    predicted = Accumulate(2).transform(record(tmp_path / "run.memprof", reduces_them))
+    assert (predicted.ops.name == "aten.copy_.default").sum() == 2 * 4
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
