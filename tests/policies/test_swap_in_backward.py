@@ -64,13 +64,14 @@ def test_state_of_experts_without_tokens_stays_out(tmp_path: Path) -> None:
 
     def record(name: str, plan: Plan | None) -> Step:
         gc.collect()
-        experts = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+        experts = torch.nn.ModuleList(layers)
         optimizer = torch.optim.AdamW(experts.parameters(), lr=0.1, foreach=False)
         job = None if plan is None else memprof.apply(plan, experts, optimizer)
         with memprof.record(tmp_path / name, skip=4, steps=1):
             for number in range(6):
                 optimizer.zero_grad()
-                experts[number % 4](torch.ones(4, 64)).square().sum().backward()
+                layers[number % 4](torch.ones(4, 64)).square().sum().backward()
                 optimizer.step()
         if job is not None:
             job.undo()
