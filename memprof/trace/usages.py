@@ -9,6 +9,8 @@ from dataclasses import dataclass
 GRADIENT_HOOKS = "gradient hooks"
 #: Settings of an optimizer, such as its learning rate, change between backward and ``step()``.
 CHANGES_SETTINGS = "settings changed after backward"
+#: The job gives an optimizer another learning rate for each update, without a scheduler of torch.
+SETS_LEARNING_RATE = "learning rate set for each update"
 #: A model is trained in evaluation mode.
 TRAINED_IN_EVALUATION = "trained in evaluation mode"
 #: torch.compile compiles a model, which this dry run runs eagerly.

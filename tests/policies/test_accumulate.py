@@ -115,6 +115,28 @@ def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) 
     assert peaks(predicted) == peaks(measured)
 
 
+def test_gradients_of_a_loop_that_accumulates_are_added_in_its_own_rounds(tmp_path: Path) -> None:
+    """Where the job updates after two batches, later parts of the first keep no gradients until the second."""
+
+    def record(name: str, parts: int) -> Step:
+        gc.collect()
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = (torch.ones(64, 64), torch.zeros(64, 64))
+        with memprof.record(tmp_path / name, skip=1, steps=1) as recorder:
+            recorder.step()
+            for _ in range(3):
+                for rows in batches:
+                    for part in rows.chunk(parts):
+                        (model(part).square().mean() / parts).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recorder.step()
+        return Trace.open(tmp_path / name).steady_step()
+
+    assert peaks(Accumulate(4).transform(record("whole.memprof", 1))) == peaks(record("parts.memprof", 4))
+
+
 def test_the_recorded_step_stays(recorded: dict[str, Step]) -> None:
     """A transform is pure: not a byte of its input changes."""
     before = columns(recorded["lstm"])

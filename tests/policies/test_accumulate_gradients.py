@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import memprof
 from memprof.errors import PolicyError
+from memprof.policies.accumulate.candidates import candidates
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.refusals import BY_HAND, CHANGED
 from memprof.trace.step import Step
@@ -54,6 +57,20 @@ def clips_them(model: nn.Module, batch: torch.Tensor) -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1e-4)
 
 
+def reduces_them(model: nn.Module, batch: torch.Tensor) -> None:
+    """As DistributedDataParallel does at the end of each backward."""
+
+    def reduce() -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(parameter.grad.clone())
+
+    engine: Any = torch.autograd.Variable._execution_engine
+    loss = model(batch).square().mean()
+    loss.register_hook(lambda _: engine.queue_callback(reduce))
+    loss.backward()
+
+
 @pytest.mark.parametrize(("train", "sentence"), [(sets_them, BY_HAND), (scales_them, CHANGED)])
 def test_gradients_that_the_loop_makes_or_changes_are_refused(train: Between, sentence: str, tmp_path: Path) -> None:
     """They would be made, or changed, once for each micro-batch."""
@@ -69,3 +86,30 @@ def test_clipping_by_torch_is_held_back(tmp_path: Path) -> None:
     clipped = [name for name in Accumulate(2).transform(step).ops.name if "clamp" in name]
     assert clipped
     assert len(clipped) == len([name for name in step.ops.name if "clamp" in name])
+
+
+def test_gradients_that_backward_reduces_may_be_split(tmp_path: Path) -> None:
+    """What runs within backward runs for each micro-batch."""
+    predicted = Accumulate(2).transform(record(tmp_path / "run.memprof", reduces_them))
+    assert (predicted.ops.name == "aten.copy_.default").sum() == 2 * 4
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_loop_that_sets_the_learning_rate_is_not_offered_micro_batches(by_hand: bool, tmp_path: Path) -> None:
+    """Its count of batches would be one of micro-batches; a scheduler of torch is held back until the update."""
+    gc.collect()
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = None if by_hand else torch.optim.lr_scheduler.LinearLR(optimizer)
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=2):
+        for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=16)):
+            if by_hand:
+                optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+    found = candidates(Trace.open(tmp_path / "run.memprof").steady_step(), world_size=1)
+    assert ["learning rate" in reason for reason in found.unsuitable.values()] == [True] * by_hand
+    assert bool(found.whole_step) is not by_hand

@@ -421,8 +421,8 @@ class Returning(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, 64), words.view(-1))
 
 
-def returning_step(tmp_path, *policies):
-    """Records a step of it under a plan."""
+def returning_step(tmp_path, *policies, rounds=1):
+    """Records a step of it, of one or more batches, under a plan."""
     gc.collect()  # models that other tests left would be in one recording and not in the other
     torch.manual_seed(0)
     path = tmp_path / "run.memprof"
@@ -433,8 +433,9 @@ def returning_step(tmp_path, *policies):
         policy.apply(job)
     with one_thread(), memprof.record(path, skip=1, steps=1, force=True):
         for _ in range(2):
-            logits, loss = model(words)
-            loss.backward()
+            for _ in range(rounds):
+                logits, loss = model(words)
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     del logits
@@ -450,6 +451,15 @@ def test_what_is_returned_or_held_in_a_variable_is_counted(policy, tmp_path):
     predicted = live_bytes(policy.transform(returning_step(tmp_path))).during.max()
     measured = live_bytes(returning_step(tmp_path, policy)).during.max()
     assert abs(predicted - measured) <= 0.02 * measured, f"{predicted:,} predicted, {measured:,} measured"
+
+
+def test_what_the_batch_before_returned_is_held_until_the_model_returns(tmp_path):
+    """A job that accumulates gradients has the last batch's logits in a variable until those of the next are cast."""
+    steps = (BF16.transform(returning_step(tmp_path, rounds=2)), returning_step(tmp_path, BF16, rounds=2))
+    is_cast = [(step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") for step in steps]
+    last = [np.flatnonzero(rows & (step.ops.micro_batch == 1))[-1] for step, rows in zip(steps, is_cast, strict=True)]
+    found, expected = (int(live_bytes(step).during[op]) for step, op in zip(steps, last, strict=True))
+    assert abs(found - expected) <= 0.02 * expected, (found, expected)
 
 
 def test_pure_is_part_of_an_exported_program():

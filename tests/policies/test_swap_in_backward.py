@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 
+import memprof
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
 from tests.policies.faces import compare, faces, recorded, train
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10)
@@ -51,6 +57,30 @@ def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: s
     with pytest.raises(PolicyError, match="Swapped parameters or state can only be predicted"):
         Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)
     Plan((swapped, OptimizerPolicy(loop="loop"))).transform(step).check()
+
+
+def test_state_of_experts_without_tokens_stays_out(tmp_path: Path) -> None:
+    """A step that updates one expert of four brings in the state of that one alone, as predicted."""
+
+    def record(name: str, plan: Plan | None) -> Step:
+        gc.collect()
+        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+        experts = torch.nn.ModuleList(layers)
+        optimizer = torch.optim.AdamW(experts.parameters(), lr=0.1, foreach=False)
+        job = None if plan is None else memprof.apply(plan, experts, optimizer)
+        with memprof.record(tmp_path / name, skip=4, steps=1):
+            for number in range(6):
+                optimizer.zero_grad()
+                layers[number % 4](torch.ones(4, 64)).square().sum().backward()
+                optimizer.step()
+        if job is not None:
+            job.undo()
+        return Trace.open(tmp_path / name).steady_step()
+
+    plan = PLANS["state"]
+    predicted, measured = plan.transform(record("plain.memprof", None)), record("planned.memprof", plan)
+    more = int(live_bytes(measured).during.max()) - int(live_bytes(predicted).during.max())
+    assert abs(more) <= STAND_IN_BYTES, compare(predicted, measured)
 
 
 def test_a_parameter_without_a_hook_is_updated_in_step() -> None:

@@ -279,6 +279,12 @@ rows, columns = torch.where(mask == 1.0)
 print("PLACES", len(rows), mask.nonzero().shape, (mask > 0).nonzero().shape, model.weight[mask.bool()].shape)
 mask.copy_(model.weight)
 print("WRITTEN", len(mask.nonzero()), len((mask == 0).nonzero()) in (0, 120_000))
+chosen = torch.zeros(400, dtype=torch.bool, device=DEVICE)
+chosen[100:350] = True
+padded = torch.zeros(4, 400, device=DEVICE)
+padded[:, chosen] = model(torch.ones(4, 300).to(DEVICE))[:, :250]
+padded.sum().backward()
+print("CHOSEN", padded[:, chosen].shape)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     model(torch.randn(4, 300).to(DEVICE)).sum().backward()
@@ -288,9 +294,13 @@ for _ in range(4):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Path, device: str) -> None:
-    """Sparse adapters choose random places of a weight; a mask that is written to otherwise has an unknown number."""
+    """Sparse adapters choose random places of a weight; a mask that is written to otherwise has an unknown number.
+
+    As many are true as values are written through it: LoRA pads a layer's output so.
+    """
     options = ("--device", "rtx4090") if device == "cuda" else ()
     done = record_script(tmp_path, _MASKS.replace("DEVICE", repr(device)), "--dry-run", *options)
     assert done.returncode == 0, done.stderr
     assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
+    assert "CHOSEN torch.Size([4, 250])" in done.stdout

@@ -11,6 +11,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
 from memprof.trace.step import Step
+from memprof.trace.usages import SETS_LEARNING_RATE
 
 #: Micro-batch counts tried; higher ones cost more calls and free less each.
 _MICRO_BATCHES = (2, 4, 8, 16)
@@ -40,6 +41,12 @@ def _why_whole(step: Step) -> str:
         return (
             f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
             "and update after several of them, as trainers do with gradient_accumulation_steps."
+        )
+    if SETS_LEARNING_RATE in step.usages:
+        return (
+            "The job sets the learning rate of each update itself, and a count of batches that it computes it from "
+            "would count micro-batches. Use a scheduler of torch.optim.lr_scheduler; where the schedule may advance "
+            "faster, predict that with --accumulate 2."
         )
     if _compares_samples(step):
         return (

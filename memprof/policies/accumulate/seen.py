@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Stack functions of operators that are deferred to the last micro-batch.
 HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", ":clip_grad_value_")
+#: In the stack of operators that backward runs itself, also after its last node, as DistributedDataParallel's copies.
+_BACKWARD = ":_engine_run_backward"
 #: In the stack of every operator that a DataLoader runs.
 DATA_LOADER = "torch/utils/data/dataloader.py:"
 
@@ -64,9 +66,11 @@ def refuse_changes(step: Step, last_backward: int) -> None:
     """
     ops, uses = step.ops, step.uses
     first_update = int(np.flatnonzero(ops.phase == "optimizer")[0])
-    is_held = np.array([any(place in text for place in HELD) for text in step.stacks.frames] + [False], dtype=np.bool_)
+    allowed = (*HELD, _BACKWARD)
+    is_allowed = [any(place in text for place in allowed) for text in step.stacks.frames]
+    is_of_loop = ~np.array([*is_allowed, False], dtype=np.bool_)[ops.stack_id]
     rows = np.arange(len(ops))
-    between = is_beside(ops.phase) & (rows > last_backward) & (rows < first_update) & ~is_held[ops.stack_id]
+    between = is_beside(ops.phase) & (rows > last_backward) & (rows < first_update) & is_of_loop
     is_gradient = (step.storages.category == "gradient")[uses.storage_id]
     if np.any(between[uses.op_id] & is_gradient & np.isin(uses.role, ("write", "mutate"))):
         raise PolicyError(CHANGED)

@@ -261,6 +261,8 @@ def _accumulated_at(step: Step, is_repeated: Bools) -> Ints:
     is_gradient = is_repeated & (storages.category == "gradient")
     found = np.where(is_gradient, storages.created_op_id, NONE)
     is_keeping = (ops.phase == "backward") & (ops.forward_op_id == NONE)
-    row = np.flatnonzero(is_gradient[uses.storage_id] & is_keeping[uses.op_id])
+    # A loop that accumulates by itself adds the gradients of its later backwards to those of the first.
+    is_same = ops.micro_batch[uses.op_id] == ops.micro_batch[storages.created_op_id[uses.storage_id]]
+    row = np.flatnonzero(is_gradient[uses.storage_id] & is_keeping[uses.op_id] & is_same)
     np.maximum.at(found, uses.storage_id[row], uses.op_id[row])
     return found

@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.optimizer.forms import FormWriter
+from memprof.policies.optimizer.idle_state import SWAPS, keep_out
 from memprof.policies.optimizer.recognise import (
     GRADIENT,
     PARAMETER,
@@ -21,7 +22,6 @@ from memprof.policies.optimizer.refusals import FUSED_SGD
 from memprof.policies.optimizer.seen import refuse_gradients, refuse_loop, refuse_optimizers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
 
@@ -37,9 +37,6 @@ _HOST_BYTES_PER_US = 24_000.0
 
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
-#: Copies that swap inserted between the updates.
-_SWAPS = (SWAP_IN, SWAP_OUT)
-
 
 def transform(step: Step, policy: OptimizerPolicy) -> Step:
     """Rewrites the updates of a step.
@@ -50,6 +47,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     refuse_optimizers(step, policy)
     if policy.in_backward:
         refuse_loop(step)
+        step = keep_out(step)
     updates = recognise_updates(step)
     form = policy.loop or updates.form
     _check(step, updates, policy, form)
@@ -72,7 +70,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
 
 def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> None:
     keeps_form = form == updates.form == "loop" and not policy.state
-    if not keeps_form and np.isin(step.ops.name[updates.ops], _SWAPS).any():
+    if not keeps_form and np.isin(step.ops.name[updates.ops], SWAPS).any():
         raise PolicyError(
             "Swapped parameters or state can only be predicted with a loop over parameters, with or without "
             "in_backward. Leave foreach and fused out, or leave swap out."

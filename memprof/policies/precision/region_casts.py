@@ -203,7 +203,10 @@ def cast_outputs(casts: Casts) -> None:
     ops, made = casts.insert(
         sources, ends + 1, ends, to_short=np.zeros(len(sources), dtype=np.bool_), freed=freed, category="activation"
     )
-    _keep_until_returned(casts, ends, ops)
+    last = _keep_until_returned(casts, ends, ops)
+    # Outputs that the caller's variable holds until the next call has returned: until its casts, too.
+    until_next = (freed != NONE) & (last[freed] != NONE)
+    casts.draft.free(made[until_next], last[freed[until_next]])
     # NONE as an end of life means "outlives the step" here, not "freed at once".
     casts.draft.free(made[freed == NONE], NONE)
     casts.redirect(rows, made[np.searchsorted(sources, read)][cast_of])
@@ -224,7 +227,7 @@ def cast_outputs(casts: Casts) -> None:
     casts.free(sources, np.where(kept[sources] == NONE, ops, kept[sources]))
 
 
-def _keep_until_returned(casts: Casts, ends: Ints, ops: Ints) -> None:
+def _keep_until_returned(casts: Casts, ends: Ints, ops: Ints) -> Ints:
     """Makes a call of the root module end with the casts of its outputs.
 
     What was made before the call and freed at its end, such as the outputs of the step before in the caller's variable,
@@ -234,6 +237,9 @@ def _keep_until_returned(casts: Casts, ends: Ints, ops: Ints) -> None:
         casts: The step being rewritten.
         ends: The last operator of the call that each cast follows.
         ops: The casts.
+
+    Returns:
+        The last cast after each operator that ends a call, NONE after others, of shape ``(ops,)``.
     """
     storages, region = casts.step.storages, casts.types.region
     last = np.full(len(casts.step.ops), NONE, dtype=np.int64)
@@ -245,6 +251,7 @@ def _keep_until_returned(casts: Casts, ends: Ints, ops: Ints) -> None:
     calls = casts.draft.module_calls
     ends_so = (calls.parent_call_id == NONE) & (calls.last_op_id != NONE) & (last[calls.last_op_id] != NONE)
     casts.draft.module_calls = calls.replace(last_op_id=np.where(ends_so, last[calls.last_op_id], calls.last_op_id))
+    return last
 
 
 def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:

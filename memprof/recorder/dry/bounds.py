@@ -1,8 +1,8 @@
 """Upper bounds on results, for operators whose result size depends on values.
 
 A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
-not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, and in
-dense copies of sparse tensors.
+not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, in
+dense copies of sparse tensors, and in masks where a job has written as many values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _COMPARISONS = {
     _aten.ge: lambda number: number > 0,
     _aten.le: lambda number: number < 0,
 }
-_FOLLOWED = {*_ZEROS, *_SCATTERS, *_KEEPS_ZEROS, *_COMPARISONS}
+#: Write values where a mask is true: x[mask] = values.
+_PUTS = {_aten.index_put, _aten.index_put_}
+_FOLLOWED = {*_ZEROS, *_SCATTERS, *_KEEPS_ZEROS, *_COMPARISONS, *_PUTS}
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -91,6 +93,8 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
         return
     if packet in _ZEROS:
         mark(result, 0)
+    elif packet in _PUTS:
+        _mark_as_written(args[0], args[1], args[2])
     elif packet in _SCATTERS:
         # scatter(self, dim, index, ...) and index_fill(self, dim, index, value): places of one row, in each row.
         before = most_marked(args[0])
@@ -107,6 +111,20 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
         before = most_marked(args[0])
         if before is not None and args[0].shape == result.shape:
             mark(result, before)
+
+
+def _mark_as_written(tensor: FakeTensor, indices: Any, values: Any) -> None:
+    """Notes how many elements of a mask are true, which the values that are written there have as a size."""
+    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+    if len(masks) != 1 or indices[-1] is not masks[0] or sum(index is not None for index in indices) != 1:
+        return
+    (mask,) = masks
+    # Dimensions of the values are aligned from the last one; one of size 1 may stand for any number.
+    place = tensor.dim() - (len(indices) - 1) - mask.dim()
+    count = values.shape[-1 - place] if values.dim() > place else 1
+    is_whole = isinstance(mask, FakeTensor) and mask.numel() * mask.element_size() == mask.untyped_storage().nbytes()
+    if count != 1 and is_whole and known(mask) is None:
+        mark(mask, count)
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:

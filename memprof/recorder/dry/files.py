@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,9 +81,13 @@ class Files:
         self._missing: tuple[BaseException, str] | None = None
 
     def install(self) -> None:
-        """Replaces `torch.load` and safetensors' file reader."""
+        """Replaces `torch.load`, safetensors' file reader, and what moves or deletes a checkpoint."""
         torch_module: Any = torch
         torch_module.load = self.load
+        for name in ("rename", "replace"):
+            setattr(os, name, partial(self._move, getattr(os, name)))
+        for name in ("remove", "unlink"):
+            setattr(os, name, partial(self._delete, getattr(os, name)))
         utils: Any = torch._utils
         utils._rebuild_tensor = self._rebuild_as_shape
         watch_safetensors(self.watched, self._is_begun)
@@ -109,6 +114,20 @@ class Files:
             return
         self._count_left_out("torch.save wrote nothing")
         self._saved[_place(f)] = (f, _shapes(obj))  # keeps the file object alive: its id must stay unique
+
+    def _move(self, before: Callable[..., None], src: Any, dst: Any, **kwargs: Any) -> None:
+        """Replaces `os.rename` and `os.replace`, with which jobs put a complete checkpoint in the place of the last."""
+        if self._is_left_out(src):
+            self._saved[_place(dst)] = self._saved.pop(_place(src))
+        else:
+            before(src, dst, **kwargs)
+
+    def _delete(self, before: Callable[..., None], path: Any, **kwargs: Any) -> None:
+        """Replaces `os.remove` and `os.unlink`, with which jobs delete older checkpoints."""
+        if self._is_left_out(path):
+            del self._saved[_place(path)]
+        else:
+            before(path, **kwargs)
 
     def _is_left_out(self, path: Any) -> bool:
         return isinstance(path, (str, os.PathLike)) and Path(path).resolve() in self._saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from memprof.trace.usages import (
     GRADIENT_HOOKS,
     IS_LBFGS,
     NEEDS_CLOSURE,
+    SETS_LEARNING_RATE,
     TRAINED_IN_EVALUATION,
 )
 
@@ -34,6 +36,7 @@ class Usages:
         self.seen: dict[str, None] = {}
         self.optimizers: dict[str, None] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
+        self._rates: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._recorded: dict[str, Any] = {"seen": [], "optimizers": []}
 
     def begin_step(self) -> None:
@@ -59,6 +62,10 @@ class Usages:
         left = self._settings.pop(id(optimizer), None)
         if left is not None and left != plain_settings(optimizer):
             self.seen[CHANGES_SETTINGS] = None
+        rates = _own_rates(optimizer)
+        if self._rates.get(optimizer, rates) != rates:
+            self.seen[SETS_LEARNING_RATE] = None
+        self._rates[optimizer] = rates
         if any(has_gradient_hooks(each) for group in optimizer.param_groups for each in group["params"]):
             self.seen[GRADIENT_HOOKS] = None
 
@@ -78,6 +85,11 @@ class Usages:
 def plain_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Returns the settings an update reads, plain values only: comparing tensors would synchronise with the device."""
     return [{k: v for k, v in group.items() if _is_plain(v)} for group in optimizer.param_groups]
+
+
+def _own_rates(optimizer: Any) -> list[Any]:
+    """Returns the learning rates that the job sets itself; torch's schedulers mark those that they set."""
+    return [group.get("lr") for group in plain_settings(optimizer) if "initial_lr" not in group]
 
 
 def _is_plain(value: Any) -> bool:
