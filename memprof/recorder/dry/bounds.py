@@ -3,6 +3,9 @@
 A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
 not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, and in
 dense copies of sparse tensors.
+
+Operators of other libraries declare a size that depends on values in the function registered as their fake kernel;
+where it states the largest size, that is the bound.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.fake_impl import set_ctx_getter
+from torch._library.simple_registry import singleton
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.known import known
@@ -34,7 +39,11 @@ _COMPARISONS = {
     _aten.ge: lambda number: number > 0,
     _aten.le: lambda number: number < 0,
 }
-_FOLLOWED = {*_ZEROS, *_SCATTERS, *_KEEPS_ZEROS, *_COMPARISONS}
+#: Writes at the places of index tensors; in place or not.
+_PUTS = {_aten.index_put_: True, _aten.index_put: False}
+#: Disjunctions: an element differs from zero where it does in either argument.
+_OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
+_FOLLOWED = {*_ZEROS, *_SCATTERS, *_PUTS, *_OR, *_KEEPS_ZEROS, *_COMPARISONS, _aten.cat}
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -45,8 +54,8 @@ def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
         args: Its arguments; tensors have no values.
         kwargs: Its keyword arguments.
     """
-    bound = _BOUNDS.get(func)
-    return None if bound is None else bound(*args, **kwargs)
+    bound = _BOUNDS.get(func) or _OTHERS.get(func.name())
+    return _declared(func, args, kwargs) if bound is None else bound(*args, **kwargs)
 
 
 def is_exact(func: Any, args: Any) -> bool:
@@ -101,12 +110,38 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
         if packet in (_aten.index_fill, _aten.index_fill_):
             places *= args[0].numel() // max(args[0].shape[args[1]] if args[0].dim() else 1, 1)
         mark(result, before + places, rises=_SCATTERS[packet])
+    elif packet in _PUTS:
+        before = most_marked(args[0])
+        if before is not None:
+            mark(result, min(before + _places_of(args[0], args[1]), result.numel()), rises=_PUTS[packet])
+    elif packet is _aten.cat or packet in _OR:
+        parts = args[0] if packet is _aten.cat else args
+        counts = [most_marked(part) for part in parts]
+        if any(count is not None for count in counts) and all(isinstance(part, torch.Tensor) for part in parts):
+            full = [part.numel() if count is None else count for part, count in zip(parts, counts, strict=True)]
+            mark(result, min(sum(full), result.numel()))
     elif packet is _aten.eq and _is_one_hot(args):
         mark(result, args[0].numel())
     elif packet in _KEEPS_ZEROS or _is_met_by_few(packet, args):
         before = most_marked(args[0])
         if before is not None and args[0].shape == result.shape:
             mark(result, before)
+
+
+def _places_of(tensor: Any, indices: Any) -> int:
+    """Returns how many elements of a tensor are written to at index tensors, at most."""
+    rest = tensor.numel()
+    shapes = []
+    dim = 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in _MASKS
+        width = index.dim() if is_mask else 1
+        if index is not None:
+            rest //= max(tensor.shape[dim : dim + width].numel(), 1)
+            shapes.append(torch.Size([_most_true(index)]) if is_mask else index.shape)
+        dim += width
+    places: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return places.numel() * rest
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:
@@ -220,6 +255,45 @@ def _bincount(tensor: torch.Tensor, weights: torch.Tensor | None = None, minleng
     return torch.empty((minlength,), dtype=kind, device=tensor.device) if minlength else None
 
 
+def _kept_boxes(boxes: torch.Tensor, _scores: torch.Tensor, _threshold: float) -> torch.Tensor:
+    """Non-maximum suppression that keeps all boxes."""
+    return _places(boxes, (boxes.shape[0],))
+
+
+class _Largest:
+    """Stands in for the context of a fake kernel: sizes that depend on values are the largest that it declares."""
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002 - torch's names
+        """Returns the largest size.
+
+        Raises:
+            _NoLargest: None is declared.
+        """
+        if max is None:
+            raise _NoLargest
+        return max
+
+    create_unbacked_symint = new_dynamic_size
+
+
+class _NoLargest(Exception):
+    """A fake kernel declares no largest size."""
+
+
+def _declared(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the largest result that an operator's registered fake kernel declares; None if it declares none."""
+    kernel = singleton.find(func.name()).fake_impl.kernel
+    if kernel is None:
+        return None
+    try:
+        with set_ctx_getter(_Largest):
+            return kernel(*args, **kwargs)
+    except _NoLargest:
+        return None
+
+
+#: By the names of operators that other libraries define.
+_OTHERS: dict[str, Callable[..., Any]] = {"torchvision::nms": _kept_boxes, "torchvision::qnms": _kept_boxes}
 _BOUNDS: dict[Any, Callable[..., Any]] = {
     _aten.bincount.default: _bincount,
     _aten.nonzero.default: _nonzero,

@@ -263,7 +263,7 @@ class DryMode(FakeTensorMode):
                 return result
             result = upper_bound(func, args, kwargs)
         if result is None:
-            self._refuse(_cannot(func, "its result shape depends on values"))
+            self._refuse(_without_size(func))
         if not is_exact(func, args):
             self._answers.count_bound(func)
         return result
@@ -321,6 +321,17 @@ def _lent(value: Any, mode: DryMode) -> Any:
 
 def _cannot(func: Any, reason: str) -> str:
     return f"{func} cannot be dry-run: {reason}. Record a real run of it, or leave the operator out of the dry run."
+
+
+def _without_size(func: Any) -> str:
+    reason = "its result shape depends on values"
+    if func.namespace == "aten":
+        return _cannot(func, reason)
+    name = func.name()
+    return (
+        f"{name} cannot be dry-run: {reason}. State its largest size, `new_dynamic_size(max=...)`, in the function "
+        f'registered with @torch.library.register_fake("{name}").'
+    )
 
 
 def _without_kernel(func: Any, error: BaseException | None) -> str:
