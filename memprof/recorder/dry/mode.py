@@ -197,8 +197,8 @@ class DryMode(FakeTensorMode):
             return result
         given, given_by_name = args, kwargs
         if has_data:
-            args = _lent(args, self)
-            kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
+            args = lent(args, self)
+            kwargs = {name: lent(value, self) for name, value in kwargs.items()}
         if func in _READS:
             value = self._answers.value(args[0])
             return bool(value) if func is _aten.is_nonzero.default else value
@@ -305,10 +305,15 @@ def _kinds(values: Any) -> tuple[bool, bool]:
     return has_fake, has_data
 
 
-def _lent(value: Any, mode: DryMode) -> Any:
-    """Returns arguments in which tensors with data are replaced by fake tensors of their shape."""
+def lent(value: Any, mode: DryMode) -> Any:
+    """Returns arguments in which tensors with data are replaced by fake tensors of their shape.
+
+    Args:
+        value: An argument, or a list of them.
+        mode: The dry run's mode.
+    """
     if isinstance(value, _LISTS):
-        return type(value)(_lent(item, mode) for item in value) if type(value) in _LISTS else value
+        return type(value)(lent(item, mode) for item in value) if type(value) in _LISTS else value
     if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return value  # FakeTensorMode converts the rest
     with torch.no_grad(), mode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,6 +32,23 @@ def allow_subclasses() -> None:
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
     _let_parameters_be_made()
+
+
+def let_data_be_assigned(lent: Callable[[Any], Any]) -> None:
+    """Lets a job assign to a fake tensor's ``data``, also a tensor with data: ``weight.data = torch.tensor(rows)``.
+
+    Args:
+        lent: Returns a fake tensor of the shape of a tensor with data.
+    """
+    data: Any = torch.Tensor.data
+    fake: Any = FakeTensor
+
+    def assign(tensor: Any, value: Any) -> None:
+        given = value if isinstance(value, FakeTensor) or not isinstance(value, torch.Tensor) else lent(value)
+        data.__set__(tensor, given)
+        tensor.fake_device = given.fake_device  # stored by torch separately from the data
+
+    fake.data = property(data.__get__, assign)
 
 
 def _let_parameters_be_made() -> None:
