@@ -271,7 +271,10 @@ def test_layers_are_skipped_as_in_a_real_run(tmp_path: Path, more: int) -> None:
 
 _MASKS = """
 import torch
-model = torch.nn.Linear(300, 400).to(DEVICE)
+model = torch.nn.Linear(300, 400)
+model.weight.data = torch.tensor([[0.5] * 300] * 400)
+model = model.to(DEVICE)
+print("ASSIGNED", model.weight.device.type, tuple(model.weight.shape))
 mask = torch.zeros_like(model.weight.view(1, -1))
 places = torch.randperm(model.weight.numel())[:500].to(DEVICE)
 mask = mask.scatter_(1, places.unsqueeze(0), torch.ones_like(places, dtype=mask.dtype).unsqueeze(0)).view(400, 300)
@@ -300,6 +303,7 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     options = ("--device", "rtx4090") if device == "cuda" else ()
     done = record_script(tmp_path, _MASKS.replace("DEVICE", repr(device)), "--dry-run", *options)
     assert done.returncode == 0, done.stderr
+    assert f"ASSIGNED {device} (400, 300)" in done.stdout
     assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
     assert [line for line in done.stdout.splitlines() if "CHOSEN" in line] == ["CHOSEN 30", "CHOSEN 50", "CHOSEN 50"]
     assert "COLUMNS 2800" in done.stdout
@@ -325,10 +329,10 @@ def most(x: torch.Tensor) -> torch.Tensor:
 def _(x):
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(SIZE))
 
-model = torch.nn.Linear(8, 4)
+model = torch.nn.Linear(8, 4).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    boxes = model(torch.randn(50, 8))
+    boxes = model(torch.randn(50, 8, device=DEVICE))
     kept = boxes[nms(boxes.detach(), boxes.detach()[:, 0], 0.5)]
     print("KEPT", len(kept), len(most(boxes.detach())))
     kept.sum().backward()
@@ -339,9 +343,8 @@ for _ in range(4):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_suppression_keeps_all_boxes_and_declared_sizes_are_the_largest(tmp_path: Path, device: str) -> None:
     """Upper bounds, which the notes name."""
-    job = _DETECTION.replace("SIZE", "max=30")
+    job = _DETECTION.replace("SIZE", "max=30").replace("DEVICE", repr(device))
     options = () if device == "cpu" else ("--device", "rtx4090")
-    job = job if device == "cpu" else job.replace("4)\noptimizer", "4).cuda()\noptimizer").replace("8))\n", "8).cuda())\n")
     done = record_script(tmp_path, job, "--dry-run", *options)
     assert done.returncode == 0, done.stderr
     assert "KEPT 50 30" in done.stdout
@@ -352,7 +355,7 @@ def test_suppression_keeps_all_boxes_and_declared_sizes_are_the_largest(tmp_path
 
 def test_an_operator_without_a_largest_size_is_refused_with_the_way_to_state_it(tmp_path: Path) -> None:
     """Status 125, and where to write it."""
-    done = record_script(tmp_path, _DETECTION.replace("SIZE", ""), "--dry-run")
+    done = record_script(tmp_path, _DETECTION.replace("SIZE", "").replace("DEVICE", "'cpu'"), "--dry-run")
     assert done.returncode == 125
     assert "mine::most cannot be dry-run" in done.stderr
     assert 'new_dynamic_size(max=...)`, in the function registered with @torch.library.register_fake("mine::most")' in (

@@ -130,7 +130,7 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
 
 def _places_of(tensor: Any, indices: Any) -> int:
     """Returns how many elements of a tensor are written to at index tensors, at most."""
-    rest = tensor.numel()
+    rest: int = tensor.numel()
     shapes = []
     dim = 0
     for index in indices:
