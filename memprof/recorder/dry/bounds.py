@@ -267,16 +267,16 @@ class _Largest:
         """Returns the largest size.
 
         Raises:
-            _NoLargest: None is declared.
+            _NoLargestError: None is declared.
         """
         if max is None:
-            raise _NoLargest
+            raise _NoLargestError
         return max
 
     create_unbacked_symint = new_dynamic_size
 
 
-class _NoLargest(Exception):
+class _NoLargestError(Exception):
     """A fake kernel declares no largest size."""
 
 
@@ -288,7 +288,7 @@ def _declared(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         with set_ctx_getter(_Largest):
             return kernel(*args, **kwargs)
-    except _NoLargest:
+    except _NoLargestError:
         return None
 
 
