@@ -285,6 +285,7 @@ chosen[torch.randperm(100_000)[:30].to(DEVICE)] = 1
 others[torch.randperm(100_000)[:20].to(DEVICE)] = 1
 for marks in (chosen, chosen | others, torch.cat([chosen, others])):
     print("CHOSEN", len(torch.where(marks)[0]))
+print("REPEATED", len(torch.where(others.view(2, -1)[:1] | chosen.view(2, -1))[0]))
 table = torch.zeros(400, 300, device=DEVICE)
 table[:, places[:7] % 300] = 1
 print("COLUMNS", len(table.nonzero()))
@@ -306,6 +307,7 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     assert f"ASSIGNED {device} (400, 300)" in done.stdout
     assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
     assert [line for line in done.stdout.splitlines() if "CHOSEN" in line] == ["CHOSEN 30", "CHOSEN 50", "CHOSEN 50"]
+    assert "REPEATED 100000" in done.stdout  # not followed
     assert "COLUMNS 2800" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
 

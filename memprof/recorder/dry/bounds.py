@@ -116,8 +116,10 @@ def follow_marks(func: Any, args: Any, result: Any) -> None:
             mark(result, min(before + _places_of(args[0], args[1]), result.numel()), rises=_PUTS[packet])
     elif packet is _aten.cat or packet in _OR:
         parts = args[0] if packet is _aten.cat else args
+        # A smaller argument of a disjunction is repeated.
+        is_repeated = packet in _OR and any(getattr(part, "shape", None) != result.shape for part in parts)
         counts = [most_marked(part) for part in parts]
-        if any(count is not None for count in counts) and all(isinstance(part, torch.Tensor) for part in parts):
+        if not is_repeated and any(count is not None for count in counts):
             full = [part.numel() if count is None else count for part, count in zip(parts, counts, strict=True)]
             mark(result, min(sum(full), result.numel()))
     elif packet is _aten.eq and _is_one_hot(args):

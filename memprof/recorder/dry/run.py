@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -189,7 +189,7 @@ class DryRun:
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
-        let_data_be_assigned(partial(lent, mode=self._mode))
+        let_data_be_assigned(lent, self._mode)
         answer_conversions(self._answers, self._mode)
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)

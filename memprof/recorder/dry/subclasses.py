@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from memprof.recorder.calls.sliding import let_operators_through
@@ -34,19 +34,21 @@ def allow_subclasses() -> None:
     _let_parameters_be_made()
 
 
-def let_data_be_assigned(lent: Callable[[Any], Any]) -> None:
+def let_data_be_assigned(lent: Callable[[Any, Any], Any], mode: FakeTensorMode) -> None:
     """Lets a job assign to a fake tensor's ``data``, also a tensor with data: ``weight.data = torch.tensor(rows)``.
 
     Args:
-        lent: Returns a fake tensor of the shape of a tensor with data.
+        lent: Returns a fake tensor of the mode, of the shape of a tensor with data.
+        mode: The dry run's mode; fake tensors of other modes, such as a compiler's, are given no other data.
     """
     data: Any = torch.Tensor.data
     fake: Any = FakeTensor
 
     def assign(tensor: Any, value: Any) -> None:
-        given = value if isinstance(value, FakeTensor) or not isinstance(value, torch.Tensor) else lent(value)
+        given = value if isinstance(value, FakeTensor) or tensor.fake_mode is not mode else lent(value, mode)
         data.__set__(tensor, given)
-        tensor.fake_device = given.fake_device  # stored by torch separately from the data
+        if isinstance(given, FakeTensor):
+            tensor.fake_device = given.fake_device  # stored by torch separately from the data
 
     fake.data = property(data.__get__, assign)
 
