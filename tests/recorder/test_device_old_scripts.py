@@ -30,6 +30,7 @@ with torch.cuda.stream(stream):
     ahead = torch.ones(8, 64).cuda(non_blocking=True)
 torch.cuda.current_stream().wait_stream(stream)
 ahead.record_stream(torch.cuda.current_stream())
+torch.Event(device="cuda", enable_timing=True).record(torch.Stream("cuda"))
 
 model = nn.DataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)).cuda(), device_ids=[0])
 torch.save(model.state_dict(), "model.pt")
@@ -41,7 +42,7 @@ print(json.dumps(found), flush=True)
 optimizer = torch.optim.Adam(model.parameters())
 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiled:
     for step in range(4):
-        loss = model(ahead).square().mean()
+        loss = model(ahead).square().mean() + model(torch.ones(8, 64)).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -271,12 +271,24 @@ def test_layers_are_skipped_as_in_a_real_run(tmp_path: Path, more: int) -> None:
 
 _MASKS = """
 import torch
-model = torch.nn.Linear(300, 400).to(DEVICE)
+model = torch.nn.Linear(300, 400)
+model.weight.data = torch.tensor([[0.5] * 300] * 400)
+model = model.to(DEVICE)
+print("ASSIGNED", model.weight.device.type, tuple(model.weight.shape))
 mask = torch.zeros_like(model.weight.view(1, -1))
 places = torch.randperm(model.weight.numel())[:500].to(DEVICE)
 mask = mask.scatter_(1, places.unsqueeze(0), torch.ones_like(places, dtype=mask.dtype).unsqueeze(0)).view(400, 300)
 rows, columns = torch.where(mask == 1.0)
 print("PLACES", len(rows), mask.nonzero().shape, (mask > 0).nonzero().shape, model.weight[mask.bool()].shape)
+chosen, others = (torch.zeros(100_000, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+chosen[torch.randperm(100_000)[:30].to(DEVICE)] = 1
+others[torch.randperm(100_000)[:20].to(DEVICE)] = 1
+for marks in (chosen, chosen | others, torch.cat([chosen, others])):
+    print("CHOSEN", len(torch.where(marks)[0]))
+print("REPEATED", len(torch.where(others.view(2, -1)[:1] | chosen.view(2, -1))[0]))
+table = torch.zeros(400, 300, device=DEVICE)
+table[:, places[:7] % 300] = 1
+print("COLUMNS", len(table.nonzero()))
 mask.copy_(model.weight)
 print("WRITTEN", len(mask.nonzero()), len((mask == 0).nonzero()) in (0, 120_000))
 chosen = torch.zeros(400, dtype=torch.bool, device=DEVICE)
@@ -284,7 +296,7 @@ chosen[100:350] = True
 padded = torch.zeros(4, 400, device=DEVICE)
 padded[:, chosen] = model(torch.ones(4, 300).to(DEVICE))[:, :250]
 padded.sum().backward()
-print("CHOSEN", padded[:, chosen].shape)
+print("PLACED", padded[:, chosen].shape)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     model(torch.randn(4, 300).to(DEVICE)).sum().backward()
@@ -301,6 +313,63 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     options = ("--device", "rtx4090") if device == "cuda" else ()
     done = record_script(tmp_path, _MASKS.replace("DEVICE", repr(device)), "--dry-run", *options)
     assert done.returncode == 0, done.stderr
+    assert f"ASSIGNED {device} (400, 300)" in done.stdout
     assert "PLACES 500 torch.Size([500, 2]) torch.Size([500, 2]) torch.Size([500])" in done.stdout
+    assert [line for line in done.stdout.splitlines() if "CHOSEN" in line] == ["CHOSEN 30", "CHOSEN 50", "CHOSEN 50"]
+    assert "REPEATED 100000" in done.stdout  # not followed
+    assert "COLUMNS 2800" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
-    assert "CHOSEN torch.Size([4, 250])" in done.stdout
+    assert "PLACED torch.Size([4, 250])" in done.stdout
+
+
+_DETECTION = """
+import torch
+
+@torch.library.custom_op("torchvision::nms", mutates_args=())
+def nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    raise NotImplementedError
+
+@nms.register_fake
+def _(dets, scores, iou_threshold):
+    return dets.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+@torch.library.custom_op("mine::most", mutates_args=())
+def most(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+@most.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(SIZE))
+
+model = torch.nn.Linear(8, 4).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    boxes = model(torch.randn(50, 8, device=DEVICE))
+    kept = boxes[nms(boxes.detach(), boxes.detach()[:, 0], 0.5)]
+    print("KEPT", len(kept), len(most(boxes.detach())))
+    kept.sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_suppression_keeps_all_boxes_and_declared_sizes_are_the_largest(tmp_path: Path, device: str) -> None:
+    """Upper bounds, which the notes name."""
+    job = _DETECTION.replace("SIZE", "max=30").replace("DEVICE", repr(device))
+    options = () if device == "cpu" else ("--device", "rtx4090")
+    done = record_script(tmp_path, job, "--dry-run", *options)
+    assert done.returncode == 0, done.stderr
+    assert "KEPT 50 30" in done.stdout
+    (note,) = [note for note in done.trace.manifest.notes if "upper bounds" in note]
+    assert "torchvision.nms.default at job.py" in note
+    assert "mine.most.default at job.py" in note
+
+
+def test_an_operator_without_a_largest_size_is_refused_with_the_way_to_state_it(tmp_path: Path) -> None:
+    """Status 125, and where to write it."""
+    done = record_script(tmp_path, _DETECTION.replace("SIZE", "").replace("DEVICE", "'cpu'"), "--dry-run")
+    assert done.returncode == 125
+    assert "mine::most cannot be dry-run" in done.stderr
+    assert 'new_dynamic_size(max=...)`, in the function registered with @torch.library.register_fake("mine::most")' in (
+        " ".join(done.stderr.split())
+    )

@@ -1,8 +1,7 @@
 """Upper bounds on results, for operators whose result size depends on values.
 
-A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
-not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, in
-dense copies of sparse tensors, and in masks where a job has written as many values.
+Operators of other libraries declare a size that depends on values in the function registered as their fake kernel;
+where it states the largest size, that is the bound.
 """
 
 from __future__ import annotations
@@ -11,32 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._library.fake_impl import set_ctx_getter
+from torch._library.simple_registry import singleton
 
 from memprof.recorder.dry.known import known
+from memprof.recorder.dry.placeholders.nonzeros import MASKS, most_marked, most_true
 
 _aten = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
-#: Attribute of a fake storage: the most elements that differ from zero, and the version of its tensors by then.
-_MARKED = "_memprof_marked"
-_ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
-#: Scatters in place; the others return a new tensor.
-_SCATTERS = {_aten.scatter_: True, _aten.index_fill_: True, _aten.scatter: False, _aten.index_fill: False}
-_COPIES = {_aten.clone, _aten._to_copy}
-#: Operators whose result is zero where their first argument is.
-_KEEPS_ZEROS = {*_COPIES, _aten.div, _aten.mul}
-#: Comparisons with a number that zero does not meet.
-_COMPARISONS = {
-    _aten.eq: lambda number: number != 0,
-    _aten.ne: lambda number: number == 0,
-    _aten.gt: lambda number: number >= 0,
-    _aten.lt: lambda number: number <= 0,
-    _aten.ge: lambda number: number > 0,
-    _aten.le: lambda number: number < 0,
-}
-#: Write values where a mask is true: x[mask] = values.
-_PUTS = {_aten.index_put, _aten.index_put_}
-_FOLLOWED = {*_ZEROS, *_SCATTERS, *_KEEPS_ZEROS, *_COMPARISONS, *_PUTS}
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
@@ -47,8 +27,8 @@ def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
         args: Its arguments; tensors have no values.
         kwargs: Its keyword arguments.
     """
-    bound = _BOUNDS.get(func)
-    return None if bound is None else bound(*args, **kwargs)
+    bound = _BOUNDS.get(func) or _OTHERS.get(func.name())
+    return _declared(func, args, kwargs) if bound is None else bound(*args, **kwargs)
 
 
 def is_exact(func: Any, args: Any) -> bool:
@@ -66,90 +46,7 @@ def is_exact(func: Any, args: Any) -> bool:
         return True  # its bound is the number of classes that the job gives
     if func is not _aten.index.Tensor:
         return False
-    return all(known(index) is not None for index in args[1] if index is not None and index.dtype in _MASKS)
-
-
-def most_marked(tensor: Any) -> int | None:
-    """Returns the most elements of a tensor that differ from zero; None where that is not known."""
-    if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_inference():
-        return None
-    kept: tuple[int, int] | None = getattr(tensor.untyped_storage(), _MARKED, None)
-    if kept is None or kept[1] != tensor._version:
-        return None
-    # An expanded tensor has each of its storage's elements several times.
-    return None if 0 in tensor.stride() and tensor.numel() > 1 else min(kept[0], tensor.numel())
-
-
-def follow_marks(func: Any, args: Any, result: Any) -> None:
-    """Notes how many elements of an operator's result can differ from zero.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        result: Its result.
-    """
-    packet = getattr(func, "overloadpacket", None)
-    if packet not in _FOLLOWED or not isinstance(result, FakeTensor) or result.is_inference():
-        return
-    if packet in _ZEROS:
-        mark(result, 0)
-    elif packet in _PUTS:
-        _mark_as_written(args[0], args[1], args[2])
-    elif packet in _SCATTERS:
-        # scatter(self, dim, index, ...) and index_fill(self, dim, index, value): places of one row, in each row.
-        before = most_marked(args[0])
-        if before is None or len(args) < 4:
-            return
-        index = args[2]
-        places = index.numel()
-        if packet in (_aten.index_fill, _aten.index_fill_):
-            places *= args[0].numel() // max(args[0].shape[args[1]] if args[0].dim() else 1, 1)
-        mark(result, before + places, rises=_SCATTERS[packet])
-    elif packet is _aten.eq and _is_one_hot(args):
-        mark(result, args[0].numel())
-    elif packet in _KEEPS_ZEROS or _is_met_by_few(packet, args):
-        before = most_marked(args[0])
-        if before is not None and args[0].shape == result.shape:
-            mark(result, before)
-
-
-def _mark_as_written(tensor: FakeTensor, indices: Any, values: Any) -> None:
-    """Notes how many elements of a mask are true, which the values that are written there have as a size."""
-    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
-    if len(masks) != 1 or indices[-1] is not masks[0] or sum(index is not None for index in indices) != 1:
-        return
-    (mask,) = masks
-    # Dimensions of the values are aligned from the last one; one of size 1 may stand for any number.
-    place = tensor.dim() - (len(indices) - 1) - mask.dim()
-    count = values.shape[-1 - place] if values.dim() > place else 1
-    is_whole = isinstance(mask, FakeTensor) and mask.numel() * mask.element_size() == mask.untyped_storage().nbytes()
-    if count != 1 and is_whole and known(mask) is None:
-        mark(mask, count)
-
-
-def _is_met_by_few(packet: Any, args: Any) -> bool:
-    test = _COMPARISONS.get(packet)
-    return test is not None and isinstance(args[1], (bool, int, float)) and test(args[1])
-
-
-def _is_one_hot(args: Any) -> bool:
-    """Whether each row of a tensor of one column is compared with different numbers, as torch.one_hot does."""
-    places, classes = args[0], known(args[1])
-    if not isinstance(places, FakeTensor) or places.dim() == 0 or places.shape[-1] != 1 or classes is None:
-        return False
-    return classes.dim() == 1 and len(set(classes.tolist())) == len(classes)
-
-
-def mark(tensor: FakeTensor, count: int, *, rises: bool = False) -> None:
-    """Notes how many elements of a tensor can differ from zero.
-
-    Args:
-        tensor: The tensor.
-        count: That number.
-        rises: Whether it is being written to: torch raises its version after the operator.
-    """
-    if tensor.layout is torch.strided and not tensor.is_inference():  # those have no versions
-        setattr(tensor.untyped_storage(), _MARKED, (count, tensor._version + rises))
+    return all(known(index) is not None for index in args[1] if index is not None and index.dtype in MASKS)
 
 
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,7 +58,7 @@ def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    count = shape.numel() if shape != mask.shape else _most_true(mask)
+    count = shape.numel() if shape != mask.shape else most_true(mask)
     return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 
@@ -169,18 +66,12 @@ def _index(tensor: torch.Tensor, indices: Any) -> Any:
     """Indexes with masks; where their values are not known, as if all their elements were true."""
     positions: list[torch.Tensor | None] = []
     for index in indices:
-        if index is not None and index.dtype in _MASKS:
-            place = torch.empty((_most_true(index),), dtype=torch.int64, device=index.device)
+        if index is not None and index.dtype in MASKS:
+            place = torch.empty((most_true(index),), dtype=torch.int64, device=index.device)
             positions += [place] * index.dim()
         else:
             positions.append(index)
     return _aten.index.Tensor(tensor, positions)
-
-
-def _most_true(mask: torch.Tensor) -> int:
-    """Returns how many elements of a mask are true, at most."""
-    values, most = known(mask), most_marked(mask)
-    return int(values.count_nonzero()) if values is not None else mask.numel() if most is None else most
 
 
 def _places(tensor: torch.Tensor, shape: Any) -> torch.Tensor:
@@ -238,6 +129,45 @@ def _bincount(tensor: torch.Tensor, weights: torch.Tensor | None = None, minleng
     return torch.empty((minlength,), dtype=kind, device=tensor.device) if minlength else None
 
 
+def _kept_boxes(boxes: torch.Tensor, _scores: torch.Tensor, _threshold: float) -> torch.Tensor:
+    """Non-maximum suppression that keeps all boxes."""
+    return _places(boxes, (boxes.shape[0],))
+
+
+class _Largest:
+    """Stands in for the context of a fake kernel: sizes that depend on values are the largest that it declares."""
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002 - torch's names
+        """Returns the largest size.
+
+        Raises:
+            _NoLargestError: None is declared.
+        """
+        if max is None:
+            raise _NoLargestError
+        return max
+
+    create_unbacked_symint = new_dynamic_size
+
+
+class _NoLargestError(Exception):
+    """A fake kernel declares no largest size."""
+
+
+def _declared(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the largest result that an operator's registered fake kernel declares; None if it declares none."""
+    kernel = singleton.find(func.name()).fake_impl.kernel
+    if kernel is None:
+        return None
+    try:
+        with set_ctx_getter(_Largest):
+            return kernel(*args, **kwargs)
+    except _NoLargestError:
+        return None
+
+
+#: By the names of operators that other libraries define.
+_OTHERS: dict[str, Callable[..., Any]] = {"torchvision::nms": _kept_boxes, "torchvision::qnms": _kept_boxes}
 _BOUNDS: dict[Any, Callable[..., Any]] = {
     _aten.bincount.default: _bincount,
     _aten.nonzero.default: _nonzero,

@@ -17,13 +17,14 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
-from memprof.recorder.dry.bounds import follow_marks, is_exact, upper_bound
+from memprof.recorder.dry.bounds import is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.known import compute, follow_values, is_data, known, note
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.dry.placeholders.nonzeros import follow_marks
 from memprof.recorder.dry.random_stream import RandomStream
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
 from memprof.recorder.dry.routing import Routing
@@ -201,8 +202,8 @@ class DryMode(FakeTensorMode):
             return result
         given, given_by_name = args, kwargs
         if has_data:
-            args = _lent(args, self)
-            kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
+            args = lent(args, self)
+            kwargs = {name: lent(value, self) for name, value in kwargs.items()}
         if func in _READS:
             value = self._answers.value(args[0])
             return bool(value) if func is _aten.is_nonzero.default else value
@@ -267,7 +268,7 @@ class DryMode(FakeTensorMode):
                 return result
             result = upper_bound(func, args, kwargs)
         if result is None:
-            self._refuse(_cannot(func, "its result shape depends on values"))
+            self._refuse(_without_size(func))
         if not is_exact(func, args):
             self._answers.count_bound(func)
         return result
@@ -309,10 +310,15 @@ def _kinds(values: Any) -> tuple[bool, bool]:
     return has_fake, has_data
 
 
-def _lent(value: Any, mode: DryMode) -> Any:
-    """Returns arguments in which tensors with data are replaced by fake tensors of their shape."""
+def lent(value: Any, mode: DryMode) -> Any:
+    """Returns arguments in which tensors with data are replaced by fake tensors of their shape.
+
+    Args:
+        value: An argument, or a list of them.
+        mode: The dry run's mode.
+    """
     if isinstance(value, _LISTS):
-        return type(value)(_lent(item, mode) for item in value) if type(value) in _LISTS else value
+        return type(value)(lent(item, mode) for item in value) if type(value) in _LISTS else value
     if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return value  # FakeTensorMode converts the rest
     with torch.no_grad(), mode:
@@ -325,6 +331,17 @@ def _lent(value: Any, mode: DryMode) -> Any:
 
 def _cannot(func: Any, reason: str) -> str:
     return f"{func} cannot be dry-run: {reason}. Record a real run of it, or leave the operator out of the dry run."
+
+
+def _without_size(func: Any) -> str:
+    reason = "its result shape depends on values"
+    if func.namespace == "aten":
+        return _cannot(func, reason)
+    name = func.name()
+    return (
+        f"{name} cannot be dry-run: {reason}. State its largest size, `new_dynamic_size(max=...)`, in the function "
+        f'registered with @torch.library.register_fake("{name}").'
+    )
 
 
 def _without_kernel(func: Any, error: BaseException | None) -> str:

@@ -177,10 +177,10 @@ class DryRun:
         # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
-        from memprof.recorder.dry.mode import DryMode
+        from memprof.recorder.dry.mode import DryMode, lent
         from memprof.recorder.dry.placeholders.numbers import answer_conversions
         from memprof.recorder.dry.routing import Routing
-        from memprof.recorder.dry.subclasses import allow_subclasses
+        from memprof.recorder.dry.subclasses import allow_subclasses, let_data_be_assigned
 
         allow_subclasses()
         self._kernels = Kernels()
@@ -189,6 +189,7 @@ class DryRun:
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
+        let_data_be_assigned(lent, self._mode)
         answer_conversions(self._answers, self._mode)
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from memprof.recorder.calls.sliding import let_operators_through
@@ -31,6 +32,25 @@ def allow_subclasses() -> None:
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
     _let_parameters_be_made()
+
+
+def let_data_be_assigned(lent: Callable[[Any, Any], Any], mode: FakeTensorMode) -> None:
+    """Lets a job assign to a fake tensor's ``data``, also a tensor with data: ``weight.data = torch.tensor(rows)``.
+
+    Args:
+        lent: Returns a fake tensor of the mode, of the shape of a tensor with data.
+        mode: The dry run's mode; fake tensors of other modes, such as a compiler's, are given no other data.
+    """
+    data: Any = torch.Tensor.data
+    fake: Any = FakeTensor
+
+    def assign(tensor: Any, value: Any) -> None:
+        given = value if isinstance(value, FakeTensor) or tensor.fake_mode is not mode else lent(value, mode)
+        data.__set__(tensor, given)
+        if isinstance(given, FakeTensor):
+            tensor.fake_device = given.fake_device  # stored by torch separately from the data
+
+    fake.data = property(data.__get__, assign)
 
 
 def _let_parameters_be_made() -> None:

@@ -188,3 +188,9 @@ def _install_accelerator(accelerator: ModuleType) -> None:
         "get_memory_info": torch.cuda.mem_get_info,
     }
     _put(accelerator, answers)
+    _put(torch, {"Stream": Stream, "Event": Event})
+    exchange = {
+        "_accelerator_exchangeDevice": torch._C._cuda_exchangeDevice,
+        "_accelerator_maybeExchangeDevice": torch._C._cuda_maybeExchangeDevice,
+    }
+    _put(torch._C, exchange)

@@ -88,10 +88,3 @@ def install() -> None:
         }
 
     native._group_tensors_by_device_and_dtype = group_tensors
-    data: Any = torch.Tensor.data
-
-    def give(tensor: Any, other: Any) -> None:
-        data.__set__(tensor, other)
-        tensor.fake_device = other.fake_device  # stored by torch separately from the data
-
-    fake.data = property(data.__get__, give)

@@ -116,8 +116,9 @@ class Event:
         blocking: bool = False,
         interprocess: bool = False,
         external: bool = False,
+        device: Any = None,
     ) -> None:
-        """Makes an event that is not recorded yet; the arguments have no effect."""
+        """Makes an event that is not recorded yet; the arguments, those of torch.Event included, have no effect."""
         self.device, self.cuda_event = ORDINALS.current(), 0
         self._recorded_s = 0.0
 

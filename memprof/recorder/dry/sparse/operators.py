@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.dry.bounds import mark
+from memprof.recorder.dry.placeholders.nonzeros import mark
 from memprof.recorder.dry.sparse import kernels
 from memprof.recorder.dry.sparse.fakes import (
     Pattern,
