@@ -23,6 +23,9 @@ _FILLING = {
     _aten.slice_scatter.default,
 }
 
+#: Makes the stand-in for an argument with data, such as an index of the processor: between the zeros and their filling.
+_LENDING = _aten.empty_strided.default
+
 
 class InPlace:
     """Tracks the zeros that an operator of backward created last."""
@@ -39,6 +42,8 @@ class InPlace:
             args: Its arguments.
             result: Its result, a fake tensor.
         """
+        if func is _LENDING:
+            return result
         zeros, self._zeros = self._zeros, None
         if torch._C._current_graph_task_id() == -1:
             return result

@@ -12,10 +12,17 @@ from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners
 from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 #: Autograd's gradient accumulation, where no timed step shows whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"
+#: Formulas of backward fill fresh zeros; with a mode on, by operators that return a new tensor, as for subclasses
+#: (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).
+_ZEROS = ("aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
+_FILLING = (
+    *("aten.scatter_add.default", "aten.scatter.src", "aten.index_add.default", "aten.index_put.default"),
+    *("aten.masked_scatter.default", "aten.slice_scatter.default"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,14 @@ def find_touches(recording: Recording, lives: BlockLives) -> Touches:
 
 
 def in_place_sums(recording: Recording, lives: BlockLives, touches: Touches, partners: dict[int, Partners]) -> Mergers:
-    """Finds operators that run in place in the unrecorded run, per the timed step or autograd's own rules."""
+    """Finds operators that run in place in the unrecorded run, per the timed step or else autograd's own rules."""
     raw = recording.raw
     names = texts.look_up(recording.names, raw["name"])
     in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
     candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
     runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
     runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
+    runs_in_place |= in_backward & _fills_zeros(touches, names)
     if recording.epoch.source == DRY_RUN:
         runs_in_place[candidates] &= ~_was_viewed(recording, touches, candidates)
     for step, found in partners.items():
@@ -84,6 +92,17 @@ def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: Touch
         later = later[later > raw_op[i]]
         is_sum[i] = not len(later) or node[later[0]] != node[raw_op[i]]
     return is_sum
+
+
+def _fills_zeros(touches: Touches, names: Texts) -> Bools:
+    """Returns which operators fill the zeros that the operator before them made. Shape (ops,)."""
+    found = np.zeros(len(names), dtype=np.bool_)
+    filling = np.flatnonzero(np.isin(names, _FILLING))
+    filling = filling[filling > 0]
+    filling = filling[np.isin(names[filling - 1], _ZEROS)]
+    made = _first_life(touches, filling - 1, WRITE)
+    found[filling] = (made != NONE) & (made == _first_life(touches, filling, READ))
+    return found
 
 
 def _was_viewed(recording: Recording, touches: Touches, raw_op: Ints) -> Bools:
