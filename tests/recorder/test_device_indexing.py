@@ -24,6 +24,8 @@ _JOBS = {
     ),
     # Falcon's keys: the list becomes a tensor on the card.
     "list": ("x = torch.randn(4, 64, 6, 24, device='cuda')", "x[..., [-2], :]", [8, 24576]),
+    # BART's labels begin with a number, which C++ fills in.
+    "number": ("x = torch.zeros(4, 31, dtype=torch.int64, device='cuda')", "x[:, 0] = 2\nx == -100", [124]),
     # transformers' masks of padding: both indices are expanded to the same shape, and copied.
     "two indices": (
         (

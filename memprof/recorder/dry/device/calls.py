@@ -33,6 +33,8 @@ _PLACES = {
 #: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
+_NUMBERS = (bool, int, float, complex)
+
 
 class DeviceCalls(TorchFunctionMode):
     """The lowest function mode of a dry run on a device: it sees calls as torch would receive them."""
@@ -184,7 +186,14 @@ def _get(func: Any, args: Any, kwargs: Any) -> Any:
 def _set(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, index, value = args
     found = _as_tensors(tensor, index)
+    if type(value) in _NUMBERS and is_on_device(tensor) and not _has_tensors(found):
+        value = torch.tensor(value, dtype=tensor.dtype)  # stays on the processor; C++ fills with it
+        return func(tensor, found, value, **kwargs)
     return NotImplemented if found is index else func(tensor, found, value, **kwargs)
+
+
+def _has_tensors(index: Any) -> bool:
+    return any(isinstance(one, _Tensor) for one in (index if isinstance(index, tuple) else (index,)))
 
 
 def _as_tensors(tensor: Any, index: Any) -> Any:
