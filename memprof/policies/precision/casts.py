@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.policies.precision.autocast_lists import SHORT
 from memprof.policies.precision.float32 import calls_of_code
+from memprof.policies.rewrite.views_read import bytes_read
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
 
@@ -169,6 +170,8 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
     _, first, copy_of = np.unique(keys, return_index=True, return_inverse=True)
     ends = np.full(len(first), NONE, dtype=np.int64)
     np.maximum.at(ends, copy_of, np.maximum(held, before))
+    sizes = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(sizes, copy_of, bytes_read(casts.step, sources[rows], before))
     made_by, copies = casts.insert(
         sources[rows][first],
         before[first],
@@ -176,6 +179,7 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
         to_short=np.zeros(len(first), dtype=np.bool_),
         freed=ends,
         category="temporary",
+        sizes=sizes,
     )
     copied_by[rows], read[rows] = made_by[copy_of], copies[copy_of]
     return read, copied_by
@@ -219,7 +223,7 @@ def cast_their_gradients(casts: Casts, is_short: Bools) -> None:
     if not len(rows):
         return
     size = np.full(len(step.ops), NONE, dtype=np.int64)
-    size[uses.op_id[rows]] = storages.requested_bytes[uses.storage_id[rows]]
+    size[uses.op_id[rows]] = bytes_read(step, uses.storage_id[rows], uses.op_id[rows])
     created = storages.created_op_id
     owner = np.where(created != NONE, types.forward[created], NONE)
     is_gradient = is_short & (owner != NONE) & (storages.category != "gradient")
