@@ -27,7 +27,6 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/fuzz/test_recordings.py": ("sentence[3]", "sentence[4]", "sentence[5]"),
     "tests/integrations/test_lightning.py": ("goes_with_the_older_name",),
     "tests/launch/test_after_window.py": ("later_leaves_a_whole_recording[killed",),
-    "tests/launch/test_file_size_limit.py": ("one_file_cannot_hold", "where_no_step_fits"),
     "tests/launch/test_fit.py": ("written_once_it_was_measured", "job_that_fits"),
     "tests/launch/test_fit_dry.py": ("is_not_what_was_recorded",),
     "tests/launch/test_host.py": ("children-0.02",),

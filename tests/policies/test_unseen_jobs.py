@@ -422,7 +422,16 @@ def test_two_losses_with_a_backward_each_are_refused_in_backward(tmp_path):
         OptimizerPolicy(in_backward=True).transform(record(make, tmp_path))
 
 
-def test_types_that_autocast_cannot_mix_are_refused(tmp_path):
+_ROWS = torch.arange(16)
+_MIXES = {
+    "index_add_": lambda out, made: out.index_add_(0, _ROWS, made),
+    "lerp": lambda out, made: torch.lerp(out, made, 0.5),
+    "scatter_reduce": lambda out, made: out.scatter_reduce(0, _ROWS[:, None].expand(16, 32), made, "sum"),
+}
+
+
+@pytest.mark.parametrize("name", _MIXES)
+def test_types_that_autocast_cannot_mix_are_refused(name, tmp_path):
     """What would break under autocast (index_add_ into float32) is refused when it is predicted, by its name."""
 
     class Routed(nn.Module):
@@ -431,11 +440,12 @@ def test_types_that_autocast_cannot_mix_are_refused(tmp_path):
             self.expert = nn.Linear(32, 32)
 
         def forward(self, x):
-            out = torch.zeros_like(x)
-            return out.index_add_(0, torch.arange(len(x)), self.expert(x))
+            return _MIXES[name](torch.zeros_like(x), self.expert(x))
 
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        Routed()(torch.randn(16, 32))
     step = record(lambda: supervised(Routed(), (16, 32)), tmp_path)
-    with pytest.raises(PolicyError, match="index_add_ in Routed would mix float32 and short operands"):
+    with pytest.raises(PolicyError, match=f"{name} in Routed would mix float32 and short operands"):
         BF16.transform(step)
 
 

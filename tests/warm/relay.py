@@ -36,7 +36,7 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """
     if any(name.startswith("PYTHON") and name not in _FOLLOWED for name in environment):
         return ""
-    while words[:1] in (["-u"], ["-P"]):
+    while words[:1] in (["-u"], ["-P"], ["-B"]):
         words = words[1:]
     is_module = words[:1] == ["-m"] and len(words) > 1
     is_code = words[:1] == ["-c"] and len(words) > 1

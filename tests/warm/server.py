@@ -182,10 +182,10 @@ def become(request: dict[str, Any]) -> tuple[str, str, str]:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     words, flags = list(request["words"]), set()
-    while words[0] in ("-u", "-P"):
+    while words[0] in ("-u", "-P", "-B"):
         flags.add(words.pop(0))
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE")) or "-B" in flags
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or "-u" in flags
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as the interpreter does
     for number, name in ((1, "stdout"), (2, "stderr")):

@@ -53,6 +53,9 @@ def test_code_and_spawned_processes_are_run_where_torch_is_imported(
     server = subprocess.check_output([sys.executable, str(script)], text=True).strip()
     said = subprocess.check_output([sys.executable, "-c", code, "x"], text=True)
     assert said == f"['-c', 'x'] True __main__ {server}\n"
+    # Under PYTHONDONTWRITEBYTECODE, multiprocessing adds -B to the command line of what it spawns.
+    written = "import torch, sys, os; print(sys.dont_write_bytecode, os.getppid())"
+    assert subprocess.check_output([sys.executable, "-B", "-c", written], text=True) == f"True {server}\n"
     assert subprocess.run([sys.executable, "-c", "import torch; raise SystemExit(7)"], check=False).returncode == 7
     said = subprocess.check_output([sys.executable, "spawns.py"], cwd=tmp_path, text=True)
     assert said == f"ended with 5, below {server}\n"

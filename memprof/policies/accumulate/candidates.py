@@ -44,9 +44,9 @@ def _why_whole(step: Step) -> str:
         )
     if SETS_LEARNING_RATE in step.usages:
         return (
-            "The job sets the learning rate of each update itself, and a count of batches that it computes it from "
-            "would count micro-batches. Use a scheduler of torch.optim.lr_scheduler; where the schedule may advance "
-            "faster, predict that with --accumulate 2."
+            "The job sets the learning rate of each update itself. Where it computes the rate from a count of batches, "
+            "it would count micro-batches, and the schedule would advance faster. Use a scheduler of "
+            "torch.optim.lr_scheduler; if the schedule may differ, choose the policy yourself with --accumulate 2."
         )
     if _compares_samples(step):
         return (

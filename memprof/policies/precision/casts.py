@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.precision.autocast_lists import SHORT
 from memprof.policies.precision.float32 import calls_of_code
+from memprof.policies.rewrite.views_read import bytes_read
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops
 
@@ -133,10 +135,15 @@ class Casts:
 
 
 def cast_twice(casts: Casts) -> Bools:
-    """Returns which uses are short tensors that the job's code casts to float32, and autocast back; ``(uses,)``."""
+    """Returns which reads of products are of short tensors that the job's code casts to float32, and autocast back.
+
+    Returns:
+        One flag for each use, ``(uses,)``.
+    """
     types, uses = casts.types, casts.step.uses
     created = casts.step.storages.created_op_id[uses.storage_id]
-    is_twice: Bools = types.is_given[uses.op_id] & (created != NONE) & ~types.is_given[created]
+    is_twice: Bools = types.is_given[uses.op_id] & (types.rule[uses.op_id] == SHORT) & (uses.role == "read")
+    is_twice &= (created != NONE) & ~types.is_given[created]
     return is_twice & types.is_float[uses.storage_id] & types.is_short[uses.storage_id]
 
 
@@ -152,7 +159,10 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
     Returns:
         What these casts read, in ids of the draft; and the operators that copy the sources, NONE for the rest.
     """
+    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
     rows = np.flatnonzero(to_short & casts.types.is_short[sources])
+    if not len(rows):
+        return read, copied_by
     before = ops[rows]
     call, held = calls_of_code(casts.step, before, casts.nodes.innermost)
     # One copy of each source in a call of the code.
@@ -160,6 +170,8 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
     _, first, copy_of = np.unique(keys, return_index=True, return_inverse=True)
     ends = np.full(len(first), NONE, dtype=np.int64)
     np.maximum.at(ends, copy_of, np.maximum(held, before))
+    sizes = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(sizes, copy_of, bytes_read(casts.step, sources[rows], before))
     made_by, copies = casts.insert(
         sources[rows][first],
         before[first],
@@ -167,8 +179,8 @@ def cast_by_code(casts: Casts, sources: Ints, ops: Ints, to_short: Bools) -> tup
         to_short=np.zeros(len(first), dtype=np.bool_),
         freed=ends,
         category="temporary",
+        sizes=sizes,
     )
-    read, copied_by = sources.copy(), np.full(len(sources), NONE, dtype=np.int64)
     copied_by[rows], read[rows] = made_by[copy_of], copies[copy_of]
     return read, copied_by
 
@@ -184,6 +196,8 @@ def free_with_copies(casts: Casts, sources: Ints, ops: Ints, copied_by: Ints) ->
     """
     step, uses, count = casts.step, casts.step.uses, len(casts.step.ops)
     rows = np.flatnonzero(copied_by != NONE)
+    if not len(rows):
+        return
     of, before = sources[rows], ops[rows]
     call, held = calls_of_code(step, before, casts.nodes.innermost)
     begin = np.full(len(step.storages), count, dtype=np.int64)
@@ -206,8 +220,10 @@ def cast_their_gradients(casts: Casts, is_short: Bools) -> None:
     step, types = casts.step, casts.types
     storages, uses = step.storages, step.uses
     rows = np.flatnonzero(cast_twice(casts))
+    if not len(rows):
+        return
     size = np.full(len(step.ops), NONE, dtype=np.int64)
-    size[uses.op_id[rows]] = storages.requested_bytes[uses.storage_id[rows]]
+    size[uses.op_id[rows]] = bytes_read(step, uses.storage_id[rows], uses.op_id[rows])
     created = storages.created_op_id
     owner = np.where(created != NONE, types.forward[created], NONE)
     is_gradient = is_short & (owner != NONE) & (storages.category != "gradient")

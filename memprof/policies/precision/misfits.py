@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 #: Operators that require one type for all floating point operands, and that autocast casts on no device.
 ONE_TYPE = (
-    *("index_add", "index_add_", "index_put_", "index_copy_", "index_reduce_", "scatter", "scatter_", "scatter_add_"),
-    *("masked_scatter", "masked_scatter_", "put_", "lerp", "lerp_"),
+    *("index_add", "index_add_", "index_put_", "index_copy_", "index_reduce", "index_reduce_", "put", "put_"),
+    *("scatter", "scatter_", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
+    *("masked_scatter", "masked_scatter_", "lerp", "lerp_"),
 )
 #: Products that accept a sparse matrix, and those of them whose operands autocast casts.
 _SPARSE_PRODUCTS = ("mm", "addmm", "_sparse_addmm")

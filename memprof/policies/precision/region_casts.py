@@ -36,7 +36,7 @@ def cast_reads(casts: Casts) -> None:
     is_handed_on &= ~types.is_own[uses.op_id]
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
-    to_short |= is_read & is_short & (rule == SHORT) & cast_twice(casts)
+    to_short |= is_read & cast_twice(casts)
     # A recomputation that stops before a product has cast its operands: as late as backward reads them.
     is_prepared = types.is_unfinished & types.is_float[uses.storage_id] & ~is_short
     to_short |= is_prepared & (types.rule[types.origin[uses.op_id]] == SHORT)
