@@ -313,6 +313,9 @@ mask.copy_(model.weight)
 print("WRITTEN", len(mask.nonzero()), len((mask == 0).nonzero()) in (0, 120_000))
 chosen = torch.zeros(400, dtype=torch.bool, device=DEVICE)
 chosen[100:350] = True
+rows = model.weight[torch.ones(400, dtype=torch.uint8, device=DEVICE)]
+rows.sum().backward()
+print("BYTES", rows.shape)
 padded = torch.zeros(4, 400, device=DEVICE)
 padded[:, chosen] = model(torch.ones(4, 300).to(DEVICE))[:, :250]
 padded.sum().backward()
@@ -341,6 +344,7 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     assert "PAIRS 400" in done.stdout  # of a mask whose number is not known: at most one per row
     assert "TWOS 0 40" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
+    assert "BYTES torch.Size([400, 300])" in done.stdout
     assert "PLACED torch.Size([4, 250])" in done.stdout
 
 
