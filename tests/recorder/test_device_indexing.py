@@ -75,6 +75,18 @@ _JOBS = {
         "y.backward(gradient)",
         [262144, 262144],
     ),
+    # Half types are cast before they are added up one after the other, unlike for a sum.
+    "scan of another type": (
+        "x = torch.ones(8, 64, dtype=torch.float16, device='cuda')",
+        "torch.cumsum(x, 1, dtype=torch.float32), x.sum(1, dtype=torch.float32)",
+        [2048, 2048, 32],
+    ),
+    # An expanded mask is copied, counted, and read.
+    "masked select of rows": (
+        "x = torch.ones(4, 12, device='cuda')\nmask = torch.ones(4, 1, dtype=torch.bool, device='cuda')",
+        "x.masked_select(mask)",
+        [48, 4, 1, 768, 1023, 192],
+    ),
     # BERT's mask, which the kernels need as numbers.
     "attention with a mask of truths": (
         (
@@ -133,6 +145,20 @@ for each in (mask, changed):
     assert allocated(script, tmp_path).count(4096 * 4) == 1
 
 
+def test_indices_may_be_empty_or_nested(tmp_path: Path) -> None:
+    """As those of experts without tokens, also in backward; a list with a list or an ellipsis is read as a tuple."""
+    script = """
+x = torch.randn(6, 5, device="cuda", requires_grad=True)
+none = torch.empty(0, dtype=torch.int64, device="cuda")
+(x[none].sum() + x[none, none].sum() + x[[]].sum() + x[:, []].sum()).backward()
+assert x[[[0, 1], [1, 2]]].shape == (2,)
+assert x[[..., 0]].shape == (6,)
+START
+torch.index_put(x.detach(), (none,), x.detach()[:0], accumulate=True)
+"""
+    assert allocated(script, tmp_path) == [512]
+
+
 @pytest.mark.parametrize(
     ("before", "operation", "expected"),
     [
@@ -151,8 +177,17 @@ for each in (mask, changed):
             "y = torch.nn.functional.conv2d(x, w, padding=3, groups=24)\ny.permute(0, 2, 3, 1).contiguous() + 1",
             [98304, 98304],
         ),
+        # Double precision is computed on contiguous inputs: its result is copied for channels last.
+        (
+            (
+                "x = torch.randn(4, 16, 16, 24, device='cuda').permute(0, 3, 1, 2).double()\n"
+                "w = torch.randn(24, 1, 7, 7, device='cuda').double()"
+            ),
+            "y = torch.nn.functional.conv2d(x, w, padding=3, groups=24)\nassert y.is_contiguous()",
+            [196608, 196608],
+        ),
     ],
-    ids=["1-D", "channels last"],
+    ids=["1-D", "channels last", "double precision"],
 )
 def test_convolutions_copy_what_has_another_layout(
     before: str, operation: str, expected: list[int], tmp_path: Path

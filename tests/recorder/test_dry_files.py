@@ -250,6 +250,12 @@ torch.save(model.state_dict(), "last.tmp")
 os.replace("last.tmp", "last.pt")
 model.load_state_dict(torch.load("last.pt"))
 os.remove("last.pt")
+torch.save(model.state_dict(), "last.pt")
+with open("other", "w") as file:
+    file.write("a file that is there")
+os.replace("other", "last.pt")
+os.remove("last.pt")
+assert not os.path.exists("last.pt")
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from memprof.recorder.dry.bounds import upper_bound
+from tests.recorder.on_a_card import allocated
 from tests.recorder.recorded import record_both, record_script
 
 #: A rollout as libraries write it: it ends at a token that is never known, or at a length.
@@ -161,6 +162,19 @@ def test_a_ctc_loss_is_dry_run_on_a_device(tmp_path: Path) -> None:
     assert 4 * 50 * 25 * 4 in storages.requested_bytes[storages.device == "cuda:0"].tolist()
 
 
+def test_lengths_of_a_ctc_loss_may_be_on_the_processor(tmp_path: Path) -> None:
+    """Tensors or numbers: the longest target of 7 has 15 columns."""
+    script = """
+from torch.nn.functional import ctc_loss
+scores = torch.randn(50, 4, 8, device="cuda", requires_grad=True)
+targets = torch.ones(4, 12, dtype=torch.int64, device="cuda")
+START
+ctc_loss(scores, targets, torch.full((4,), 50), torch.tensor([3, 7, 2, 1])).backward()
+ctc_loss(scores, targets, [50] * 4, [3, 7, 2, 1])
+"""
+    assert allocated(script, tmp_path).count(12_288) == 3  # 4 x 50 x 15 numbers, and those of the backward
+
+
 _WIDTHS = """
 import torch
 from torch import nn
@@ -289,10 +303,19 @@ print("REPEATED", len(torch.where(others.view(2, -1)[:1] | chosen.view(2, -1))[0
 table = torch.zeros(400, 300, device=DEVICE)
 table[:, places[:7] % 300] = 1
 print("COLUMNS", len(table.nonzero()))
+table = torch.zeros(400, 300, device=DEVICE)
+table[torch.randn(400, device=DEVICE) > 0, places[:3] % 300] = 1
+print("PAIRS", len(table.nonzero()))
+scale = torch.nn.Parameter(torch.ones(40, device=DEVICE))
+scale.data = torch.full((40,), 2.0, device=DEVICE)
+print("TWOS", len((scale == 1).nonzero()), len((scale == 2).nonzero()))
 mask.copy_(model.weight)
 print("WRITTEN", len(mask.nonzero()), len((mask == 0).nonzero()) in (0, 120_000))
 chosen = torch.zeros(400, dtype=torch.bool, device=DEVICE)
 chosen[100:350] = True
+rows = model.weight[torch.ones(400, dtype=torch.uint8, device=DEVICE)]
+rows.sum().backward()
+print("BYTES", rows.shape)
 padded = torch.zeros(4, 400, device=DEVICE)
 padded[:, chosen] = model(torch.ones(4, 300).to(DEVICE))[:, :250]
 padded.sum().backward()
@@ -318,7 +341,10 @@ def test_a_mask_of_scattered_ones_selects_as_many_as_were_scattered(tmp_path: Pa
     assert [line for line in done.stdout.splitlines() if "CHOSEN" in line] == ["CHOSEN 30", "CHOSEN 50", "CHOSEN 50"]
     assert "REPEATED 100000" in done.stdout  # not followed
     assert "COLUMNS 2800" in done.stdout
+    assert "PAIRS 400" in done.stdout  # of a mask whose number is not known: at most one per row
+    assert "TWOS 0 40" in done.stdout
     assert "WRITTEN 120000 True" in done.stdout
+    assert "BYTES torch.Size([400, 300])" in done.stdout
     assert "PLACED torch.Size([4, 250])" in done.stdout
 
 

@@ -49,6 +49,13 @@ def is_exact(func: Any, args: Any) -> bool:
     return all(known(index) is not None for index in args[1] if index is not None and index.dtype in MASKS)
 
 
+def is_by_bytes(func: Any, args: Any) -> bool:
+    """Whether an operator indexes with a mask of uint8, as scripts did before torch had bool."""
+    if func is not _aten.index.Tensor:
+        return False
+    return any(index is not None and index.dtype is torch.uint8 for index in args[1])
+
+
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
     # Column-major, like the result of torch's own kernel.
     most = most_marked(tensor)

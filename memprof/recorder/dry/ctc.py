@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.dry.known import known
+
 _aten = torch.ops.aten
 
 
@@ -39,10 +41,10 @@ def _longest(targets: Any, lengths: Any, batch: int) -> int:
 
 
 def _longest_of(lengths: Any, otherwise: int) -> int:
-    if isinstance(lengths, FakeTensor):
+    values = known(lengths) if isinstance(lengths, FakeTensor) else lengths
+    if values is None:
         return otherwise
-    values = lengths.flatten().tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-    return max(values, default=0)
+    return max(values.flatten().tolist() if isinstance(values, torch.Tensor) else values, default=0)
 
 
 def _gradient(_gradient: Any, log_probs: Any, *_: Any, **__: Any) -> Any:

@@ -119,8 +119,10 @@ class Files:
         """Replaces `os.rename` and `os.replace`, with which jobs put a complete checkpoint in the place of the last."""
         if self._is_left_out(src):
             self._saved[_place(dst)] = self._saved.pop(_place(src))
-        else:
-            before(src, dst, **kwargs)
+            return
+        before(src, dst, **kwargs)
+        if self._is_left_out(dst):
+            del self._saved[_place(dst)]
 
     def _delete(self, before: Callable[..., None], path: Any, **kwargs: Any) -> None:
         """Replaces `os.remove` and `os.unlink`, with which jobs delete older checkpoints."""

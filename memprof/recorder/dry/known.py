@@ -177,6 +177,13 @@ def note(tensor: torch.Tensor, values: torch.Tensor) -> None:
     setattr(tensor, _KNOWN, _Values(values, _writes(tensor)))
 
 
+def carry(source: Any, target: FakeTensor) -> None:
+    """Notes what is known of a tensor for one that has been given its memory, and forgets what was known of that."""
+    kept = getattr(source, _KNOWN, None)
+    if kept is not None or hasattr(target, _KNOWN):
+        setattr(target, _KNOWN, kept)
+
+
 def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """Returns an operator's result on the processor, if all its tensors are known; otherwise None."""
     packet = getattr(func, "overloadpacket", None)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
-from memprof.recorder.dry.bounds import is_exact, upper_bound
+from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
@@ -209,7 +209,10 @@ class DryMode(FakeTensorMode):
             return bool(value) if func is _aten.is_nonzero.default else value
         self.cache_enabled = func not in _OF_STORAGES
         try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if is_by_bytes(func, args):  # torch's rule for fake tensors refuses these masks
+                result = self._sized_by_values(func, args, kwargs, given, given_by_name)
+            else:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
         except DynamicOutputShapeException:
             result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:

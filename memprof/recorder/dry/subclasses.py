@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from memprof.recorder.calls.sliding import let_operators_through
+from memprof.recorder.dry.known import carry
 
 
 def allow_subclasses() -> None:
@@ -49,6 +50,7 @@ def let_data_be_assigned(lent: Callable[[Any, Any], Any], mode: FakeTensorMode) 
         data.__set__(tensor, given)
         if isinstance(given, FakeTensor):
             tensor.fake_device = given.fake_device  # stored by torch separately from the data
+            carry(given, tensor)
 
     fake.data = property(data.__get__, assign)
 

@@ -89,7 +89,8 @@ def plain_settings(optimizer: Any) -> list[dict[str, Any]]:
 
 def _own_rates(optimizer: Any) -> list[Any]:
     """Returns the learning rates that the job sets itself; torch's schedulers mark those that they set."""
-    return [group.get("lr") for group in plain_settings(optimizer) if "initial_lr" not in group]
+    rates = (group.get("lr") for group in optimizer.param_groups if "initial_lr" not in group)
+    return [rate if _is_plain(rate) else None for rate in rates]
 
 
 def _is_plain(value: Any) -> bool:

@@ -30,6 +30,8 @@ _PLACES = {
     torch._C._nn._parse_to: 0,
     _Tensor.to: 1,
 }
+#: Elements of a list of indices that torch reads as a tuple (treatSequenceAsTuple, python_variable_indexing.cpp).
+_OF_TUPLES = (_Tensor, slice, type(None), type(Ellipsis), list, tuple)
 #: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
@@ -59,6 +61,7 @@ class DeviceCalls(TorchFunctionMode):
             _Tensor.__setitem__: _set,
             torch.nn.functional.scaled_dot_product_attention: attend,
             torch._C._nn.scaled_dot_product_attention: attend,
+            **dict.fromkeys((torch.nn.functional.ctc_loss, torch.ctc_loss), _ctc),
             **dict.fromkeys(_FILLED, _filled),
             **RECURRENT,
         }
@@ -177,6 +180,17 @@ def _new_tensor(_func: Any, args: Any, kwargs: Any) -> Any:
     return _filled(torch.tensor, (data,), {"device": tensor.device, "dtype": tensor.dtype, **kwargs})
 
 
+def _ctc(func: Any, args: Any, kwargs: Any) -> Any:
+    """Moves lengths to the device: of plain tensors torch reads them on the processor, of fake ones it cannot.
+
+    Source: ctc_loss, aten/src/ATen/native/LossCTC.cpp.
+    """
+    if len(args) < 4 or not is_on_device(args[0]) or all(map(is_on_device, args[2:4])):
+        return NotImplemented
+    lengths = (each.to(FACE) if isinstance(each, _Tensor) else _on_its_device(args[0], each) for each in args[2:4])
+    return func(*args[:2], *lengths, *args[4:], **kwargs)
+
+
 def _get(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, index = args
     found = _as_tensors(tensor, index)
@@ -199,13 +213,14 @@ def _has_tensors(index: Any) -> bool:
 def _as_tensors(tensor: Any, index: Any) -> Any:
     """Returns an index whose lists of numbers are tensors on the indexed tensor's device, as C++ creates them."""
     if isinstance(index, list):
-        is_data = not any(isinstance(item, (slice, type(None), _Tensor)) for item in index)
-        return _on_its_device(tensor, index) if is_data else index
+        is_tuple = any(isinstance(item, _OF_TUPLES) for item in index)
+        return _as_tensors(tensor, tuple(index)) if is_tuple else _on_its_device(tensor, index)
     if isinstance(index, tuple) and any(isinstance(item, list) for item in index):
         return tuple(_on_its_device(tensor, item) if isinstance(item, list) else item for item in index)
     return index
 
 
-def _on_its_device(tensor: Any, numbers: list[Any]) -> Any:
+def _on_its_device(tensor: Any, numbers: Any) -> Any:
     made = torch.tensor(numbers)
+    made = made if made.numel() else made.long()  # torch infers float32 for an empty list
     return made.to(FACE) if is_on_device(tensor) else made

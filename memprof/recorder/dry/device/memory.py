@@ -26,8 +26,8 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
 #: Steps of `follow` other than bytes to allocate: all results at once, a free of the latest block, and one of the block
-#: before it. `result_at` returns the step that allocates one of several results.
-RESULTS, FREE, FREE_BELOW = 0, -1, -(2**32)
+#: before it. `result_at` returns the step that allocates one of several results. A block of 0 bytes takes no memory.
+FREE, FREE_BELOW, RESULTS = -1, -(2**32), -(2**33)
 
 
 def result_at(place: int) -> int:
@@ -145,22 +145,23 @@ class VirtualMemory:
                 kernel's results.
             hold: Allocates the result at a place, or all.
         """
-        taken: list[Block] = []
+        taken: list[Block | None] = []
         try:
             for step in steps:
                 if step == RESULTS:
                     hold(None)
-                elif step == FREE:
-                    self.give(taken.pop())
-                elif step == FREE_BELOW:
-                    self.give(taken.pop(-2))
+                elif step in (FREE, FREE_BELOW):
+                    block = taken.pop(-1 if step == FREE else -2)
+                    if block is not None:
+                        self.give(block)
                 elif step < FREE:
                     hold(FREE - 1 - step)
                 else:
-                    taken.append(self.take(step))
+                    taken.append(self.take(step) if step else None)
         finally:
             for block in reversed(taken):
-                self.give(block)
+                if block is not None:
+                    self.give(block)
 
     def take(self, size: int) -> Block:
         """Allocates a block of at least `size` bytes.

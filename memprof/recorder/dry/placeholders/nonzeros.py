@@ -7,6 +7,8 @@ dense copies of sparse tensors, and in masks where a job has written as many val
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import torch
@@ -113,7 +115,7 @@ def _mark_as_written(tensor: FakeTensor, indices: Any, values: Any) -> None:
 def _places_of(tensor: Any, indices: Any) -> int:
     """Returns how many elements of a tensor are written to at index tensors, at most."""
     rest: int = tensor.numel()
-    shapes = []
+    shapes: list[torch.Size] = []
     dim = 0
     for index in indices:
         is_mask = index is not None and index.dtype in MASKS
@@ -122,8 +124,9 @@ def _places_of(tensor: Any, indices: Any) -> int:
             rest //= max(tensor.shape[dim : dim + width].numel(), 1)
             shapes.append(torch.Size([most_true(index)]) if is_mask else index.shape)
         dim += width
-    places: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return places.numel() * rest
+    # The bound of a mask need not match the other indices, as its real number of places does.
+    sizes = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
+    return math.prod(map(max, sizes)) * rest
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:

@@ -77,6 +77,8 @@ def _of_weight(tensor: Any, weight: Any, stride: Any, groups: int, rearranged: i
 
 def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
     """Returns the layout in which a convolution computes (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
+    if torch.float64 in (tensor.dtype, weight.dtype):
+        return torch.contiguous_format
     if _is_channels_last(tensor) or _is_channels_last(weight):
         return _CHANNELS_LAST[tensor.dim()]
     return torch.contiguous_format

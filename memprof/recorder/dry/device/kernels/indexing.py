@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.face import is_on_device
-from memprof.recorder.dry.device.kernels.steps import scan_bytes
+from memprof.recorder.dry.device.kernels.steps import copied_steps, scan_bytes
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS
 
 _aten = torch.ops.aten
@@ -68,12 +68,14 @@ class Indexing:
     def _nonzero(self, args: Any, _result: Any) -> list[int]:
         """Elements are counted, then their positions are selected."""
         mask = args[0]
-        return [_INT32, self._counts(mask), FREE, RESULTS, _selection(mask)] if mask.numel() else [RESULTS]
+        if not mask.numel():
+            return [RESULTS]
+        return [*copied_steps(mask), _INT32, self._counts(mask), FREE, RESULTS, _selection(mask)]
 
     def _masked_select(self, args: Any, result: Any) -> list[int]:
-        tensor, mask = args[:2]
-        dimensions = max(tensor.dim(), mask.dim())
-        return [*self._positions(mask, result.numel(), dimensions), RESULTS]
+        """The mask is expanded to the shape of both."""
+        mask = torch.broadcast_tensors(*args[:2])[1]  # type: ignore[no-untyped-call]
+        return [*self._positions(mask, result.numel()), RESULTS]
 
     def _index(self, args: Any, result: Any) -> list[int]:
         indices = _given(args[1])
@@ -91,6 +93,8 @@ class Indexing:
         steps = [RESULTS, *self._of_masks(indices, count)]
         if not (len(args) > 3 and bool(args[3])):
             return [*steps, *_copies(indices)]
+        if not count:
+            return steps  # as of experts without tokens: nothing is sorted
         size = _INT64 * count
         more = len(indices) - len(masks) + sum(mask.dim() for mask in masks) - 1
         steps += [size, size, FREE_BELOW, *[size, size, FREE_BELOW, FREE] * more, *[FREE_BELOW] * len(masks)]
@@ -104,18 +108,21 @@ class Indexing:
 
     def _masked_scatter_backward(self, args: Any, result: Any) -> list[int]:
         mask = args[1]
-        return [*self._positions(mask, min(result.numel(), mask.numel()), mask.dim()), RESULTS]
+        return [*self._positions(mask, min(result.numel(), mask.numel())), RESULTS]
 
     def _of_masks(self, indices: list[torch.Tensor], count: int) -> list[int]:
         """Masks become the positions that they select."""
         masks = [index for index in indices if index.dtype in _MASKS]
-        return [step for mask in masks for step in self._positions(mask, count, mask.dim())]
+        return [step for mask in masks for step in self._positions(mask, count)]
 
-    def _positions(self, mask: torch.Tensor, count: int, dimensions: int) -> list[int]:
-        positions = count * dimensions * _INT64
+    def _positions(self, mask: torch.Tensor, count: int) -> list[int]:
+        """A mask that is not contiguous is copied first (nonzero_cuda_out_impl, cuda/Nonzero.cu)."""
+        positions = count * mask.dim() * _INT64
         if not (positions and mask.numel()):
             return []
-        return [_INT32, self._counts(mask), FREE, positions, _selection(mask), FREE, FREE_BELOW]
+        copy = copied_steps(mask)
+        counted = [*copy, _INT32, self._counts(mask), FREE]
+        return [*counted, positions, _selection(mask), FREE, FREE_BELOW, *[FREE_BELOW] * len(copy)]
 
     def _counts(self, mask: torch.Tensor) -> int:
         return 1 if mask.numel() <= _COUNTED else self._partial_counts

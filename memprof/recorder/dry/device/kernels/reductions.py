@@ -32,7 +32,8 @@ _WITH_INDEX = _EXTREMA = (_aten.max, _aten.min)
 #: Reductions that read one value at a time.
 _PLAIN = (_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 #: Operators that cast what they add up or multiply.
-_CASTING = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.cumsum, _aten.cumprod}
+_SCANS = {_aten.cumsum, _aten.cumprod}
+_CASTING = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod, *_SCANS}
 _WIDE = {torch.float16: 4, torch.bfloat16: 4, torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int16: 8}
 
 
@@ -45,8 +46,8 @@ def copied_bytes(packet: Any, args: Any, result: Any) -> int:
     """Returns the bytes of a reduction's or scan's input in another type or layout, in which the kernel reads it.
 
     Sums and products are cast to the type of their result, unless it is the wider type in which a kernel adds halves
-    (make_reduction_from_out_ty, aten/src/ATen/native/ReduceOpsUtils.h; impl_func_cum_ops, ReduceOps.cpp). The extremum
-    of a whole tensor is found in one that is contiguous (ReduceAllOps.cpp).
+    (make_reduction_from_out_ty, aten/src/ATen/native/ReduceOpsUtils.h); scans are cast in any case (impl_func_cum_ops,
+    ReduceOps.cpp). The extremum of a whole tensor is found in one that is contiguous (ReduceAllOps.cpp).
 
     Args:
         packet: The operator.
@@ -58,8 +59,8 @@ def copied_bytes(packet: Any, args: Any, result: Any) -> int:
         return 0 if tensor.is_contiguous() else tensor.numel() * int(tensor.element_size())
     if packet not in _CASTING or tensor.dtype is result.dtype:
         return 0
-    is_in_kernel = tensor.dtype in (torch.float16, torch.bfloat16) and result.dtype is torch.float32
-    return 0 if is_in_kernel else tensor.numel() * int(result.element_size())
+    is_widened = tensor.dtype in (torch.float16, torch.bfloat16) and result.dtype is torch.float32
+    return 0 if is_widened and packet not in _SCANS else tensor.numel() * int(result.element_size())
 
 
 def reduction_sizes(packet: Any, args: Any, result: Any, multiprocessors: int, threads: int) -> list[int]:

@@ -42,12 +42,12 @@ def steps_of(func: Any, args: Any, result: Any) -> list[int] | None:
 
 def _layer_norm(args: Any, _result: Any) -> list[int]:
     """The input is copied if it is not contiguous (layer_norm_cuda, cuda/layer_norm_kernel.cu)."""
-    return [*_copied(args[0]), RESULTS]
+    return [*copied_steps(args[0]), RESULTS]
 
 
 def _layer_norm_backward(args: Any, _result: Any) -> list[int]:
     """The input is copied before there are results, its result's gradient after (layer_norm_backward_cuda)."""
-    return [*_copied(args[1]), RESULTS, *_copied(args[0])]
+    return [*copied_steps(args[1]), RESULTS, *copied_steps(args[0])]
 
 
 def _embedding_backward(args: Any, _result: Any) -> list[int]:
@@ -58,7 +58,7 @@ def _embedding_backward(args: Any, _result: Any) -> list[int]:
     """
     gradient, indices, rows = args[0], args[1], args[2]
     count, size = indices.numel(), indices.nbytes
-    copies = [*_copied(indices), *_copied(gradient)]
+    copies = [*copied_steps(indices), *copied_steps(gradient)]
     if count <= _UNSORTED_ROWS:
         return [*copies, RESULTS]
     each = indices.element_size()
@@ -127,7 +127,8 @@ def scan_bytes(count: int, tile_state: int = _TILE_STATE) -> int:
     return -(-states // _ALIGNMENT) * _ALIGNMENT + 2 * _ALIGNMENT - 1
 
 
-def _copied(tensor: torch.Tensor) -> list[int]:
+def copied_steps(tensor: torch.Tensor) -> list[int]:
+    """Returns the bytes of a contiguous copy of a tensor, in a list; an empty one if it is contiguous."""
     return [] if tensor.is_contiguous() else [tensor.numel() * tensor.element_size()]
 
 
