@@ -22,7 +22,7 @@ def ctc_shape(func: Any) -> Callable[..., Any] | None:
 
 
 def ctc_temporary_bytes(func: Any, args: Any) -> int:
-    """Returns the bytes that the kernel of an operator of the loss takes beside its result: the backward variables."""
+    """Returns what the kernel of an operator of the loss takes in addition to its result: the backward variables."""
     return int(args[6].nbytes) if func in _BACKWARD else 0
 
 
