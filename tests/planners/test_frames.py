@@ -31,7 +31,8 @@ def test_no_more_micro_batches_than_samples(size, counts, monkeypatch):
 
     monkeypatch.setattr(accumulate, "find_batch", find_batch)
     monkeypatch.setattr(accumulate, "compares_samples", lambda step: False)
-    step = SimpleNamespace(stacks=SimpleNamespace(frames=["torch/utils/data/dataloader.py:1 __next__"]), undivided="")
+    stacks = SimpleNamespace(frames=["torch/utils/data/dataloader.py:1 __next__"])
+    step = SimpleNamespace(stacks=stacks, undivided="", usages=frozenset())
     assert [policy.micro_batches for policy in accumulate.candidates(step, 1).whole_step] == counts
 
 

@@ -84,6 +84,10 @@ _WINDOW = {"width": 1300, "height": 1000}
 TIMEOUT_MS = 60_000
 
 
+#: The shared pages, by the dashboard that they show.
+_kept: dict[str, Shown] = {}
+
+
 @dataclass
 class Served:
     """A dashboard that is running."""
@@ -273,13 +277,20 @@ def show(browser: Any) -> Iterator[Callable[..., Shown]]:
     assert not complaints, json.dumps(complaints[:10], indent=1)
 
 
-@pytest.fixture(scope="package")
-def kept(browser: Any) -> Iterator[dict[str, Shown]]:
+@pytest.fixture
+def kept(browser: Any) -> dict[str, Shown]:
     """Pages that tests share: loading one takes longer than most tests."""
-    pages: dict[str, Shown] = {}
-    yield pages
-    for shown in pages.values():
-        shown.page.context.close()
+    return _kept
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Closes the shared pages before other tests: they go on asking their dashboards, which run in this process."""
+    if nextitem is None:  # the browser has been closed by now
+        _kept.clear()
+    elif nextitem.path.parent != item.path.parent:
+        while _kept:
+            _kept.popitem()[1].page.context.close()
 
 
 @pytest.fixture
