@@ -85,6 +85,29 @@ def test_the_two_faces_agree(recorded: dict[str, Step], job: str, parts: int, ba
     assert predicted.ops.micro_batch.max() == measured.ops.micro_batch.max() == parts - 1
 
 
+def _record_loop(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: tuple[torch.Tensor, ...],
+    parts: int,
+    *,
+    skip: int,
+    rounds: int,
+) -> Step:
+    """Records a loop that updates after all batches, each of which it divides by hand."""
+    with memprof.record(path, skip=skip, steps=1) as recorder:
+        recorder.step()  # from here on, steps end at calls of step()
+        for _ in range(rounds):
+            for rows in batches:
+                for part in rows.chunk(parts):
+                    (model(part).square().mean() / parts).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step()
+    return Trace.open(path).steady_step()
+
+
 def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) -> None:
     """If a step ends after zero_grad, each gradient lives from the first part's backward to the update."""
 
@@ -92,16 +115,7 @@ def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) 
         gc.collect()
         model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64, bias=False))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        rows = torch.ones(256, 64)
-        with memprof.record(tmp_path / name, skip=2, steps=1) as recorder:
-            recorder.step()  # from here on, steps end at calls of step()
-            for _ in range(6):
-                for part in rows.chunk(parts):
-                    (model(part).square().mean() / parts).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                recorder.step()
-        return Trace.open(tmp_path / name).steady_step()
+        return _record_loop(tmp_path / name, model, optimizer, (torch.ones(256, 64),), parts, skip=2, rounds=6)
 
     whole, measured = record("whole.memprof", 1), record("parts.memprof", 2)
     assert whole.bytes_at_start() == measured.bytes_at_start()
@@ -123,16 +137,7 @@ def test_gradients_of_a_loop_that_accumulates_are_added_in_its_own_rounds(tmp_pa
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = (torch.ones(64, 64), torch.zeros(64, 64))
-        with memprof.record(tmp_path / name, skip=1, steps=1) as recorder:
-            recorder.step()
-            for _ in range(3):
-                for rows in batches:
-                    for part in rows.chunk(parts):
-                        (model(part).square().mean() / parts).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                recorder.step()
-        return Trace.open(tmp_path / name).steady_step()
+        return _record_loop(tmp_path / name, model, optimizer, batches, parts, skip=1, rounds=3)
 
     assert peaks(Accumulate(4).transform(record("whole.memprof", 1))) == peaks(record("parts.memprof", 4))
 

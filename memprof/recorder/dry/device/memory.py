@@ -35,6 +35,16 @@ def result_at(place: int) -> int:
     return FREE - 1 - place
 
 
+def copied_steps(tensor: torch.Tensor, form: torch.memory_format = torch.contiguous_format) -> list[int]:
+    """Returns the step that allocates a tensor's copy in a layout; none if it has that layout.
+
+    Args:
+        tensor: The tensor.
+        form: The layout.
+    """
+    return [] if tensor.is_contiguous(memory_format=form) else [tensor.numel() * tensor.element_size()]
+
+
 class _Reference(weakref.ref[torch.UntypedStorage]):
     """A weak reference that identifies its storage after it is gone."""
 

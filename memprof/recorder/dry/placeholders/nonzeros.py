@@ -114,19 +114,30 @@ def _mark_as_written(tensor: FakeTensor, indices: Any, values: Any) -> None:
 
 def _places_of(tensor: Any, indices: Any) -> int:
     """Returns how many elements of a tensor are written to at index tensors, at most."""
-    rest: int = tensor.numel()
-    shapes: list[torch.Size] = []
-    dim = 0
-    for index in indices:
-        is_mask = index is not None and index.dtype in MASKS
-        width = index.dim() if is_mask else 1
-        if index is not None:
-            rest //= max(tensor.shape[dim : dim + width].numel(), 1)
-            shapes.append(torch.Size([most_true(index)]) if is_mask else index.shape)
-        dim += width
+    shapes = [
+        torch.Size([most_true(index)]) if index.dtype in MASKS else index.shape
+        for index in indices
+        if index is not None
+    ]
     # The bound of a mask need not match the other indices, as its real number of places does.
     sizes = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
-    return math.prod(map(max, sizes)) * rest
+    places: int = math.prod(map(max, sizes))
+    return places * kept_elements(tensor, indices)
+
+
+def kept_elements(tensor: torch.Tensor, indices: Any) -> int:
+    """Returns the elements of a tensor for one value of its indices.
+
+    Args:
+        tensor: The tensor.
+        indices: Indices and masks of its first dimensions; None where one has none.
+    """
+    place, kept = 0, 1
+    for index in indices:
+        if index is None:
+            kept *= tensor.shape[place]
+        place += index.dim() if index is not None and index.dtype in MASKS else 1
+    return kept * math.prod(tensor.shape[place:])
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:

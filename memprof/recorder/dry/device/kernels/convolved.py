@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device.memory import FREE, RESULTS, result_at
+from memprof.recorder.dry.device.memory import FREE, RESULTS, copied_steps, result_at
 
 #: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
 #: convolutional layers, "Channels in and out"). In snapshots, fp32 is padded only where a convolution is a product.
@@ -32,7 +32,7 @@ def convolution_steps(args: Any, result: Any) -> list[int]:
     """
     tensor, weight, groups = args[0], args[1], args[-1]
     form = layout_of(tensor, weight)
-    before, after = _copied(tensor, form), _copied(weight, form)
+    before, after = copied_steps(tensor, form), copied_steps(weight, form)
     steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
     if _is_product(weight, groups):
         return steps
@@ -50,10 +50,10 @@ def convolution_backward_steps(args: Any, _result: Any) -> list[int]:
     stride, groups, mask = args[4], args[-2], args[-1]
     form, is_line = layout_of(tensor, weight), tensor.dim() == 3
     workspace = _rearranged([tensor, gradient, weight], weight, groups)
-    steps = [*(_copied(tensor, form) if is_line else []), *_copied(gradient, form)]
+    steps = [*(copied_steps(tensor, form) if is_line else []), *copied_steps(gradient, form)]
     needed: tuple[list[int], ...] = (
-        [*_copied(weight, form), 0 if _is_product(weight, groups) else workspace],
-        [*([] if is_line else _copied(tensor, form)), _of_weight(tensor, weight, stride, groups, workspace)],
+        [*copied_steps(weight, form), 0 if _is_product(weight, groups) else workspace],
+        [*([] if is_line else copied_steps(tensor, form)), _of_weight(tensor, weight, stride, groups, workspace)],
         [],
     )
     for place, sizes in enumerate(needed):
@@ -82,10 +82,6 @@ def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
     if _is_channels_last(tensor) or _is_channels_last(weight):
         return _CHANNELS_LAST[tensor.dim()]
     return torch.contiguous_format
-
-
-def _copied(tensor: Any, form: torch.memory_format) -> list[int]:
-    return [] if tensor.is_contiguous(memory_format=form) else [tensor.numel() * tensor.element_size()]
 
 
 def _rearranged(tensors: list[Any], weight: Any, groups: int) -> int:

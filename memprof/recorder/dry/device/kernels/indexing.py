@@ -13,19 +13,17 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.face import is_on_device
-from memprof.recorder.dry.device.kernels.steps import copied_steps, scan_bytes
-from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS
+from memprof.recorder.dry.device.kernels.steps import aligned, scan_bytes, states_bytes
+from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS, copied_steps
+from memprof.recorder.dry.placeholders.nonzeros import MASKS, kept_elements
 
 _aten = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
 _INT32, _INT64 = 4, 8
 #: Elements that CUB counts in one tile; above, each of its blocks of so many threads has a partial count, five times as
 #: many blocks as run at once.
 _COUNTED, _COUNTING_THREADS, _SUBSCRIPTION = 4_096, 256, 5
-#: Elements per tile of a selection (6,794 to 9,058 by snapshots), bytes that describe one, and those in addition.
-_SELECTED, _TILE_STATE, _MORE_TILES = 8_192, 16, 32
-#: CUB aligns temporary memory to these bytes, with as many less one in addition.
-_ALIGNMENT = 256
+#: Elements per tile of a selection (6,794 to 9,058 by snapshots).
+_SELECTED = 8_192
 #: Pairs that CUB sorts in one tile, and pairs per tile where it takes several (RTX 4090).
 _TILE, _PART = 2_304, 1_920
 
@@ -41,7 +39,7 @@ class Indexing:
             threads: Threads that each runs at once.
         """
         blocks = multiprocessors * (threads // _COUNTING_THREADS) * _SUBSCRIPTION
-        self._partial_counts = _aligned(blocks * _INT32)
+        self._partial_counts = aligned(blocks * _INT32)
         self._steps: dict[Any, Callable[[Any, Any], list[int]]] = {
             _aten.index: self._index,
             _aten.index_put: self._index_put,
@@ -79,14 +77,14 @@ class Indexing:
 
     def _index(self, args: Any, result: Any) -> list[int]:
         indices = _given(args[1])
-        count = result.numel() // max(_kept_elements(args[0], args[1]), 1)
+        count = result.numel() // max(kept_elements(args[0], args[1]), 1)
         return [*self._of_masks(indices, count), *_copies(indices), RESULTS]
 
     def _index_put(self, args: Any, _result: Any) -> list[int]:
         """Where values are accumulated, each index is multiplied by its stride and added; the sums are sorted."""
         tensor, indices, values = args[0], _given(args[1]), args[2]
-        kept = max(_kept_elements(tensor, args[1]), 1)
-        masks = [index for index in indices if index.dtype in _MASKS]
+        kept = max(kept_elements(tensor, args[1]), 1)
+        masks = [index for index in indices if index.dtype in MASKS]
         count = values.numel() // kept if masks else math.prod(_broadcast(indices))
         if masks and values.numel() < kept:  # one value, or one row, for all that the mask selects
             count = max(mask.numel() for mask in masks)
@@ -98,8 +96,7 @@ class Indexing:
         size = _INT64 * count
         more = len(indices) - len(masks) + sum(mask.dim() for mask in masks) - 1
         steps += [size, size, FREE_BELOW, *[size, size, FREE_BELOW, FREE] * more, *[FREE_BELOW] * len(masks)]
-        copied = [] if values.is_contiguous() else [values.numel() * values.element_size()]
-        return [*steps, *copied, size, size, size, _sort_pairs(count, tensor.numel() // kept)]
+        return [*steps, *copied_steps(values), size, size, size, _sort_pairs(count, tensor.numel() // kept)]
 
     def _masked_scatter(self, args: Any, _result: Any) -> list[int]:
         """Elements of the mask are counted up to each (cuda/IndexKernel.cpp)."""
@@ -112,7 +109,7 @@ class Indexing:
 
     def _of_masks(self, indices: list[torch.Tensor], count: int) -> list[int]:
         """Masks become the positions that they select."""
-        masks = [index for index in indices if index.dtype in _MASKS]
+        masks = [index for index in indices if index.dtype in MASKS]
         return [step for mask in masks for step in self._positions(mask, count)]
 
     def _positions(self, mask: torch.Tensor, count: int) -> list[int]:
@@ -136,22 +133,12 @@ def _given(indices: Any) -> list[torch.Tensor]:
     return [index for index in indices if index is not None]
 
 
-def _kept_elements(tensor: torch.Tensor, indices: Any) -> int:
-    """Returns the elements of a tensor for one value of its indices."""
-    place, kept = 0, 1
-    for index in indices:
-        if index is None:
-            kept *= tensor.shape[place]
-        place += index.dim() if index is not None and index.dtype in _MASKS else 1
-    return kept * math.prod(tensor.shape[place:])
-
-
 def _copies(indices: list[torch.Tensor]) -> list[int]:
     """Returns the bytes of copies of indices: those of the processor, and all unless their strides are the same.
 
     Positions in masks are not copied.
     """
-    if any(index.dtype in _MASKS for index in indices):
+    if any(index.dtype in MASKS for index in indices):
         return []
     shape = _broadcast(indices)
     rows = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
@@ -180,7 +167,7 @@ def _are_rows(shape: tuple[int, ...], strides: tuple[int, ...], rows: tuple[int,
 
 def _selection(mask: torch.Tensor) -> int:
     """Returns the bytes in which CUB selects the positions of a mask."""
-    return _aligned((_MORE_TILES + -(-mask.numel() // _SELECTED)) * _TILE_STATE)
+    return aligned(states_bytes(mask.numel(), _SELECTED))
 
 
 def _sort_pairs(count: int, largest: int) -> int:
@@ -193,7 +180,3 @@ def _sort_pairs(count: int, largest: int) -> int:
     passes = -(-max(largest - 1, 1).bit_length() // 8)
     tables = 1024 * passes + 1024 * -(-count // _PART) + 511
     return 2 * _INT64 * count + tables
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT - 1

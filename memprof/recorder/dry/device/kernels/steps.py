@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_steps
-from memprof.recorder.dry.device.memory import FREE, RESULTS, result_at
+from memprof.recorder.dry.device.memory import FREE, RESULTS, copied_steps, result_at
 
 _aten = torch.ops.aten
 _FP32 = 4
@@ -123,13 +123,23 @@ def scan_bytes(count: int, tile_state: int = _TILE_STATE) -> int:
         count: Elements.
         tile_state: Bytes that describe a tile.
     """
-    states = (_MORE_TILES + -(-count // _TILE)) * tile_state
-    return -(-states // _ALIGNMENT) * _ALIGNMENT + 2 * _ALIGNMENT - 1
+    return aligned(states_bytes(count, _TILE, tile_state)) + _ALIGNMENT
 
 
-def copied_steps(tensor: torch.Tensor) -> list[int]:
-    """Returns the bytes of a contiguous copy of a tensor, in a list; an empty one if it is contiguous."""
-    return [] if tensor.is_contiguous() else [tensor.numel() * tensor.element_size()]
+def states_bytes(count: int, tile: int, tile_state: int = _TILE_STATE) -> int:
+    """Returns what describes the tiles of a CUB kernel.
+
+    Args:
+        count: Elements.
+        tile: Elements per tile.
+        tile_state: Bytes that describe a tile.
+    """
+    return (_MORE_TILES + -(-count // tile)) * tile_state
+
+
+def aligned(size: int) -> int:
+    """Returns CUB's temporary memory of one part: it is aligned, and as many bytes less one are added."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT - 1
 
 
 _STEPS: dict[Any, Callable[[Any, Any], list[int]]] = {
