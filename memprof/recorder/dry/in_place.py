@@ -1,8 +1,6 @@
 """Runs in place the operators that torch runs in place on plain tensors, but out of place on subclasses.
 
-Formulas of backward fill fresh zeros: ``gather_backward`` adds into them, ``index_backward`` puts into them
-(torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike). For fake tensors, which are a subclass, torch
-uses the operators that return new tensors.
+Those are the operators of memprof.trace.zero_filling: fake tensors are a subclass.
 """
 
 from __future__ import annotations
@@ -12,19 +10,10 @@ from typing import Any
 
 import torch
 
-_aten = torch.ops.aten
-_ZEROS = {_aten.zeros, _aten.new_zeros, _aten.zeros_like}
-_FILLING = {
-    _aten.scatter_add.default,
-    _aten.scatter.src,
-    _aten.index_add.default,
-    _aten.index_put.default,
-    _aten.masked_scatter.default,
-    _aten.slice_scatter.default,
-}
+from memprof.trace.zero_filling import FILLING, ZEROS
 
 #: Makes the stand-in for an argument with data, such as an index of the processor: between the zeros and their filling.
-_LENDING = _aten.empty_strided.default
+_LENDING = torch.ops.aten.empty_strided.default
 
 
 class InPlace:
@@ -48,8 +37,9 @@ class InPlace:
         if torch._C._current_graph_task_id() == -1:
             return result
         known = zeros() if zeros is not None else None
-        if known is not None and func in _FILLING and known is args[0] and known.shape == result.shape:
+        name = str(func)
+        if known is not None and name in FILLING and known is args[0] and known.shape == result.shape:
             return known
-        if getattr(func, "overloadpacket", None) in _ZEROS and isinstance(result, torch.Tensor):
+        if name in ZEROS and isinstance(result, torch.Tensor):
             self._zeros = weakref.ref(result)
         return result

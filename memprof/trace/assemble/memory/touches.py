@@ -13,16 +13,10 @@ from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners
 from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
 from memprof.trace.schema import NONE, Bools, Ints, Texts
+from memprof.trace.zero_filling import FILLING, ZEROS
 
 #: Autograd's gradient accumulation, where no timed step shows whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"
-#: Formulas of backward fill fresh zeros; with a mode on, by operators that return a new tensor, as for subclasses
-#: (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).
-_ZEROS = ("aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
-_FILLING = (
-    *("aten.scatter_add.default", "aten.scatter.src", "aten.index_add.default", "aten.index_put.default"),
-    *("aten.masked_scatter.default", "aten.slice_scatter.default"),
-)
 
 
 @dataclass(frozen=True)
@@ -97,9 +91,9 @@ def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: Touch
 def _fills_zeros(touches: Touches, names: Texts) -> Bools:
     """Returns which operators fill the zeros that the operator before them made. Shape (ops,)."""
     found = np.zeros(len(names), dtype=np.bool_)
-    filling = np.flatnonzero(np.isin(names, _FILLING))
+    filling = np.flatnonzero(np.isin(names, FILLING))
     filling = filling[filling > 0]
-    filling = filling[np.isin(names[filling - 1], _ZEROS)]
+    filling = filling[np.isin(names[filling - 1], ZEROS)]
     made = _first_life(touches, filling - 1, WRITE)
     found[filling] = (made != NONE) & (made == _first_life(touches, filling, READ))
     return found
