@@ -28,6 +28,8 @@ MODELS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 SHARE_BAR, OPERATOR_BAR_US = 0.01, 5.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+#: Steps of each run, and those before the recording: evictions are planned within them, once steps repeat.
+_STEPS, _SKIP = ("--steps", "40"), 32
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     outcomes: list[Outcome] = []
     refused: list[tuple[str, ...]] = []
     for model in ("gpt", "tree") if quick else MODELS:
-        job = Job(ROOT / "tests" / "policies" / "jobs" / f"{model}.py", ("--steps", "8"))
+        job = Job(ROOT / "tests" / "policies" / "jobs" / f"{model}.py", _STEPS)
         base = folder / f"{model}.memprof"
-        printed = run(job.recorded(base), folder, **_ONE_THREAD).stdout
+        printed = run(job.recorded(base, skip=_SKIP), folder, **_ONE_THREAD).stdout
         step = Trace.open(base).steady_step()
         for share in (0.7,) if quick else SHARES:
             budget = int(_peak(step) * share)
@@ -84,7 +86,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Memory cap enforced by remat",
         "The jobs of tests/policies/jobs, plain and under `memprof record --remat`, on one thread; the peak is the "
-        "highest of the recorded steps, times are of the steps without the recorder. Checkpoint rows: all repeated "
+        "highest of the recorded steps, times are of a step without the recorder, the "
+        f"{_SKIP + 4}th, after evictions are planned. Checkpoint rows: all repeated "
         "layers under activation checkpointing, then remat with their peak as its budget. Recomputed: time of "
         "recomputation as a share of the rest, in one timed step; recomputed work: the same operators with their times "
         f"in the plain recording, from which the prediction is made too. {planned} Overhead: CPU time of a step of "
@@ -148,9 +151,9 @@ def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder:
 def _planned(folder: Path, *, quick: bool) -> str:
     """Has the job run what planners' schedules make again, and says what came of it."""
     base, plan, head = folder / "resnet.memprof", folder / "remat.toml", folder / "planned.memprof"
-    job = Job(ROOT / "tests" / "policies" / "jobs" / "resnet.py", ("--steps", "8"))
+    job = Job(ROOT / "tests" / "policies" / "jobs" / "resnet.py", _STEPS)
     if quick:
-        run(job.recorded(base), folder, **_ONE_THREAD)
+        run(job.recorded(base, skip=_SKIP), folder, **_ONE_THREAD)
     step = Trace.open(base).steady_step()
     graph = graph_of(step)
     parts = []
@@ -172,7 +175,7 @@ def _planned(folder: Path, *, quick: bool) -> str:
 
 
 def _under(job: Job, output: Path, *flags: str) -> list[str]:
-    command = job.recorded(output)
+    command = job.recorded(output, skip=_SKIP)
     place = command.index("record") + 1
     return [*command[:place], *flags, *command[place:]]
 
