@@ -97,7 +97,7 @@ class Scaled(nn.Module):
         self.inner = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(torch.tanh(self.inner(x)) * torch.tensor(0.5))
+        return torch.exp(torch.tanh(self.inner(x)) + torch.tensor(0.5))
 
 
 def make_scaled():
