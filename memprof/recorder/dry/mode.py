@@ -141,7 +141,7 @@ class DryMode(FakeTensorMode):
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
-        device.after(func, args, result, self._sparse_bytes)
+        device.after(func, args, kwargs, result, self._sparse_bytes)
         return result
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
