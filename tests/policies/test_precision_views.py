@@ -74,3 +74,40 @@ def _at_last_layer(step: Step) -> int:
     """Returns the bytes alive while the forward of the last layer runs."""
     is_last = (step.ops.phase == "forward") & (step.ops.name == "aten.addmm.default")
     return int(live_bytes(step).during[np.flatnonzero(is_last)[-1]])
+
+
+#: Products with a matrix that the caller has expanded over the batch, and with one that the product expands itself.
+_EXPANDED = """
+import torch
+from torch import nn
+
+class Projected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(48, 64))
+        self.inner = nn.Linear(64, 64)
+    def forward(self, x):
+        x = self.inner(x)
+        y = x @ self.matrix.t().expand(x.shape[0], x.shape[1], -1, -1)
+        return torch.relu(y) @ self.matrix[None, None]
+
+torch.manual_seed(0)
+model = nn.Sequential(Projected(), Projected())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(16, 4, 8, 64)
+for step in range(6):
+    loss = model(rows).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_copy_of_an_expanded_tensor_has_all_its_elements(tmp_path: Path) -> None:
+    """Autocast copies what it is given; what a product expands by itself comes after the copy."""
+    plan = Plan((Precision(dtype="bf16"),))
+    step = record_script(tmp_path, _EXPANDED).step
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof").step
+    predicted, measured = (int(live_bytes(one).during.max()) for one in (plan.transform(step), under))
+    assert predicted == measured
