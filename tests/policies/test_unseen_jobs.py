@@ -260,6 +260,20 @@ def transformed() -> Small:
     return supervised(Model(), (8, 256, 64))
 
 
+def spectral() -> Small:
+    """Complex weights, as Fourier neural operators have: so is their optimizer's state."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(96, 96, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x, dim=1) @ self.weight, dim=1)
+
+    return supervised(Model(), (2, 8, 96), torch.optim.Adam)
+
+
 def pooled() -> Small:
     """The largest of each row: backward scatters, and in a short type sums up in float32."""
 
@@ -319,6 +333,7 @@ def fine_tuned() -> Small:
         (gathered, BF16, 0.01),
         (pooled, BF16, 0.01),
         (transformed, BF16, 0.01),
+        (spectral, Swap(what="optimizer", to="disk"), 0.001),
         (gated, BF16, 0.05),
         (fine_tuned, PURE, 0.01),
         (two_headed, Checkpoint(("*",)), 0.0),

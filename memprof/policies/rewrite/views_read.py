@@ -40,7 +40,8 @@ def bytes_read(step: Step, sources: Ints, readers: Ints) -> Ints:
     is_part = (excess < whole) & (is_divided[sources] | ~reads_part[readers])
     repeated = np.maximum(step.ops.read_bytes[readers] - held[readers], 0)
     repeated[repeated > 0] *= _reads_expanded(step, sources[repeated > 0], readers[repeated > 0])
-    return np.where(is_part, whole - excess, whole) + repeated
+    read: Ints = np.where(is_part, whole - excess, whole) + repeated
+    return read
 
 
 def _reads_expanded(step: Step, sources: Ints, readers: Ints) -> Bools:
@@ -58,7 +59,8 @@ def _reads_expanded(step: Step, sources: Ints, readers: Ints) -> Bools:
     of_caller: Bools = found > 0
     # Where two arguments are, it is not known how much of the bytes is of which.
     alone = np.bincount(readers[of_caller], minlength=count) == 1
-    return of_caller & alone[readers]
+    found_alone: Bools = of_caller & alone[readers]
+    return found_alone
 
 
 def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
