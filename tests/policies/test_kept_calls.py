@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.kept_sets import kept_sets
 from memprof.policies.checkpoint.kinds import kept_operators, spell_calls
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from tests.policies.faces import peaks, record_step, recorded, train
+from tests.policies.small_jobs import peak, record, supervised
 
 #: Job and the flags of its checkpoints.
 CASES = (
@@ -84,3 +87,32 @@ def test_calls_in_a_row_are_written_as_a_range() -> None:
     for text in ("0", "1-", "-2", "1+", "1-2-3", "9999999"):
         with pytest.raises(PolicyError, match="numbers of an operator's calls"):
             Checkpoint(("layers.*",), keep=(f"aten.mm.default#{text}",))
+
+
+class Scaled(nn.Module):
+    """A block that makes a tensor from a number, which torch returns from ``lift_fresh`` without writing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.tanh(self.inner(x)) + torch.tensor(0.5))
+
+
+def make_scaled():
+    torch.manual_seed(0)
+    return supervised(nn.Sequential(nn.Linear(64, 64), Scaled(), nn.Linear(64, 64)), (256, 64))
+
+
+def test_tensors_made_from_numbers_may_be_kept_and_are_not_proposed(tmp_path):
+    """The tensor is made before its operator and read after it, in the recompute, too."""
+    step = record(make_scaled, tmp_path)
+    policy = Checkpoint.from_flag("1 keep=aten.lift_fresh.default")
+    assert "aten.lift_fresh.default" in step.ops.name
+    assert peak(policy.transform(step)) == peak(record(make_scaled, tmp_path, policy))
+    module = int(step.modules.module_id[step.modules.name == "1"][0])
+    call = int(step.module_calls.module_id.tolist().index(module))
+    ops = range(int(step.module_calls.first_op_id[call]), int(step.module_calls.last_op_id[call]) + 1)
+    assert kept_sets(step, ops)
+    assert not any("lift_fresh" in entry for kept in kept_sets(step, ops) for entry in kept)

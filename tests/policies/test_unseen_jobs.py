@@ -246,6 +246,34 @@ def gathered() -> Small:
     return supervised(Model(), (8, 64, 64))
 
 
+def transformed() -> Small:
+    """A Fourier transform, which autocast gives a float32 copy, and whose node keeps that for its size alone."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = nn.Linear(64, 64), nn.Linear(64, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.leave(torch.fft.rfft(self.enter(x), dim=1).abs())
+
+    return supervised(Model(), (8, 256, 64))
+
+
+def spectral() -> Small:
+    """Complex weights, as Fourier neural operators have: so is their optimizer's state."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(96, 96, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x, dim=1) @ self.weight, dim=1)
+
+    return supervised(Model(), (2, 8, 96), torch.optim.Adam)
+
+
 def pooled() -> Small:
     """The largest of each row: backward scatters, and in a short type sums up in float32."""
 
@@ -304,6 +332,8 @@ def fine_tuned() -> Small:
         (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
         (gathered, BF16, 0.01),
         (pooled, BF16, 0.01),
+        (transformed, BF16, 0.01),
+        (spectral, Swap(what="optimizer", to="disk"), 0.001),
         (gated, BF16, 0.05),
         (fine_tuned, PURE, 0.01),
         (two_headed, Checkpoint(("*",)), 0.0),

@@ -107,6 +107,13 @@ def test_blocks_are_those_of_a_gpu(name: str, tmp_path: Path) -> None:
     assert found == [-(-size // 512) * 512 for size in expected]
 
 
+@pytest.mark.parametrize("options", ["dim=0", "dim=0, stable=True"])
+def test_a_sort_takes_what_its_dimension_needs(options: str, tmp_path: Path) -> None:
+    """Two rows are sorted in place, whatever their width, also where the dimension is a keyword of the operator."""
+    found = allocated(f"x = torch.randint(4, (2, 8192), device='cuda')\nSTART\ntorch.sort(x, {options})", tmp_path)
+    assert found == [131072, 131072, 131072]
+
+
 def test_one_head_of_keys_is_not_shared_unless_asked_for(tmp_path: Path) -> None:
     """Falcon: without ``enable_gqa`` the kernels refuse other numbers of heads, and scores are allocated."""
     before = (

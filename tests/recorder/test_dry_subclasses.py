@@ -157,3 +157,34 @@ def test_lazy_modules_get_their_shapes_from_their_first_call(tmp_path: Path) -> 
     real, dry = record_both(tmp_path, _LAZY)
     assert dry.returncode == 0, dry.stderr
     assert dry.peak == real.peak
+
+
+#: A class with methods alone, as fastai's pictures: torch returns every result in it.
+_PICTURES = """
+import torch
+
+class Picture(torch.Tensor):
+    pass
+
+model = torch.nn.Linear(8, 8).to(DEVICE)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    pictures = torch.tensor([[1.0] * 8] * 4).as_subclass(Picture).to(DEVICE) * 2
+    result = model(pictures)
+    plain = result.as_subclass(torch.Tensor)
+    print("CLASSES", isinstance(pictures, Picture), isinstance(result, Picture), isinstance(plain, Picture))
+    plain.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_class_with_methods_alone_is_dry_run_as_it_is_trained(tmp_path: Path) -> None:
+    """The peak of a dry run on the processor is the recorded one, and results are of the class."""
+    real, dry = record_both(tmp_path, _PICTURES.replace("DEVICE", "'cpu'"))
+    assert dry.peak == real.peak
+    assert "CLASSES True True False" in dry.stdout
+    assert "CLASSES True True False" in real.stdout
+    card = record_script(tmp_path, _PICTURES.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
+    assert card.returncode == 0, card.stderr
+    assert "CLASSES True True False" in card.stdout

@@ -128,6 +128,47 @@ def test_a_mask_with_data_selects_as_many_as_in_a_real_run(tmp_path: Path) -> No
     assert not [note for note in ended.trace.manifest.notes if "upper bounds" in note]
 
 
+#: What torch_geometric's to_dense_batch does with graphs of all sizes, and a mask written to at unknown places.
+_DENSE = """
+import torch
+
+device = DEVICE
+model = torch.nn.Linear(8, 8).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    graphs = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3]).to(device)
+    rows = model(torch.randn(10, 8).to(device))
+    count = int(graphs.max()) + 1
+    sizes = graphs.new_zeros(count).scatter_add_(0, graphs, graphs.new_ones(10))
+    most = int(sizes.max())
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    places = torch.arange(10, device=device) - starts[graphs] + graphs * most
+    places = torch.where(places < count * most, places, count * most)
+    mask = torch.zeros(count * most + 1, dtype=torch.bool, device=device)
+    mask[places] = 1
+    dense = rows.new_zeros(count * most + 1, 8)
+    dense[places] = rows
+    chosen = dense[mask]
+    padded = torch.arange(4, device=device)[None, :] < sizes[:, None]
+    parts = dense[:16].view(4, 4, 8).masked_select(padded.unsqueeze(-1))
+    unknown = torch.zeros(10, dtype=torch.bool)
+    unknown[rows.argmax(0).cpu()] = True
+    print("SIZES", count, most, chosen.shape[0], parts.shape[0], len(unknown.nonzero()), int(graphs.max()))
+    ((chosen - rows).square().sum() + parts.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sizes_that_a_job_counts_in_place_are_true(tmp_path: Path, device: str) -> None:
+    """Four graphs of up to four nodes: 10 of 16 places are filled; at places that are not known, up to all are."""
+    options = ("--device", "rtx4090") if device == "cuda" else ()
+    done = record_script(tmp_path, _DENSE.replace("DEVICE", repr(device)), "--dry-run", *options)
+    assert done.returncode == 0, done.stderr
+    assert "SIZES 4 4 10 80 10 3" in done.stdout
+
+
 _SPEECH = """
 import torch
 from torch.nn import functional
@@ -304,7 +345,7 @@ table = torch.zeros(400, 300, device=DEVICE)
 table[:, places[:7] % 300] = 1
 print("COLUMNS", len(table.nonzero()))
 table = torch.zeros(400, 300, device=DEVICE)
-table[torch.randn(400, device=DEVICE) > 0, places[:3] % 300] = 1
+table[model.weight[:, 0] > 0, places[:3] % 300] = 1
 print("PAIRS", len(table.nonzero()))
 scale = torch.nn.Parameter(torch.ones(40, device=DEVICE))
 scale.data = torch.full((40,), 2.0, device=DEVICE)

@@ -198,9 +198,10 @@ def _hold_kept(
     The recompute takes them out of torch's cache in place of their operator, and Python drops them as in the first
     run; those of operators that it does not reach stay in the cache until the region's frame is freed.
     """
-    created = step.storages.created_op_id
+    created, uses = step.storages.created_op_id, step.uses
     is_output = np.zeros(len(created), dtype=np.bool_)
-    is_output[step.uses.storage_id[step.uses.role == "write"]] = True
+    # lift_fresh returns the tensor that torch.tensor made just before it: it is made there and not written.
+    is_output[uses.storage_id[(uses.role == "write") | (uses.op_id > created[uses.storage_id])]] = True
     kept = np.flatnonzero((created != NONE) & is_kept[created] & is_output)
     region = regions.innermost[created[kept]]
     is_reached = created[kept] < recompute.stops[region]

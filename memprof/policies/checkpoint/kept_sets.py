@@ -55,8 +55,10 @@ def may_be_kept(step: Step, ops: Ints) -> Bools:
     is_change = (uses.role == "mutate") & (step.ops.phase[uses.op_id] == "forward")
     changed = storages.created_op_id[uses.storage_id[is_change]]
     is_changed_later = np.isin(ops, changed[changed < uses.op_id[is_change]])
+    # lift_fresh only returns the tensor that torch.tensor made just before it, which is made again anyway.
+    is_made = step.ops.name[ops] != "aten.lift_fresh.default"
     is_random = step.ops.uses_rng[ops] & ~np.isin(step.ops.name[ops], KINDS["attention"])
-    may: Bools = runs_again & ~step.ops.mutates[ops] & ~is_changed_later & ~is_random
+    may: Bools = runs_again & is_made & ~step.ops.mutates[ops] & ~is_changed_later & ~is_random
     return may
 
 

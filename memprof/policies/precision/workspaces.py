@@ -15,6 +15,7 @@ from memprof.policies.precision.autocast_lists import SHORT_TYPES, WIDEST, is_on
 from memprof.policies.precision.convolutions import depthwise_ops, shapes_of, unfolded_bytes
 from memprof.policies.rewrite.depthwise import has_copies, is_depthwise, short_copies_bytes
 from memprof.policies.rewrite.elements import element_bytes
+from memprof.policies.rewrite.views_read import bytes_read
 from memprof.replay.rounding import rounded
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Floats, Ints
@@ -117,12 +118,17 @@ def _scatters(own: Ints, step: Step, types: Types, runs_short: Bools, is_short: 
     elements than what they write.
     """
     uses, storages = step.uses, step.storages
-    for op in np.flatnonzero(runs_short & is_one_of(types.names, _SCATTERS)).tolist():
+    is_scatter = runs_short & is_one_of(types.names, _SCATTERS)
+    # What is scattered is often a part of a gradient, such as of what was concatenated.
+    read_bytes = storages.requested_bytes[uses.storage_id]
+    reads = np.flatnonzero(is_scatter[uses.op_id] & (uses.role == "read"))
+    read_bytes[reads] = bytes_read(step, uses.storage_id[reads], uses.op_id[reads])
+    for op in np.flatnonzero(is_scatter).tolist():
         rows = slice(*np.searchsorted(uses.op_id, [op, op + 1]))
         ids, is_read = uses.storage_id[rows], uses.role[rows] == "read"
         read, written = ids[is_read], ids[uses.role[rows] == "write"]
         is_index = storages.dtype[read] == "int64"
-        elements = storages.requested_bytes[read] // element_bytes(storages.dtype[read])
+        elements = read_bytes[rows][is_read] // element_bytes(storages.dtype[read])
         if elements[is_index].max(initial=0) >= elements[~is_index].min(initial=np.iinfo(np.int64).max):
             own[op] += storages.requested_bytes[written[is_short[written]]].sum()
 

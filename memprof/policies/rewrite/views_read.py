@@ -16,10 +16,11 @@ _MADE_BY_CALLER = (*_PARTS, "permute", "transpose", "movedim", "swapaxes")
 
 
 def bytes_read(step: Step, sources: Ints, readers: Ints) -> Ints:
-    """Returns how many bytes of each source its reader uses: less than the storage has where it reads a view of a part.
+    """Returns how many bytes of each source its reader uses: of the view that it reads.
 
-    Only an operator's total reads are known; where they are less than its storages, the source's view accounts for it,
-    unless views of a part were made of the reader's other storages alone.
+    Only an operator's total reads are known. Where they are less than its storages, the source's view accounts for it,
+    unless views of a part were made of the reader's other storages alone. Where they are more, the source does that
+    the caller has expanded.
 
     Args:
         step: The step.
@@ -37,7 +38,29 @@ def bytes_read(step: Step, sources: Ints, readers: Ints) -> Ints:
     whole = step.storages.requested_bytes[sources]
     excess = np.maximum(held[readers] - step.ops.read_bytes[readers], 0)
     is_part = (excess < whole) & (is_divided[sources] | ~reads_part[readers])
-    return np.where(is_part, whole - excess, whole)
+    repeated = np.maximum(step.ops.read_bytes[readers] - held[readers], 0)
+    repeated[repeated > 0] *= _reads_expanded(step, sources[repeated > 0], readers[repeated > 0])
+    read: Ints = np.where(is_part, whole - excess, whole) + repeated
+    return read
+
+
+def _reads_expanded(step: Step, sources: Ints, readers: Ints) -> Bools:
+    """Returns which readers are given a source that their caller has expanded; a product expands its own arguments."""
+    if not len(sources):
+        return np.zeros(0, dtype=np.bool_)
+    keys, bound = _views_until(step, (*_INTERNAL, *_MADE_BY_CALLER))
+    count = len(step.ops) + 1
+    is_expanded, is_viewed = (_named(step, names)[keys % count] for names in (("expand",), ("view", "_unsafe_view")))
+    place = np.searchsorted(keys, sources * count + readers)
+    expansions = np.append(0, np.cumsum(is_expanded))
+    found = expansions[place] - expansions[bound[place] + 1]
+    # torch.matmul: what it expands, it views as matrices.
+    found -= (place > bound[place] + 2) & is_viewed[place - 1] & is_expanded[place - 2]
+    of_caller: Bools = found > 0
+    # Where two arguments are, it is not known how much of the bytes is of which.
+    alone = np.bincount(readers[of_caller], minlength=count) == 1
+    found_alone: Bools = of_caller & alone[readers]
+    return found_alone
 
 
 def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
@@ -48,17 +71,31 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
         sources: Storages.
         readers: An operator that reads each.
     """
-    uses, count = step.uses, len(step.ops) + 1
-    keys = np.unique(uses.storage_id * count + uses.op_id)
-    storage, op = keys // count, keys % count
-    place = np.arange(len(keys))
-    # Walk back from each reader through the uses of its storage, to the first that is not a view.
-    is_bound = np.append(True, np.diff(storage) != 0)[: len(keys)]
-    is_view = _named(step, (*_INTERNAL, *_MADE_BY_CALLER))[op]
-    bound = np.maximum.accumulate(np.where(is_bound, place - 1, np.append(-1, np.where(is_view, -1, place)[:-1])))
-    made = np.maximum.accumulate(np.where(_named(step, _MADE_BY_CALLER)[op], place, -1))
+    keys, bound = _views_until(step, (*_INTERNAL, *_MADE_BY_CALLER))
+    count, place = len(step.ops) + 1, np.arange(len(keys))
+    made = np.maximum.accumulate(np.where(_named(step, _MADE_BY_CALLER)[keys % count], place, -1))
     found: Bools = (made > bound)[np.searchsorted(keys, sources * count + readers)]
     return found
+
+
+def _views_until(step: Step, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """Walks back from each use of a storage through its uses before, to the first that is not a view.
+
+    Args:
+        step: The step.
+        names: Names of views.
+
+    Returns:
+        Uses, one a storage and operator, as ``storage * (ops + 1) + operator``, in order; and the place of that first
+        one, or the place before the storage's first.
+    """
+    uses, count = step.uses, len(step.ops) + 1
+    keys: Ints = np.unique(uses.storage_id * count + uses.op_id)
+    place = np.arange(len(keys))
+    is_bound = np.append(True, np.diff(keys // count) != 0)[: len(keys)]
+    is_view = _named(step, names)[keys % count]
+    bound = np.maximum.accumulate(np.where(is_bound, place - 1, np.append(-1, np.where(is_view, -1, place)[:-1])))
+    return keys, bound
 
 
 def _named(step: Step, names: tuple[str, ...]) -> Bools:

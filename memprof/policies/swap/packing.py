@@ -257,11 +257,14 @@ def may_hook() -> bool:
     return bool(is_enabled()) and top_hooks() is None and not is_in_transform()
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, *, may_be_complex: bool = False) -> bool:
     """Returns whether a value is a tensor of plain strided memory."""
+    is_complex = isinstance(value, torch.Tensor) and value.is_complex()
+    if is_complex and (not may_be_complex or value.is_conj()):
+        return False
     return (
         isinstance(value, torch.Tensor)
         and (type(value) in OWN_TYPES or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
         and value.layout is torch.strided
-        and not (value.is_quantized or value.is_complex() or value.is_neg() or value.is_meta)
+        and not (value.is_quantized or value.is_neg() or value.is_meta)
     )

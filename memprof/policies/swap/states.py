@@ -147,7 +147,7 @@ class _States:
 
     def _moves(self, value: Any) -> bool:
         return (
-            is_plain(value)
+            is_plain(value, may_be_complex=True)
             and str(value.device) == self._carrier.device
             and value.nbytes >= self._minimum_bytes
             and value.untyped_storage().nbytes() == value.nbytes
@@ -174,7 +174,7 @@ def require_values(tensors: Iterable[Any]) -> None:
     """
     stand_ins = {element.untyped_storage()._cdata for element in elements.values()}
     for tensor in tensors:
-        if is_plain(tensor) and tensor.untyped_storage()._cdata in stand_ins:
+        if is_plain(tensor, may_be_complex=True) and tensor.untyped_storage()._cdata in stand_ins:
             raise PolicyError(NO_VALUES)
 
 
@@ -184,6 +184,6 @@ elements: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if (dtype, device) not in elements:
-        value = float("nan") if dtype.is_floating_point else 0
+        value = float("nan") if dtype.is_floating_point or dtype.is_complex else 0
         elements[dtype, device] = torch.full((), value, dtype=dtype, device=device)
     return elements[dtype, device]

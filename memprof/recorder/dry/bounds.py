@@ -39,7 +39,7 @@ def is_exact(func: Any, args: Any) -> bool:
         args: Its arguments.
     """
     if func is _aten.masked_select.default:
-        return known(args[1]) is not None and args[0].shape == args[1].shape
+        return known(args[1]) is not None
     if func is _aten.linalg_lstsq.default:
         return bool(args[0].shape[-2] <= args[0].shape[-1])  # else there are residuals, if the matrices have full rank
     if func is _aten.bincount.default:
@@ -65,7 +65,8 @@ def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    count = shape.numel() if shape != mask.shape else most_true(mask)
+    # Each element of a mask that is smaller stands for as many of the result.
+    count = most_true(mask) * (shape.numel() // max(mask.numel(), 1))
     return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 

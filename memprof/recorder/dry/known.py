@@ -22,17 +22,24 @@ _aten = torch.ops.aten
 _KNOWN = "_memprof_known"
 #: Attribute of a fake storage: how often operators wrote to it.
 _WRITES = "_memprof_writes"
+#: Attribute of a storage with data into which a dry run wrote what it did not compute: the fake tensor in its place.
+_STAND_IN = "_memprof_stand_in"
 #: Values of larger tensors are not kept.
 _MOST_ELEMENTS = 2**16
 
 #: Operators that create data.
-_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
+_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.scalar_tensor, _aten.zeros}
 _RANGES = {_aten.arange, _aten.linspace}
 _MOST_OF_RANGE = 2**10
 
 _CREATED = {
     *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
-    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros),
+    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.scalar_tensor),
+}
+#: Operators that change their first argument in place, and nothing else.
+_CHANGES = {
+    *(_aten.scatter_add_, _aten.scatter_, _aten.scatter_reduce_, _aten.index_put_, _aten.index_add_, _aten.index_fill_),
+    *(_aten.masked_fill_, _aten.fill_, _aten.zero_, _aten.copy_, _aten.add_, _aten.sub_, _aten.mul_, _aten.clamp_),
 }
 #: Operators that fill a tensor with one value other than zero: a mask that hides nothing is often of floats.
 _FILLED = {
@@ -123,7 +130,41 @@ def known(tensor: Any) -> torch.Tensor | None:
         kept: _Values | _Filling | None = getattr(tensor, _KNOWN, None)
         return kept.values if kept is not None and kept.writes == _writes(tensor) else None
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return tensor if is_plain and tensor.device.type == "cpu" and _is_kept(tensor) else None
+    is_known = is_plain and tensor.device.type == "cpu" and _is_kept(tensor) and stand_in(tensor) is None
+    return tensor if is_known else None
+
+
+def stand_in(tensor: torch.Tensor) -> FakeTensor | None:
+    """Returns what stands for the whole memory of a tensor with data that was written to without values; else None.
+
+    Args:
+        tensor: A tensor with data.
+    """
+    if not _is_whole(tensor) or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return None
+    found: FakeTensor | None = getattr(tensor.untyped_storage(), _STAND_IN, None)
+    return found
+
+
+def note_overwritten(func: Any, given: Any, lent: Any) -> None:
+    """Notes that an operator wrote values to tensors with data that a dry run does not compute.
+
+    Args:
+        func: The operator.
+        given: Its arguments.
+        lent: The same, with fake tensors in place of those with data.
+    """
+    for argument, tensor, fake in zip(func._schema.arguments, given, lent, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if not is_written or type(tensor) is not torch.Tensor or not _is_whole(tensor) or not tensor.numel():
+            continue
+        storage = tensor.untyped_storage()
+        if stand_in(tensor) is None and isinstance(fake, FakeTensor):
+            count = storage.nbytes() // tensor.element_size()
+            is_all = tensor.is_contiguous() and tensor.numel() == count
+            with torch.no_grad():
+                whole = fake.reshape(count) if is_all else fake.new_empty(count)
+            setattr(storage, _STAND_IN, whole)
 
 
 def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -136,8 +177,11 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         result: Its result.
     """
     if func._schema.is_mutable:
-        for tensor in _fakes((*args, *kwargs.values())):
+        changed = _changed(func, args, kwargs)
+        for tensor in _fakes(_written(func, args, kwargs)):
             setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
+        if changed is not None:
+            note(args[0], changed)
     elif isinstance(result, FakeTensor) and _is_filled(func, args, result):
         value = _FILLED[func.overloadpacket](args)
         setattr(result, _KNOWN, _Filling(value, tuple(result.shape), result.dtype, _writes(result)))
@@ -189,6 +233,31 @@ def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     packet = getattr(func, "overloadpacket", None)
     if packet not in _CREATED and packet not in _COMPUTED:
         return None
+    return _run(func, args, kwargs, has_inputs=packet not in _CREATED or (args and isinstance(args[0], torch.Tensor)))
+
+
+def write(func: Any, args: Any, kwargs: Any) -> bool:
+    """Runs an operator that writes to a tensor with data, if all its arguments are known; returns whether it ran.
+
+    Args:
+        func: The operator.
+        args: Its arguments, with data where they have it.
+        kwargs: Its keyword arguments.
+    """
+    if getattr(func, "overloadpacket", None) not in _CHANGES or known(args[0]) is not args[0]:
+        return False
+    return _run(func, args, kwargs) is not None
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Returns the values of a fake tensor after an operator has changed it in place; None where they are not known."""
+    is_change = getattr(func, "overloadpacket", None) in _CHANGES and isinstance(args[0], FakeTensor)
+    before = known(args[0]) if is_change and _is_kept(args[0]) else None
+    return None if before is None else _run(func, (before.clone(), *args[1:]), kwargs)
+
+
+def _run(func: Any, args: Any, kwargs: Any, *, has_inputs: Any = True) -> torch.Tensor | None:
+    """Runs an operator on the processor, if all its tensors are known; otherwise returns None."""
     is_unknown = False
 
     def lookup(value: Any) -> Any:
@@ -199,7 +268,7 @@ def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         is_unknown = is_unknown or values is None
         return values
 
-    if packet not in _CREATED or (args and isinstance(args[0], torch.Tensor)):
+    if has_inputs:
         args, kwargs = tree_map(lookup, (args, kwargs))
     if is_unknown:
         return None
@@ -222,8 +291,11 @@ def _absorbed(packet: Any, args: Any, result: FakeTensor) -> torch.Tensor | None
 
 
 def _is_kept(tensor: Any) -> bool:
-    is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    return is_whole and tensor.numel() <= _MOST_ELEMENTS
+    return _is_whole(tensor) and tensor.numel() <= _MOST_ELEMENTS
+
+
+def _is_whole(tensor: Any) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
@@ -231,6 +303,13 @@ def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
         isinstance(value, torch.Tensor) for value in args[1:]
     )
     return is_number and result.dtype.is_floating_point and result.numel() <= _MOST_ELEMENTS
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yields the arguments that an operator changes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[place] if place < len(args) else kwargs.get(argument.name)
 
 
 def _fakes(values: Any) -> Iterator[FakeTensor]:

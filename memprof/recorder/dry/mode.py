@@ -21,7 +21,7 @@ from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.known import compute, follow_values, is_data, known, note
+from memprof.recorder.dry.known import compute, follow_values, is_data, known, note, note_overwritten, stand_in, write
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.placeholders.nonzeros import follow_marks
@@ -141,7 +141,7 @@ class DryMode(FakeTensorMode):
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
-        device.after(func, args, result, self._sparse_bytes)
+        device.after(func, args, kwargs, result, self._sparse_bytes)
         return result
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -202,6 +202,8 @@ class DryMode(FakeTensorMode):
             return result
         given, given_by_name = args, kwargs
         if has_data:
+            if func._schema.is_mutable and write(func, args, kwargs):
+                return args[0]
             args = lent(args, self)
             kwargs = {name: lent(value, self) for name, value in kwargs.items()}
         if func in _READS:
@@ -242,6 +244,8 @@ class DryMode(FakeTensorMode):
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         follow_marks(func, args, result)
+        if has_data and func._schema.is_mutable:
+            note_overwritten(func, given, args)
         self._routing.follow(func, given, result)
         if drawn is not None:
             note(result, drawn)
@@ -307,6 +311,7 @@ def _kinds(values: Any) -> tuple[bool, bool]:
             has_fake = True
         elif isinstance(value, _Tensor):
             has_data = True
+            has_fake = has_fake or stand_in(value) is not None
         elif isinstance(value, _LISTS):
             inner = _kinds(value)
             has_fake, has_data = has_fake or inner[0], has_data or inner[1]
@@ -322,8 +327,14 @@ def lent(value: Any, mode: DryMode) -> Any:
     """
     if isinstance(value, _LISTS):
         return type(value)(lent(item, mode) for item in value) if type(value) in _LISTS else value
-    if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+    # A class without operators of its own, such as one of fastai's pictures, is as any tensor with data.
+    is_plain = isinstance(value, _Tensor) and type(value).__torch_dispatch__ is _Tensor.__torch_dispatch__
+    if not is_plain or value.layout is not torch.strided:
         return value  # FakeTensorMode converts the rest
+    whole = stand_in(value)
+    if whole is not None:
+        with torch.no_grad(), mode:
+            return whole.as_strided(value.shape, value.stride(), value.storage_offset())
     with torch.no_grad(), mode:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     values = known(value)

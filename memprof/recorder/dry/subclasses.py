@@ -32,6 +32,18 @@ def allow_subclasses() -> None:
         return made
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[method-assign, assignment]
+
+    def viewed(tensor: FakeTensor, cls: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            made: Any = tensor.view_as(tensor)
+        if cls is torch.Tensor:
+            made.__class__ = FakeTensor
+        else:
+            made.__class__ = cls if issubclass(cls, FakeTensor) else _over_fake(cls)
+        return made
+
+    fake: Any = FakeTensor
+    fake.as_subclass = viewed
     _let_parameters_be_made()
 
 
@@ -83,9 +95,13 @@ def _over_fake(kind: type) -> type:
     members = {"__module__": kind.__module__, "detach": _detached}
     if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
         members["materialize"] = _materialize
-    over: type = type(kind)(kind.__name__, (kind, FakeTensor), members)
+    over: Any = type(kind)(kind.__name__, (kind, FakeTensor), members)
+    # The library's, or torch's, which gives results their class: torch leaves out the latter for fake tensors.
+    owner = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
+    over.__torch_function__ = vars(owner)["__torch_function__"]
     let_operators_through(over)
-    return over
+    made: type = over
+    return made
 
 
 def _detached(tensor: Any) -> Any:

@@ -15,7 +15,7 @@ OUTSIDE = -1
 _CLONE = "aten.clone.default"
 
 #: Their nodes save the first input, and read nothing of it but its shape.
-_SHAPE_READERS = ("aten.gather.default", "aten.take.default")
+_SHAPE_READERS = ("aten.gather.default", "aten.take.default", "aten._fft_r2c.default")
 
 #: First operator run by the node of a base whose view was changed (torch's CopySlices).
 _BASE_GRADIENT = "aten.new_empty_strided.default"
@@ -130,7 +130,8 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
 def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, Ints, Ints]:
     """Returns what nodes saved and do not read: storages, forward operators, and operators after which they are freed.
 
-    Such a storage is freed while its node runs. That of a forward which a checkpoint runs again is freed earlier.
+    Such a storage is freed while its node runs, or later where something else holds it. That of a forward which a
+    checkpoint runs again is freed earlier.
     """
     count = len(ops)
     first, last = np.full(count, count, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
@@ -139,5 +140,6 @@ def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, In
     np.maximum.at(last, ops.forward_op_id[nodes], nodes)
     freed = storages.freed_op_id[uses.storage_id]
     is_saved = np.isin(ops.name, _SHAPE_READERS)[uses.op_id] & (uses.role == "read")
-    is_saved &= (freed >= first[uses.op_id]) & (freed <= last[uses.op_id])
-    return uses.storage_id[is_saved], uses.op_id[is_saved], freed[is_saved]
+    is_saved &= (last[uses.op_id] != NONE) & ((freed == NONE) | (freed >= first[uses.op_id]))
+    released = np.where(freed == NONE, last[uses.op_id], np.minimum(freed, last[uses.op_id]))
+    return uses.storage_id[is_saved], uses.op_id[is_saved], released[is_saved]

@@ -134,14 +134,14 @@ def test_what_two_operators_save_is_told_for_each() -> None:
     assert sorted(saved(operators, [NONE], uses)) == [(0, 0, 10, 3), (0, 1, 11, 2)]
 
 
-@pytest.mark.parametrize(("freed", "is_saved"), [(2, True), (3, True), (0, False), (4, False)])
-def test_what_gather_saves_for_its_shape_is_freed_with_its_node(freed: int, is_saved: bool) -> None:
+@pytest.mark.parametrize("name", ["aten.gather.default", "aten._fft_r2c.default"])
+@pytest.mark.parametrize(("freed", "released"), [(2, [2]), (3, [3]), (4, [3]), (NONE, [3]), (0, [])])
+def test_what_is_saved_for_its_shape_is_released_with_its_node(freed: int, released: list[int], name: str) -> None:
     """Backward reads the index alone. Where the input is freed in forward, a checkpoint saved nothing."""
-    gather = {"name": "aten.gather.default"}
-    operators = [gather, FORWARD, backward(0), backward(0), backward(1)]
+    operators = [{"name": name}, FORWARD, backward(0), backward(0), backward(1)]
     uses = [(0, 0, "read"), (0, 1, "read"), (0, 2, "write"), (2, 3, "write"), (3, 1, "read"), (3, 3, "mutate")]
     found = saved(operators, [NONE, NONE, 0, 2], uses, {0: freed})
-    assert found == ([(0, 0, 10, freed)] if is_saved else []) + [(1, 0, 10, 3)]
+    assert found == [*((0, 0, 10, op) for op in released), (1, 0, 10, 3)]
 
 
 def test_a_checkpoints_input_is_saved_by_its_first_reader() -> None:

@@ -120,12 +120,13 @@ class VirtualDevice:
                 return shapes[func]
         return low_bit_shape(func)
 
-    def after(self, func: Any, args: Any, result: Any, processor_bytes: int | None = None) -> None:
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, processor_bytes: int | None = None) -> None:
         """Assigns blocks to an operator's results, and temporary memory to its kernel.
 
         Args:
             func: The operator.
             args: Its arguments.
+            kwargs: Its keyword arguments.
             result: Its result.
             processor_bytes: What the processor's kernel of an operator on sparse tensors takes; None for others.
         """
@@ -146,7 +147,7 @@ class VirtualDevice:
         if steps is not None:
             self.memory.follow(steps, lambda place: self._hold(result if place is None else result[place], reads=True))
         elif self._hold(in_order(func, args, result), reads=reads) or reads:
-            self._kernels.run(func, args, result)
+            self._kernels.run(func, args, result, kwargs)
         self.memory.history.operator = None
 
     def _after_sparse(self, func: Any, args: Any, result: Any, processor_bytes: int) -> None:

@@ -70,7 +70,7 @@ class DeviceKernels:
         self._has_dropout_state = False
         self._estimated: set[str] = set()
 
-    def run(self, func: Any, args: Any, result: Any) -> None:
+    def run(self, func: Any, args: Any, result: Any, kwargs: Any = None) -> None:
         """Allocates and frees an operator's temporary memory; keeps a library's workspace."""
         packet = getattr(func, "overloadpacket", None)
         if packet in _PRODUCTS or packet in _SCALED:
@@ -88,6 +88,8 @@ class DeviceKernels:
                 self._memory.keep(state_bytes)
         sizes = _TEMPORARIES.get(packet)
         if sizes is not None:
+            if func is _aten.sort.stable:
+                args = (args[0], (kwargs or {}).get("dim", -1))
             self._memory.pass_through(sizes(args, result))
             if packet in _ESTIMATED:
                 self._estimated.add(str(packet))
