@@ -24,8 +24,8 @@ from memprof.policies.compress.policy import Compress
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.dry.compiling.generated_code import _written
-from memprof.recorder.dry.compiling.provenance import made_by
+from memprof.recorder.compiled.generated_operators import written_arguments
+from memprof.recorder.compiled.provenance import made_by
 from tests.recorder.recorded import Ended, record, record_script
 
 _MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"
@@ -280,7 +280,7 @@ def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
 )
 def test_what_a_kernel_writes_is_read_from_its_source(sources: tuple[object, ...], written: set[int]) -> None:
     """The types of its arguments in C++, the names of its parameters in Triton."""
-    assert _written(sources) == written
+    assert written_arguments(sources) == written
 
 
 @pytest.mark.parametrize(

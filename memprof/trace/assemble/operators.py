@@ -15,6 +15,7 @@ from memprof.trace.assemble.times import Partners, corrected_durations, find_par
 from memprof.trace.files.spool import (
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
+    FLAG_GENERATED,
     FLAG_IN_REGION,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
@@ -145,15 +146,17 @@ def partners_by_step(recording: Recording) -> dict[int, Partners]:
     timed = recording.spool.columns("times")
     timed_names = [recording.names[i] for i in timed["name"]]
     packets = [packet(name) for name in recording.names]
+    is_generated = (recording.raw["flags"] & FLAG_GENERATED) != 0
     found = {}
     for step in np.unique(recording.raw_step):
         inside = recording.raw_step == step
-        names = [packets[i] for i in recording.raw["name"][inside]]
-        is_work = (recording.raw["flags"][inside] & FLAG_VIEW) == 0
+        is_seen = ~is_generated[inside]
+        names = [packets[i] for i in recording.raw["name"][inside][is_seen]]
+        is_work = (recording.raw["flags"][inside][is_seen] & FLAG_VIEW) == 0
         is_work &= [not name.startswith("profiler::") for name in names]
         partners = find_partners(names, is_work, timed_names, timed["duration_ns"], timed["depth"])
         if partners is not None:
-            found[int(step)] = partners
+            found[int(step)] = partners.spread(is_seen)
     return found
 
 

@@ -26,6 +26,8 @@ _TORCH = str(Path(torch.__file__).parent)
 #: Source of the module whose forward was compiled, also where TorchDynamo calls it through a function of its own.
 _SELF = re.compile(r"^L\['(?:self|fn)'\]")
 _ITEM = re.compile(r"""(?:\._modules)?\[['"]?(\w+)['"]?\]""")
+#: Name in the globals of generated code of where it comes from.
+_GENERATED = "__memprof_generated__"
 #: Frames of torch between generated code and an operator that it calls.
 _MOST_FRAMES = 6
 #: Calls of regions whose backward may still run.
@@ -106,6 +108,11 @@ class GeneratedFile:
         return self.found[key]
 
 
+def has_origins(module: Any) -> bool:
+    """Whether it is known where the code of a generated module comes from."""
+    return _GENERATED in vars(module)
+
+
 class Provenance:
     """Finds the module and the stack of what generated code allocates and runs.
 
@@ -116,7 +123,6 @@ class Provenance:
     def __init__(self) -> None:
         """Knows no generated code yet."""
         self.graphs = 0
-        self._files: dict[str, GeneratedFile] = {}
         self._calls: dict[int, RegionCall] = {}  # by number of the autograd node
         self._rows: OperatorRows | None = None
 
@@ -132,7 +138,7 @@ class Provenance:
         @wraps(original)
         def compile_to_module(this: Any, *args: Any, **kwargs: Any) -> Any:
             module = original(this, *args, **kwargs)
-            self._add(module, this)
+            self.add(module, this)
             return module
 
         lowering.compile_to_module = compile_to_module
@@ -142,13 +148,23 @@ class Provenance:
         self._rows = rows
         rows.find_place = self._place
 
-    def _add(self, module: Any, graph: Any) -> None:
+    def add(self, module: Any, graph: Any) -> None:
+        """Reads where the code of a graph comes from.
+
+        Args:
+            module: The generated module.
+            graph: The graph that inductor has lowered to it.
+
+        Raises:
+            OSError: The module's file cannot be read.
+        """
         path, buffers = getattr(module, "__file__", None), getattr(graph, "name_to_buffer", None)
         if path is None or buffers is None:
             return
         self.graphs += 1
         lines = Path(path).read_text("utf-8").splitlines()
-        self._files[path] = GeneratedFile(bool(getattr(graph, "is_backward", False)), lines, _origins(graph, buffers))
+        file = GeneratedFile(bool(getattr(graph, "is_backward", False)), lines, _origins(graph, buffers))
+        vars(module)[_GENERATED] = file
 
     def _place(
         self,
@@ -160,10 +176,10 @@ class Provenance:
     ) -> tuple[int, int] | None:
         """Returns the module and the stack of an operator; None if no generated code has called it."""
         for _ in range(_MOST_FRAMES):
-            if frame is None or frame.f_code.co_filename in self._files:
+            if frame is None or _GENERATED in frame.f_globals:
                 break
             frame = frame.f_back
-        file = None if frame is None else self._files.get(frame.f_code.co_filename)
+        file: GeneratedFile | None = None if frame is None else frame.f_globals.get(_GENERATED)
         rows = self._rows
         if rows is None or frame is None or file is None:
             return None
@@ -183,7 +199,7 @@ class Provenance:
     def _called(self, rows: OperatorRows, frame: FrameType, open_call: OpenCall | None, node: int) -> RegionCall:
         """Returns the call of the region that is running in forward."""
         while frame.f_back is not None and (
-            frame.f_code.co_filename in self._files or frame.f_code.co_filename.startswith(_TORCH)
+            _GENERATED in frame.f_globals or frame.f_code.co_filename.startswith(_TORCH)
         ):
             frame = frame.f_back
         module, stack = (-1, -1) if open_call is None else (open_call.module, open_call.stack)
