@@ -25,7 +25,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.compiled.generated_operators import written_arguments
-from memprof.recorder.compiled.provenance import made_by
+from memprof.recorder.compiled.origins import made_by
 from tests.recorder.recorded import Ended, record, record_script
 
 _MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"

@@ -1,4 +1,4 @@
-"""Follows the code that inductor generates in a real run: what it allocates, the kernels it runs, and where they are from.
+"""Follows the code that inductor generates in a real run: its buffers and kernels, with their modules and lines.
 
 Inductor (torch/_inductor) writes one Python module for each graph, whose code allocates buffers and calls fused kernels
 without torch's dispatcher. While operators are recorded, these functions are replaced among the module's globals by
@@ -101,8 +101,8 @@ class GeneratedModules:
         elif unknown:
             graphs = "1 graph was" if unknown == 1 else f"{unknown} graphs were"
             notes.append(
-                f"{COMPILED}: {graphs} loaded from inductor's cache, which does not hold modules and lines: to see what "
-                "is inside, record with TORCHINDUCTOR_FX_GRAPH_CACHE=0 in the environment"
+                f"{COMPILED}: {graphs} loaded from inductor's cache, which lacks the modules and lines inside: to "
+                "record these, set TORCHINDUCTOR_FX_GRAPH_CACHE=0 in the environment"
             )
         if self._in_cpp:
             graphs = "1 graph allocates" if self._in_cpp == 1 else f"{self._in_cpp} graphs allocate"
@@ -191,27 +191,31 @@ class GeneratedModules:
         if module is None or mode is None or allocation is None:
             return
         scope = vars(module)
-        found = [(name, allocation) for name in scope if name.startswith(_ALLOCATING)]
+        functions = torch._C._dynamo.guards
+        found = [
+            (name, allocation)
+            for name in scope
+            if name.startswith(_ALLOCATING) and scope[name] is getattr(functions, f"_{name}", None)
+        ]
         found += [
             (name, kernel_traits(scope[name], name, written, mode.intern))
             for name, written in generated.kernels
-            if name in scope
+            if callable(scope.get(name))
         ]
         for name, traits in found:
             original = scope[name]
-            if callable(original):
-                scope[name] = _logged(mode, traits, original)
-                self._replaced.append((generated.module, name, original))
+            scope[name] = _logged(mode, traits, original)
+            self._replaced.append((generated.module, name, original))
 
 
 def _logged(mode: OperatorMode, traits: OperatorTraits, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of generated code that is logged where the recorder follows the thread."""
     run, is_here = mode.run_generated, mode.is_here
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if mode.is_on and is_here():
-            return run(traits, function, args, sys._getframe(1))
-        return function(*args)
+            return run(traits, function, args, kwargs, sys._getframe(1))
+        return function(*args, **kwargs)
 
     skip_compiling(call)
     return call

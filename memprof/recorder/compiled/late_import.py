@@ -56,7 +56,7 @@ class LateImport:
     def remove(self) -> None:
         """Stops waiting."""
         finder, self._finder = self._finder, None
-        if type(finder) is _WaitingFinder:
+        if finder is not None:
             finder.__class__ = FileFinder
             finder.__dict__.pop(_WANTED, None)
 
