@@ -159,6 +159,8 @@ class GeneratedModules:
             module = self._known[-1].module()
             if module is not None and not getattr(graph, "cpp_wrapper", False) and not has_origins(module):
                 self._provenance.add(module, graph)
+                if not has_origins(module):
+                    self._fault = "inductor's graphs have no buffers"
         except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
             self._fault = f"{type(fault).__name__}: {fault}"
 
