@@ -55,7 +55,7 @@ for step in range(5):
 #: After the window, the functions of generated code are torch's own again.
 _SHOWS_FUNCTIONS = """
 from torch._inductor.codecache import PyCodeCache
-print({type(module.empty_strided_cpu).__name__ for module in PyCodeCache.modules if hasattr(module, "call")})
+print({type(module.empty_strided_cpu).__name__ for module in PyCodeCache.modules if hasattr(module, "empty_strided_cpu")})
 """
 
 

@@ -81,7 +81,12 @@ class Provenance:
     def adopt(self, rows: OperatorRows) -> None:
         """Supplies the rows of a recording with modules and stacks."""
         self._rows = rows
-        rows.find_place = self._place
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Has operators looked up, which costs each some time, once there is a graph."""
+        if self._rows is not None and self.graphs:
+            self._rows.find_place = self._place
 
     def add(self, module: Any, graph: Any) -> None:
         """Reads where the code of a graph comes from.
@@ -102,6 +107,7 @@ class Provenance:
         variables = frozenset(place.variable for origin in origins.values() for place in origin.modules) - {""}
         is_backward = bool(getattr(graph, "is_backward", False))
         vars(module)[_GENERATED] = GeneratedFile(is_backward, lines, origins, variables)
+        self._look_up()
 
     def _place(
         self,
