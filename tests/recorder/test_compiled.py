@@ -18,7 +18,9 @@ from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.recorder.recorded import Ended, record_script
 
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+_needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
 _JOB = """
 import os
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
@@ -29,11 +31,11 @@ torch.manual_seed(0)
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.one, self.two = nn.Linear(16, 32, bias={bias}), nn.Linear(32, 16, bias={bias})
     def forward(self, x):
         hidden = self.one(x)
         {between}
-        return self.two(hidden.exp())
+        return self.two({activation})
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -55,12 +57,13 @@ for step in range(5):
 #: After the window, the functions of generated code are torch's own again.
 _SHOWS_FUNCTIONS = """
 from torch._inductor.codecache import PyCodeCache
-print({type(module.empty_strided_cpu).__name__ for module in PyCodeCache.modules if hasattr(module, "empty_strided_cpu")})
+scopes = [vars(module) for module in PyCodeCache.modules]
+print({type(scope["empty_strided_cpu"]).__name__ for scope in scopes if "empty_strided_cpu" in scope})
 """
 
 
 def _record(folder: Path, *options: str, setup: str = "", between: str = "pass", name: str = "run") -> Ended:
-    script = _JOB.format(setup=setup, between=between) + _SHOWS_FUNCTIONS
+    script = _JOB.format(setup=setup, between=between, bias=True, activation="hidden.exp()") + _SHOWS_FUNCTIONS
     return record_script(folder, script, "--steps", "2", *options, name=f"{name}.memprof")
 
 
@@ -83,6 +86,18 @@ def _compiled_notes(ended: Ended) -> list[str]:
     return [note for note in ended.trace.manifest.notes if note.startswith("torch.compile")]
 
 
+def test_buffers_of_products_have_the_modules_and_lines_of_the_dry_run(tmp_path: Path) -> None:
+    """Generated code without kernels of its own needs no C++ compiler."""
+    script = _JOB.format(setup="", between="pass", bias=False, activation="hidden")
+    real = record_script(tmp_path, script, "--steps", "2", name="real.memprof")
+    dry = record_script(tmp_path, script, "--dry-run", "--skip", "2", name="dry.memprof")
+    alive = _alive_at_peak(real.step)
+    assert alive == _alive_at_peak(dry.step)
+    assert ("_orig_mod.layers.1.one", "13", "activation") in alive
+    assert not _compiled_notes(real)
+
+
+@_needs_compiler
 @pytest.mark.parametrize("between", ["pass", "torch._dynamo.graph_break()"], ids=["whole", "broken"])
 @pytest.mark.slow
 def test_a_recording_shows_the_modules_and_lines_that_its_dry_run_shows(tmp_path: Path, between: str) -> None:
@@ -107,6 +122,7 @@ def test_a_recording_shows_the_modules_and_lines_that_its_dry_run_shows(tmp_path
         Swap(to="disk").transform(real.step)
 
 
+@_needs_compiler
 @pytest.mark.slow
 def test_recording_changes_no_loss(tmp_path: Path) -> None:
     """Recorded steps compute what steps without the recorder do."""
@@ -115,6 +131,7 @@ def test_recording_changes_no_loss(tmp_path: Path) -> None:
     assert recorded == skipped
 
 
+@_needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setup", "reason"),

@@ -117,9 +117,11 @@ def test_policies_on_operators_of_generated_code_are_refused(compiled_dry: Ended
 @pytest.mark.slow
 @pytest.mark.skipif(not _HAS_COMPILER, reason="there is no C++ compiler")
 def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compiled_dry: Ended) -> None:
-    """A real run hides the kernels of generated code, so its batch is unknown; a dry run shows them."""
+    """A real run that allocates in C++ hides the kernels of generated code, so its batch is unknown."""
     assert find_batch(compiled_dry.step).size == 64
-    ended = record_script(tmp_path, _JOB.format(setup=""))
+    ended = record_script(
+        tmp_path, _JOB.format(setup="import torch._inductor.config as config; config.cpp_wrapper = True")
+    )
     with pytest.raises(PolicyError, match="record --dry-run"):
         find_batch(ended.step)
     found = suggest(ended.trace, basis_of(ended.trace), SearchRequest(1 << 10))
