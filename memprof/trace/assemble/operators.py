@@ -94,7 +94,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     forward[repeats] = _first_runs(raw, repeats)
     linked &= ~is_recompute | (module == NONE)
     linked &= ((flags & FLAG_IN_REGION) == 0) | (module == NONE)
-    module[linked] = raw["module"][forward[linked]]
+    module[linked] = _called_modules(recording)[forward[linked]]
     unplaced = (forward != NONE) & (stack == NONE)
     stack[unplaced] = stack[forward[unplaced]]
     phase = operator_phases(recording, forward)
@@ -122,6 +122,20 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
         uses_rng=recording.spread((flags & FLAG_RNG) != 0, fill=False),
         mutates=recording.spread((flags & FLAG_MUTATES) != 0, fill=False),
     )
+
+
+def _called_modules(recording: Recording) -> Ints:
+    """Returns the module of each operator; of one in compiled code that which was called, as the region has one node."""
+    raw, calls = recording.raw, recording.in_epoch("calls")
+    module = raw["module"].copy()
+    inside = np.flatnonzero((raw["flags"] & FLAG_IN_REGION) != 0)
+    if len(inside) and len(calls["call"]):
+        order = np.argsort(calls["call"], kind="stable")
+        numbers = calls["call"][order]
+        place = np.minimum(np.searchsorted(numbers, raw["call"][inside]), len(numbers) - 1)
+        is_known = numbers[place] == raw["call"][inside]
+        module[inside[is_known]] = calls["module"][order][place[is_known]]
+    return module
 
 
 def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
