@@ -125,7 +125,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
 
 
 def _called_modules(recording: Recording) -> Ints:
-    """Returns the module of each operator; of one in compiled code that which was called, as the region has one node."""
+    """Returns the module of each operator; of one in compiled code, that of the call that ran the whole region."""
     raw, calls = recording.raw, recording.in_epoch("calls")
     module = raw["module"].copy()
     inside = np.flatnonzero((raw["flags"] & FLAG_IN_REGION) != 0)
