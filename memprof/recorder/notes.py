@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.steps.batches import BatchObserver
 
-if TYPE_CHECKING:
-    from memprof.recorder.dry.run import DryRun
+
+class Noting(Protocol):
+    """A part of the recorder that has notes."""
+
+    def notes(self) -> list[str]:
+        """Returns its notes on the recording."""
 
 
 class Notes:
     """Writes the notes of one recording."""
 
-    def __init__(self, log: RawLog, batches: BatchObserver, dry: DryRun | None) -> None:
+    def __init__(self, log: RawLog, batches: BatchObserver, parts: Iterable[Noting]) -> None:
         """Starts without any.
 
         Args:
             log: Destination of the notes.
             batches: Inspects the batches that DataLoaders yield.
-            dry: The dry run, if the job is one.
+            parts: Further parts of the recorder that have notes.
         """
         self._log = log
         self._batches = batches
-        self._dry = dry
+        self._parts = parts
         self._noted: set[str] = set()
 
     def add(self, sentence: str) -> None:
@@ -46,8 +50,9 @@ class Notes:
         """
         if self._batches.undivided:
             self._log.record("batches", self._batches.undivided)
-        for sentence in self._dry.notes() if self._dry is not None else ():
-            self.add(sentence)
+        for part in self._parts:
+            for sentence in part.notes():
+                self.add(sentence)
         for name in sorted(not_followed):
             self.add(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
         if self._log.names_left_out:

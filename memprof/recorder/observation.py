@@ -16,6 +16,7 @@ from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
+from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
@@ -64,6 +65,7 @@ class Observation(ThreadObservation):
         on_operator_error: Callable[[], None],
         on_thread_end: Callable[[], None],
         batches: BatchObserver,
+        generated: GeneratedModules | None,
         dry: DryRun | None = None,
     ) -> None:
         """Opens the recording.
@@ -80,6 +82,7 @@ class Observation(ThreadObservation):
             on_operator_error: Called when an operator of the job raised.
             on_thread_end: Called in the observed thread when it ends: no session may outlive its thread.
             batches: Inspects the batches that DataLoaders yield.
+            generated: The code that torch.compile generates; None in a dry run.
             dry: The dry run, if the job is one.
 
         Raises:
@@ -95,7 +98,7 @@ class Observation(ThreadObservation):
         stacks = StackTable(log, module_call, root_call)
         sources = MemorySources(log, has_native_events=has_native_events)
         self._usages = Usages()
-        self._notes = Notes(log, batches, dry)
+        self._notes = Notes(log, batches, [part for part in (dry, generated) if part is not None])
         self.calls = CallLog(
             log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
         )
@@ -105,7 +108,9 @@ class Observation(ThreadObservation):
         mode = OperatorMode(log, rows, on_fault, on_operator_error, self._note_out_of_memory)
         if dry is not None:
             dry.adopt(mode, rows, self._inventory, sources, log, self._usages)
-        self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, is_late=is_late)
+        if generated is not None:
+            generated.adopt(mode, rows)
+        self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, generated, is_late=is_late)
         self._registry.scan()
         self._step_first_op = self._last_step = 0
         self._kept = KeptTensors(log, self._inventory.storage_span)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -111,6 +112,34 @@ class OperatorMode(SlidingMode):
                             self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
+        return result
+
+    def run_generated(
+        self, operator: OperatorTraits, function: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType
+    ) -> Any:
+        """Runs a function that code of the compiler's calls without torch's dispatcher, and logs it as an operator.
+
+        Args:
+            operator: The operator that it is logged as.
+            function: The function.
+            args: Its arguments, of which tensors are logged as read or changed.
+            kwargs: Its keyword arguments.
+            frame: The frame that calls it.
+        """
+        start_ns = clock_ns()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            self._on_operator_error()
+            if is_out_of_memory(error):
+                self._note_failed(operator, args, kwargs, start_ns, frame, error)
+            raise
+        end_ns = clock_ns()
+        try:
+            with self._lock, _no_functions():
+                self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
+        except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
+            self._on_fault(error)
         return result
 
     def _run_higher_order(self, operator: OperatorTraits, func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode
@@ -58,6 +59,7 @@ class Recorder(ProcessRecorder[Observation]):
         self._dry = dry
         self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
         self._batches = BatchObserver()
+        self._generated = GeneratedModules() if dry is None else None
         self._waits_for_training = False
         self._aside = StepsAside()
 
@@ -68,6 +70,8 @@ class Recorder(ProcessRecorder[Observation]):
         skip_compiling(OperatorMode.__torch_dispatch__)
         super().install()
         self._batches.install()
+        if self._generated is not None:
+            self._generated.install()
 
     @property
     def has_operators(self) -> bool:
@@ -215,6 +219,7 @@ class Recorder(ProcessRecorder[Observation]):
             on_operator_error=clean_uncaught,
             on_thread_end=self._end_with_thread,
             batches=self._batches,
+            generated=self._generated,
             dry=self._dry,
         )
         self._begin_step(self._observation)
@@ -295,3 +300,5 @@ class Recorder(ProcessRecorder[Observation]):
     def _remove(self) -> None:
         super()._remove()
         self._batches.remove()
+        if self._generated is not None:
+            self._generated.remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
@@ -22,7 +23,14 @@ class Sessions:
     """
 
     def __init__(
-        self, mode: OperatorMode, sources: MemorySources, times: OperatorTimes, inventory: Inventory, *, is_late: bool
+        self,
+        mode: OperatorMode,
+        sources: MemorySources,
+        times: OperatorTimes,
+        inventory: Inventory,
+        generated: GeneratedModules | None,
+        *,
+        is_late: bool,
     ) -> None:
         """Stores the observers, all off.
 
@@ -31,6 +39,7 @@ class Sessions:
             sources: Log memory events.
             times: Logs operator times.
             inventory: States what is held when events begin.
+            generated: The code that torch.compile has generated; None in a dry run, which follows it in its own way.
             is_late: Tensors were allocated before the allocator's table was enabled.
         """
         self.mode = mode
@@ -38,6 +47,7 @@ class Sessions:
         self.times = times
         self.is_late = is_late
         self._inventory = inventory
+        self._generated = generated
 
     def open(self) -> None:
         """Starts logging operators and memory events, if they are off; existing allocations are written first."""
@@ -49,6 +59,8 @@ class Sessions:
             self._inventory.held(self.sources.follow if self.is_late else self.sources.remember)
         self.is_late = False  # from now on every allocation is in the allocator's table, which reports its free
         self.mode.slide_in()
+        if self._generated is not None:
+            self._generated.switch_on()
 
     def close(self) -> None:
         """Stops logging operators and memory events."""
@@ -57,11 +69,13 @@ class Sessions:
 
     def close_operators(self) -> None:
         """Stops logging operators; also possible inside backward."""
+        self._leave_generated()
         if self.mode.is_on:
             self.mode.slide_out()
 
     def abandon(self) -> None:
         """Stops everything without logging: after a fault, or in a forked child."""
+        self._leave_generated()
         self.mode.slide_out()
         self.sources.abandon()
         self.times.abandon()
@@ -74,3 +88,7 @@ class Sessions:
         if self.mode.is_here():  # removed inside backward, and put back by the engine when backward ended
             self.mode.slide_out()
         return False
+
+    def _leave_generated(self) -> None:
+        if self._generated is not None:
+            self._generated.switch_off()

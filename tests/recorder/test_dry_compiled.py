@@ -24,8 +24,8 @@ from memprof.policies.compress.policy import Compress
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.dry.compiling.generated_code import _written
-from memprof.recorder.dry.compiling.provenance import made_by
+from memprof.recorder.compiled.generated_operators import written_arguments
+from memprof.recorder.compiled.origins import made_by
 from tests.recorder.recorded import Ended, record, record_script
 
 _MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"
@@ -117,9 +117,11 @@ def test_policies_on_operators_of_generated_code_are_refused(compiled_dry: Ended
 @pytest.mark.slow
 @pytest.mark.skipif(not _HAS_COMPILER, reason="there is no C++ compiler")
 def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compiled_dry: Ended) -> None:
-    """A real run hides the kernels of generated code, so its batch is unknown; a dry run shows them."""
+    """A real run that allocates in C++ hides the kernels of generated code, so its batch is unknown."""
     assert find_batch(compiled_dry.step).size == 64
-    ended = record_script(tmp_path, _JOB.format(setup=""))
+    ended = record_script(
+        tmp_path, _JOB.format(setup="import torch._inductor.config as config; config.cpp_wrapper = True")
+    )
     with pytest.raises(PolicyError, match="record --dry-run"):
         find_batch(ended.step)
     found = suggest(ended.trace, basis_of(ended.trace), SearchRequest(1 << 10))
@@ -280,7 +282,7 @@ def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
 )
 def test_what_a_kernel_writes_is_read_from_its_source(sources: tuple[object, ...], written: set[int]) -> None:
     """The types of its arguments in C++, the names of its parameters in Triton."""
-    assert _written(sources) == written
+    assert written_arguments(sources) == written
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
 
 Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
-recording of a real run shows what it allocates, but not its kernels; a dry run shows both. ``runtime.compiled_modules``
-finds which modules of a running job are compiled.
+recording shows its buffers and kernels, but not where they are allocated in C++. ``runtime.compiled_modules`` finds
+which modules of a running job are compiled.
 """
 
 from __future__ import annotations
@@ -24,15 +24,23 @@ SAVES_ITSELF = (
     "budget with memprof suggest --compile."
 )
 
-#: In the stack of every operator that generated code calls.
-_CALLER = re.compile(r"[/\\]torch[/\\]_inductor[/\\]output_code\.py:")
-#: Operators that only a dry run shows in generated code: its kernels, and its allocations.
+#: In the stack of every operator that inductor's code calls.
+_INDUCTOR = re.compile(r"[/\\]torch[/\\]_inductor[/\\]output_code\.py:")
+#: In that of every operator that AOTAutograd's graph runs, also with backends that generate no code.
+_GRAPH = re.compile(r"[/\\]torch[/\\]_functorch[/\\]_aot_autograd[/\\]\w+\.py:")
+#: Name of what a compiled model allocates outside of its operators, as where generated code allocates in C++.
+_UNKNOWN = "compiled region"
+#: Operators of generated code itself: its kernels, and its allocations. A recording on a GPU shows the latter alone.
 _SHOWN = ("inductor.", "aten.empty_strided")
 
 
 def is_in_compiled_code(step: Step) -> Bools:
-    """Marks the operators that ran in generated code, shape ``(ops,)``; none without stacks."""
-    return ran_within(step, _CALLER)
+    """Marks the operators that ran in compiled graphs, and what these allocated outside any, shape ``(ops,)``.
+
+    All that a graph saves for backward it saves when it ends, whatever its backend.
+    """
+    marked: Bools = ran_within(step, _INDUCTOR) | ran_within(step, _GRAPH) | (step.ops.name == _UNKNOWN)
+    return marked
 
 
 def may_be_compiled(step: Step) -> Bools:
@@ -50,10 +58,11 @@ def require_kernels(step: Step) -> None:
     """Rejects a step with generated code whose kernels are unknown, and with them the sizes of what they compute.
 
     Raises:
-        PolicyError: The recording is that of a real run.
+        PolicyError: The recording does not show them: that of a real run with code in C++, or on a GPU.
     """
-    is_inside = is_in_compiled_code(step)
-    if is_inside.any() and not any(str(name).startswith(_SHOWN) for name in set(step.ops.name[is_inside])):
+    is_inside = ran_within(step, _INDUCTOR) | (step.ops.name == _UNKNOWN)
+    shown = _SHOWN[:1] if step.is_on_device() else _SHOWN
+    if is_inside.any() and not any(str(name).startswith(shown) for name in set(step.ops.name[is_inside])):
         raise PolicyError(
             "The recording shows only part of what code that torch.compile generated computes, so what grows with the "
             "batch is unknown: dry-run the job with memprof record --dry-run, and use that recording."

@@ -61,12 +61,6 @@ class StackTable:
             found = self._add(tuple(key), frame, parent if len(key) % 2 else -1)
         return found
 
-    def outside(self, frame: FrameType, parent: int) -> int:
-        """Returns the number of the stack that called `frame`, which continues as `parent` beyond the boundary."""
-        caller = frame.f_back
-        is_boundary = caller is not None and (caller.f_code is self._boundary or caller.f_code is self._other)
-        return parent if is_boundary else self.number(caller, parent)
-
     def inside(self, frames: tuple[str, ...], parent: int) -> int:
         """Returns the number of a stack of compiled code.
 

@@ -15,6 +15,7 @@ from memprof.trace.assemble.times import Partners, corrected_durations, find_par
 from memprof.trace.files.spool import (
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
+    FLAG_GENERATED,
     FLAG_IN_REGION,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
@@ -93,7 +94,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     forward[repeats] = _first_runs(raw, repeats)
     linked &= ~is_recompute | (module == NONE)
     linked &= ((flags & FLAG_IN_REGION) == 0) | (module == NONE)
-    module[linked] = raw["module"][forward[linked]]
+    module[linked] = _called_modules(recording)[forward[linked]]
     unplaced = (forward != NONE) & (stack == NONE)
     stack[unplaced] = stack[forward[unplaced]]
     phase = operator_phases(recording, forward)
@@ -123,6 +124,20 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     )
 
 
+def _called_modules(recording: Recording) -> Ints:
+    """Returns the module of each operator; of one in compiled code, that of the call that ran the whole region."""
+    raw, calls = recording.raw, recording.in_epoch("calls")
+    module = raw["module"].copy()
+    inside = np.flatnonzero((raw["flags"] & FLAG_IN_REGION) != 0)
+    if len(inside) and len(calls["call"]):
+        order = np.argsort(calls["call"], kind="stable")
+        numbers = calls["call"][order]
+        place = np.minimum(np.searchsorted(numbers, raw["call"][inside]), len(numbers) - 1)
+        is_known = numbers[place] == raw["call"][inside]
+        module[inside[is_known]] = calls["module"][order][place[is_known]]
+    return module
+
+
 def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
     """Returns the original run of operators that a policy reran; the original supplies module and stack.
 
@@ -145,15 +160,17 @@ def partners_by_step(recording: Recording) -> dict[int, Partners]:
     timed = recording.spool.columns("times")
     timed_names = [recording.names[i] for i in timed["name"]]
     packets = [packet(name) for name in recording.names]
+    is_generated = (recording.raw["flags"] & FLAG_GENERATED) != 0
     found = {}
     for step in np.unique(recording.raw_step):
         inside = recording.raw_step == step
-        names = [packets[i] for i in recording.raw["name"][inside]]
-        is_work = (recording.raw["flags"][inside] & FLAG_VIEW) == 0
+        is_seen = ~is_generated[inside]
+        names = [packets[i] for i in recording.raw["name"][inside][is_seen]]
+        is_work = (recording.raw["flags"][inside][is_seen] & FLAG_VIEW) == 0
         is_work &= [not name.startswith("profiler::") for name in names]
         partners = find_partners(names, is_work, timed_names, timed["duration_ns"], timed["depth"])
         if partners is not None:
-            found[int(step)] = partners
+            found[int(step)] = partners.spread(is_seen)
     return found
 
 

@@ -44,6 +44,18 @@ class Partners:
     duration_us: Floats
     runs_in_place: Bools
 
+    def spread(self, is_seen: Bools) -> Partners:
+        """Returns the partners of all operators, of which only some were looked for.
+
+        Args:
+            is_seen: The operators that these are the partners of. Shape (ops,).
+        """
+        timed_row = np.full(len(is_seen), NONE, dtype=np.int64)
+        duration_us, runs_in_place = np.full(len(is_seen), np.nan), np.zeros(len(is_seen), dtype=np.bool_)
+        timed_row[is_seen], duration_us[is_seen] = self.timed_row, self.duration_us
+        runs_in_place[is_seen] = self.runs_in_place
+        return Partners(timed_row, duration_us, runs_in_place)
+
 
 def find_partners(
     names: list[str], is_work: Bools, timed_names: list[str], duration_ns: Ints, depth: Ints

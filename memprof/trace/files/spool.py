@@ -151,6 +151,7 @@ FLAG_COLLECTIVE = 64
 FLAG_IN_CLOSURE = 128  # within an update, after a forward that it called, without gradients
 FLAG_EVAL_MODE = 256  # after a call of a trained model in evaluation mode, with gradients on
 FLAG_IN_REGION = 512  # called by compiled code; its module and stack are those of the lines it was compiled from
+FLAG_GENERATED = 1024  # run by compiled code without torch's dispatcher, so torch's profiler does not show it
 #: From this bit on: 1 plus the index, in the texts `phases`, of the job's own name for the phase; 0 without.
 NAME_SHIFT = 16
 # Flag of the `calls` stream.

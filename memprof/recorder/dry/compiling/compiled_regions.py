@@ -18,9 +18,10 @@ import torch
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
+from memprof.recorder.compiled.generated_operators import allocation_traits, kernel_traits
+from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
-from memprof.recorder.dry.compiling.provenance import Provenance
-from memprof.trace.files.spool import COMPILED, FLAG_MUTATES, RAN_EAGERLY
+from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
 
 if TYPE_CHECKING:
     from memprof.recorder.calls.operator_rows import OperatorRows
@@ -45,11 +46,7 @@ _SETTINGS: dict[str, Any] = {
     "cpp.vec_isa_ok": True,
     "compile_threads": 1,
 }
-#: Precedes the names of fused kernels among those of operators.
-_NAMESPACE = "inductor"
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
-#: Operator that the allocation of a buffer is recorded as.
-_EMPTY = torch.ops.aten.empty_strided.default
 
 
 class CompiledRegions:
@@ -217,7 +214,7 @@ class CompiledRegions:
         operators, sources = self._recording(), self._sources
         if operators is not None:
             if self._allocation is None:
-                self._allocation = OperatorTraits(_EMPTY, operators.intern(str(_EMPTY)))
+                self._allocation = allocation_traits(operators.intern)
             self._add_row(operators, self._allocation, (), tensor, frame)
         elif sources is not None and sources.is_open and sources.on_output is not None:
             sources.on_output(tensor, clock_ns())
@@ -229,8 +226,7 @@ class CompiledRegions:
         key = kernel.name, kernel.written  # kernels of two graphs may have one name
         traits = self._kernels.get(key)
         if traits is None:
-            traits = OperatorTraits(kernel, operators.intern(f"{_NAMESPACE}.{kernel.name}"))
-            traits.mutated, traits.flags = kernel.written, FLAG_MUTATES
+            traits = kernel_traits(kernel, kernel.name, kernel.written, operators.intern)
             self._kernels[key] = traits
         self._add_row(operators, traits, arguments, None, frame)
 

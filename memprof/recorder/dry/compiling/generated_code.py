@@ -7,7 +7,6 @@ frees what a real run does, in the same order.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -17,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.uncompiled import skip_compiling
+from memprof.recorder.compiled.generated_operators import written_arguments
 
 #: Allocating functions of torch's C++ library, with the device of what they return.
 _ALLOCATING = {
@@ -27,8 +27,6 @@ _ALLOCATING = {
 _VIEW = "_reinterpret_tensor"
 #: Methods of inductor's AsyncCompile that compile the source of one kernel.
 _KERNELS = ("cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "cutlass", "cuda", "halide")
-#: Parameters of a Triton kernel, in its source.
-_TRITON_PARAMETERS = re.compile(r"^def triton_\w+\(([^)]*)\)", re.MULTILINE)
 
 
 class Kernel:
@@ -104,7 +102,7 @@ def replace_generated_calls(
     compiler: Any = AsyncCompile
     for name in _KERNELS:
         if hasattr(compiler, name):
-            setattr(compiler, name, lambda _, *sources, **__: Kernel(_written(sources), ran))
+            setattr(compiler, name, lambda _, *sources, **__: Kernel(written_arguments(sources), ran))
     compiler.wait = lambda _, scope: _name_kernels(scope)
 
 
@@ -113,19 +111,3 @@ def _name_kernels(scope: dict[str, Any]) -> None:
     for name, value in scope.items():
         if isinstance(value, Kernel):
             value.name = name
-
-
-def _written(sources: Sequence[Any]) -> frozenset[int]:
-    """Returns the positions of the arguments that a kernel writes to.
-
-    Args:
-        sources: What the kernel is compiled from: for C++ the types of its arguments and its source, for Triton its
-            name and its source.
-    """
-    if sources and isinstance(sources[0], list):
-        return frozenset(place for place, kind in enumerate(sources[0]) if "*" in kind and "const " not in kind)
-    found = _TRITON_PARAMETERS.search(next((text for text in reversed(sources) if isinstance(text, str)), ""))
-    parameters = found[1].split(",") if found else []
-    return frozenset(
-        place for place, name in enumerate(parameters) if name.strip().startswith(("out_ptr", "in_out_ptr"))
-    )

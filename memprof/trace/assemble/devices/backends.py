@@ -19,7 +19,7 @@ _BACKENDS = {
         blind_spots=(
             "allocations on other threads of the job",
             "memory that torch's allocator does not own (numpy, shared memory, libraries' own workspaces)",
-            "operators inside compiled regions",
+            "kernels of compiled regions that allocate in C++ (cpp_wrapper); their memory is seen",
         ),
     ),
     "cpu-dispatch": Backend(
@@ -27,7 +27,7 @@ _BACKENDS = {
         sees=("every storage that an operator of the training thread returns, by weak references",),
         blind_spots=(
             "temporaries inside kernels",
-            "memory taken outside operators, and inside compiled regions",
+            "memory taken outside operators, and in compiled regions that allocate in C++ (cpp_wrapper)",
             "allocations on other threads of the job",
         ),
     ),
@@ -61,7 +61,7 @@ _BACKENDS = {
         ),
         blind_spots=(
             "memory that torch's allocator does not own (the context, NCCL, libraries' own), but for its sum",
-            "operators inside compiled regions and replayed graphs; their memory is seen",
+            "Triton kernels inside compiled regions, and operators of replayed graphs; their memory is seen",
             "host memory of the job but for its sum",
         ),
     ),
@@ -74,7 +74,7 @@ _BACKENDS = {
         blind_spots=(
             "how much larger a block is than its size rounded up",
             "memory that torch's allocator does not own (the context, NCCL, libraries' own)",
-            "operators inside compiled regions and replayed graphs; their memory is seen",
+            "Triton kernels inside compiled regions, and operators of replayed graphs; their memory is seen",
         ),
     ),
     "device-dispatch": Backend(
@@ -83,7 +83,7 @@ _BACKENDS = {
         blind_spots=(
             "temporaries inside kernels, and workspaces of libraries",
             "what the allocator rounds up and reserves: this device's keeps no history",
-            "memory taken outside operators, and inside compiled regions",
+            "memory taken outside operators, and in compiled regions that allocate in C++ (cpp_wrapper)",
         ),
     ),
 }

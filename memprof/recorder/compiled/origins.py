@@ -1,8 +1,7 @@
-"""Which modules and source lines the buffers, kernels and operators of generated code come from.
+"""Which modules and lines the buffers of one piece of generated code come from.
 
 Inductor keeps, for every buffer that its code makes, the FX nodes that the buffer is computed by, and TorchDynamo keeps
-for every FX node the modules whose forward was running and the Python stack. Both are read when a graph has been
-lowered, and looked up by the line of generated code that is running.
+for every FX node the modules whose forward was running and the Python stack.
 """
 
 from __future__ import annotations
@@ -11,25 +10,12 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
-
-from memprof.recorder.calls.operator_rows import OperatorRows
-from memprof.recorder.steps.progress import OpenCall
-
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-_TORCH = str(Path(torch.__file__).parent)
-#: Source of the module whose forward was compiled, also where TorchDynamo calls it through a function of its own.
-_SELF = re.compile(r"^L\['(?:self|fn)'\]")
+#: Source of a module in a variable of the compiled function, which is itself or inside what the variable holds.
+_VARIABLE = re.compile(r"^L\['(\w+)'\]")
 _ITEM = re.compile(r"""(?:\._modules)?\[['"]?(\w+)['"]?\]""")
-#: Frames of torch between generated code and an operator that it calls.
-_MOST_FRAMES = 6
-#: Calls of regions whose backward may still run.
-_MOST_CALLS = 4096
 
 
 class Place(NamedTuple):
@@ -37,27 +23,15 @@ class Place(NamedTuple):
 
     Attributes:
         address: Its address.
-        path: Its name below the module whose forward was compiled; "" if unknown.
+        variable: The variable of the compiled function that held it, or a module around it; "" if unknown.
+        path: Its name below what the variable held.
         kind: Name of its type.
     """
 
     address: int
+    variable: str
     path: str
     kind: str
-
-
-class RegionCall(NamedTuple):
-    """One call of a region.
-
-    Attributes:
-        module: Number of the innermost module that was running; -1 outside any.
-        line: Number of the stack of the line that runs the region.
-        outside: Number of the stack that called the function which was compiled.
-    """
-
-    module: int
-    line: int
-    outside: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +55,14 @@ class GeneratedFile:
         is_backward: It is the backward of a region.
         lines: Its lines.
         origins: Origin of each buffer by name.
+        variables: Variables of the compiled function in which modules were found.
         found: Origins by line number and the positions of the arguments that a kernel writes to.
     """
 
     is_backward: bool
     lines: list[str]
     origins: Mapping[str, Origin]
+    variables: frozenset[str]
     found: dict[tuple[int, frozenset[int]], Origin | None] = field(default_factory=dict)
 
     def at(self, line: int, written: frozenset[int]) -> Origin | None:
@@ -104,94 +80,6 @@ class GeneratedFile:
             names = made_by(self.lines[line - 1], written) if line <= len(self.lines) else []
             self.found[key] = _common([self.origins[name] for name in names if name in self.origins])
         return self.found[key]
-
-
-class Provenance:
-    """Finds the module and the stack of what generated code allocates and runs.
-
-    Attributes:
-        graphs: Number of graphs whose code is known.
-    """
-
-    def __init__(self) -> None:
-        """Knows no generated code yet."""
-        self.graphs = 0
-        self._files: dict[str, GeneratedFile] = {}
-        self._calls: dict[int, RegionCall] = {}  # by number of the autograd node
-        self._rows: OperatorRows | None = None
-
-    def observe(self) -> None:
-        """Reads every graph that inductor lowers from now on, if this torch supports it."""
-        from torch._inductor import graph
-
-        lowering: Any = graph.GraphLowering
-        original = getattr(lowering, "compile_to_module", None)
-        if original is None:
-            return
-
-        @wraps(original)
-        def compile_to_module(this: Any, *args: Any, **kwargs: Any) -> Any:
-            module = original(this, *args, **kwargs)
-            self._add(module, this)
-            return module
-
-        lowering.compile_to_module = compile_to_module
-
-    def adopt(self, rows: OperatorRows) -> None:
-        """Supplies the rows of a recording with modules and stacks."""
-        self._rows = rows
-        rows.find_place = self._place
-
-    def _add(self, module: Any, graph: Any) -> None:
-        path, buffers = getattr(module, "__file__", None), getattr(graph, "name_to_buffer", None)
-        if path is None or buffers is None:
-            return
-        self.graphs += 1
-        lines = Path(path).read_text("utf-8").splitlines()
-        self._files[path] = GeneratedFile(bool(getattr(graph, "is_backward", False)), lines, _origins(graph, buffers))
-
-    def _place(
-        self,
-        frame: FrameType | None,
-        written: frozenset[int],
-        open_call: OpenCall | None,
-        made: int,
-        running: int,
-    ) -> tuple[int, int] | None:
-        """Returns the module and the stack of an operator; None if no generated code has called it."""
-        for _ in range(_MOST_FRAMES):
-            if frame is None or frame.f_code.co_filename in self._files:
-                break
-            frame = frame.f_back
-        file = None if frame is None else self._files.get(frame.f_code.co_filename)
-        rows = self._rows
-        if rows is None or frame is None or file is None:
-            return None
-        call = self._calls.get(running) if file.is_backward else self._called(rows, frame, open_call, made)
-        if call is None:
-            return None  # its forward was not recorded
-        origin = file.at(frame.f_lineno, written)
-        if origin is None:
-            return call.module, call.line
-        numbers = (
-            rows.registry.below(call.module, place.path, place.kind, place.address)
-            for place in reversed(origin.modules)
-        )
-        module = next((number for number in numbers if number >= 0), call.module)
-        return module, rows.stacks.inside(origin.frames, call.outside) if origin.frames else call.line
-
-    def _called(self, rows: OperatorRows, frame: FrameType, open_call: OpenCall | None, node: int) -> RegionCall:
-        """Returns the call of the region that is running in forward."""
-        while frame.f_back is not None and (
-            frame.f_code.co_filename in self._files or frame.f_code.co_filename.startswith(_TORCH)
-        ):
-            frame = frame.f_back
-        module, stack = (-1, -1) if open_call is None else (open_call.module, open_call.stack)
-        call = RegionCall(module, rows.stacks.number(frame, stack), rows.stacks.outside(frame, stack))
-        self._calls[node] = call
-        if len(self._calls) > _MOST_CALLS:
-            del self._calls[next(iter(self._calls))]
-        return call
 
 
 def made_by(line: str, written: frozenset[int]) -> list[str]:
@@ -223,7 +111,7 @@ def _names(expression: ast.expr) -> list[str]:
     return [node.id for node in ast.walk(expression) if isinstance(node, ast.Name) and id(node) not in called]
 
 
-def _origins(graph: Any, buffers: Mapping[str, Any]) -> dict[str, Origin]:
+def origins_of(graph: Any, buffers: Mapping[str, Any]) -> dict[str, Origin]:
     """Returns the origin of each buffer of a lowered graph that has one."""
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     found = {}
@@ -259,8 +147,10 @@ def _modules(stack: Mapping[Any, tuple[str, Any]]) -> Iterator[Place]:
     """Yields the modules of a stack of TorchDynamo's: their source and type by address."""
     for key, (source, kind) in stack.items():
         address = str(key).partition("@")[0]  # followed by @ and a number from the second call on
-        path = _ITEM.sub(r".\1", _SELF.sub("", source)).strip(".") if _SELF.match(source) else ""
-        yield Place(int(address) if address.isdigit() else 0, path, getattr(kind, "__name__", ""))
+        variable = _VARIABLE.match(source)
+        path = _ITEM.sub(r".\1", source[variable.end() :]).strip(".") if variable else ""
+        name = variable[1] if variable else ""
+        yield Place(int(address) if address.isdigit() else 0, name, path, getattr(kind, "__name__", ""))
 
 
 def _common(origins: list[Origin]) -> Origin | None:

@@ -1,0 +1,223 @@
+"""Follows the code that inductor generates in a real run: its buffers and kernels, with their modules and lines.
+
+Inductor (torch/_inductor) writes one Python module for each graph, whose code allocates buffers and calls fused kernels
+without torch's dispatcher. While operators are recorded, these functions are replaced among the module's globals by
+functions that call them and log the call. Outside that time the code runs as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.modules import wrap_body
+from memprof.recorder.calls.operator_rows import OperatorRows
+from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.uncompiled import skip_compiling
+from memprof.recorder.compiled.generated_operators import allocation_traits, cpp_kernels, kernel_traits
+from memprof.recorder.compiled.late_import import LateImport
+from memprof.recorder.compiled.provenance import Provenance, has_origins
+from memprof.recorder.operators import OperatorMode
+from memprof.trace.files.spool import COMPILED
+
+_LOWERING, _LOADING = "torch._inductor.graph", "torch._inductor.codecache"
+_ENTER, _EXIT = "__memprof_generate__", "__memprof_generated__"
+#: How the names of functions begin that allocate a buffer, among the globals of generated code.
+_ALLOCATING = "empty_strided_"
+#: In the globals of code whose buffers are allocated in C++.
+_CPP_WRAPPER = "CppWrapperCodeCache"
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """A module of generated code.
+
+    Attributes:
+        module: The module, while it exists.
+        kernels: Names of its kernels in C++, each with the positions of the arguments that it writes to.
+    """
+
+    module: weakref.ref[ModuleType]
+    kernels: tuple[tuple[str, frozenset[int]], ...]
+
+
+class GeneratedModules:
+    """The modules of generated code that a process has loaded, from its first compilation on.
+
+    Whatever is unexpected in this version of torch leaves regions recorded as a whole, and a note gives the reason.
+    """
+
+    def __init__(self) -> None:
+        """Follows nothing yet."""
+        self._provenance = Provenance()
+        self._import = LateImport(
+            Path(torch.__file__).parent / "_inductor", {_LOWERING: self._hook_lowering, _LOADING: self._hook_loading}
+        )
+        self._hooked: list[tuple[FunctionType, CodeType]] = []
+        self._known: list[_Generated] = []
+        self._replaced: list[tuple[weakref.ref[ModuleType], str, Any]] = []
+        self._mode: OperatorMode | None = None
+        self._allocation: OperatorTraits | None = None
+        self._is_on = False
+        self._in_cpp = 0
+        self._fault = ""
+
+    # -- compilation --------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Follows every graph that is compiled from now on."""
+        kind = type(self)
+        skip_compiling(OperatorMode.run_generated, kind._begin, kind._add_lowered, kind._add_loaded)
+        if not self._import.install():
+            self._fault = "inductor is not imported from a folder"
+
+    def remove(self) -> None:
+        """Follows no further graph, and restores all generated code."""
+        self._import.remove()
+        for function, code in self._hooked:
+            function.__code__ = code
+        self._hooked.clear()
+        self.switch_off()
+
+    def notes(self) -> list[str]:
+        """Returns notes on the regions that are recorded as a whole."""
+        modules = [module for each in self._known if (module := each.module()) is not None]
+        unknown = sum(not has_origins(module) for module in modules)
+        notes = []
+        if self._fault and (modules or self._in_cpp or _LOADING in sys.modules):
+            notes.append(
+                f"{COMPILED}: modules and lines inside compiled regions are unknown with torch {torch.__version__}: "
+                f"{self._fault}"
+            )
+        elif unknown:
+            graphs = "1 graph was" if unknown == 1 else f"{unknown} graphs were"
+            notes.append(
+                f"{COMPILED}: {graphs} loaded from inductor's cache, which lacks the modules and lines inside: to "
+                "record these, set TORCHINDUCTOR_FX_GRAPH_CACHE=0 in the environment"
+            )
+        if self._in_cpp:
+            graphs = "1 graph allocates" if self._in_cpp == 1 else f"{self._in_cpp} graphs allocate"
+            notes.append(f"{COMPILED}: {graphs} in generated C++ (cpp_wrapper), and are recorded as a whole")
+        return notes
+
+    def _hook_lowering(self, module: ModuleType) -> None:
+        self._hook(module, "GraphLowering", "compile_to_module", "self", self._add_lowered)
+
+    def _hook_loading(self, module: ModuleType) -> None:
+        self._hook(module, "PyCodeCache", "load_by_key_path", "cls", self._add_loaded)
+
+    def _hook(self, module: ModuleType, owner: str, name: str, this: str, leave: Callable[..., None]) -> None:
+        """Has a method of inductor's call `leave` with its first argument when it returns.
+
+        The method is recompiled: a wrapper would be a frame in the tracebacks of errors of the job's compilation.
+        """
+        try:
+            function = vars(getattr(module, owner))[name]
+            function = getattr(function, "__func__", function)
+            code = recompiled(function, partial(wrap_body, entry=f"{_ENTER}({this})", leave=_EXIT))
+        except (AttributeError, KeyError, RuntimeError) as error:
+            self._fault = f"{owner}.{name} is unlike that of supported versions ({error})"
+            return
+        vars(module).update({_ENTER: self._begin, _EXIT: leave})
+        self._hooked.append((function, function.__code__))
+        function.__code__ = code
+
+    @staticmethod
+    def _begin(this: Any) -> Any:
+        return this
+
+    def _add_loaded(self, cache: Any, error: BaseException | None) -> None:
+        """Follows a module that inductor has loaded: a wrapper, or one with a kernel's source."""
+        if error is not None:
+            return
+        try:
+            module = cache.modules[-1]
+            if _CPP_WRAPPER in vars(module):
+                self._in_cpp += 1
+            elif f"{_ALLOCATING}cpu" in vars(module) and all(each.module() is not module for each in self._known):
+                kernels = tuple(cpp_kernels(Path(module.__file__).read_text("utf-8")))
+                self._known.append(_Generated(weakref.ref(module), kernels))
+                if self._is_on:
+                    self._replace(self._known[-1])
+        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
+            self._fault = f"{type(fault).__name__}: {fault}"
+
+    def _add_lowered(self, graph: Any, error: BaseException | None) -> None:
+        """Reads where the code of a graph comes from that inductor has just lowered, and loaded last."""
+        if error is not None or not self._known:
+            return
+        try:
+            module = self._known[-1].module()
+            if module is not None and not getattr(graph, "cpp_wrapper", False) and not has_origins(module):
+                self._provenance.add(module, graph)
+                if not has_origins(module):
+                    self._fault = "inductor's graphs have no buffers"
+        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
+            self._fault = f"{type(fault).__name__}: {fault}"
+
+    # -- recording ----------------------------------------------------------------------------------------------
+
+    def adopt(self, mode: OperatorMode, rows: OperatorRows) -> None:
+        """Supplies the components of a recording, once it begins."""
+        self._mode = mode
+        self._allocation = allocation_traits(mode.intern)
+        self._provenance.adopt(rows)
+
+    def switch_on(self) -> None:
+        """Logs what generated code allocates and runs, until `switch_off`."""
+        if not self._is_on:
+            self._is_on = True
+            for each in self._known:
+                self._replace(each)
+
+    def switch_off(self) -> None:
+        """Restores generated code; its functions in progress run on unlogged."""
+        self._is_on = False
+        while self._replaced:
+            reference, name, original = self._replaced.pop()
+            module = reference()
+            if module is not None:
+                setattr(module, name, original)
+
+    def _replace(self, generated: _Generated) -> None:
+        module, mode, allocation = generated.module(), self._mode, self._allocation
+        if module is None or mode is None or allocation is None:
+            return
+        scope = vars(module)
+        functions = torch._C._dynamo.guards
+        found = [
+            (name, allocation)
+            for name in scope
+            if name.startswith(_ALLOCATING) and scope[name] is getattr(functions, f"_{name}", None)
+        ]
+        found += [
+            (name, kernel_traits(scope[name], name, written, mode.intern))
+            for name, written in generated.kernels
+            if callable(scope.get(name))
+        ]
+        for name, traits in found:
+            original = scope[name]
+            scope[name] = _logged(mode, traits, original)
+            self._replaced.append((generated.module, name, original))
+
+
+def _logged(mode: OperatorMode, traits: OperatorTraits, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of generated code that is logged where the recorder follows the thread."""
+    run, is_here = mode.run_generated, mode.is_here
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if mode.is_on and is_here():
+            return run(traits, function, args, kwargs, sys._getframe(1))
+        return function(*args, **kwargs)
+
+    skip_compiling(call)
+    return call
