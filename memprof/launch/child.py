@@ -61,7 +61,8 @@ def install(settings: dict[str, Any]) -> None:
     with suppress(OSError):  # a full disk
         mark_if_newer(torch.__version__, spool)
     try:
-        NativeEvents.initialize()
+        if not is_dry:
+            NativeEvents.initialize()
         _dry = _dry_run(spool, settings) if is_dry else None
         _start(spool, window, _dry)
     except Exception as error:
@@ -72,6 +73,13 @@ def install(settings: dict[str, Any]) -> None:
     atexit.register(_finish, spool)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _start_in_child(spool, window))
+
+
+def prepare_ranks() -> None:
+    """Imports what every dry-run rank imports, before the ranks are forked from this process."""
+    from memprof.recorder.dry.run import import_all
+
+    import_all()
 
 
 def is_recording() -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.dry.rank_roles import Grid, find_roles
 from memprof.launch.outcome.plan_marks import mark_refused
 from memprof.launch.parent.relay import SignalRelay
@@ -67,7 +68,7 @@ class RankRuns:
         self._spool = spool
         self._folder = spool / FOLDER
         self._ranks, self._nodes, self._name = ranks, nodes, name
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, RankProcess] = {}
         self._ended: set[int] = set()
         self._roles: dict[int, RankRole] = {}
         self._has_new_roles = False
@@ -83,21 +84,22 @@ class RankRuns:
             stderr: The same for errors. Those of another rank are shown if it fails.
         """
         self._folder.mkdir(mode=FOLDER_MODE)
-        self._start(0, stdout, stderr)
+        processes = start_ranks(self._command, self._environment, stdout, stderr)
         try:
+            self._start(0, processes)
             while self._running:
                 relay.wait(_POLL_S, self._signal)
                 status = self._reap(stderr)
-                if status or not self._start_needed(stdout, stderr):
+                if status or not self._start_needed(processes):
                     return status
         finally:
-            for process in self._running.values():
-                process.terminate()
+            self._signal(signal.SIGTERM)
             for process in self._running.values():
                 process.wait()
+            processes.close()
         return 0
 
-    def _start_needed(self, stdout: int | None, stderr: int | None) -> bool:
+    def _start_needed(self, processes: FreshRanks | ForkedRanks) -> bool:
         """Starts ranks while processors are free; returns False if the job does not have the requested ranks."""
         needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
         if 0 in self._ended and self._has_new_roles:
@@ -111,7 +113,7 @@ class RankRuns:
         for rank in (*needed, *self._wanted):
             was_started = rank in self._running or rank in self._ended
             if not was_started and len(self._running) - waiting < self._most_running:
-                self._start(rank, stdout, stderr)
+                self._start(rank, processes)
         return True
 
     def _is_distributed(self) -> bool:
@@ -128,16 +130,9 @@ class RankRuns:
         mark_refused(self._spool, sentence)
         return False
 
-    def _start(self, rank: int, stdout: int | None, stderr: int | None) -> None:
-        environment = {**self._environment, **rank_environment(rank, self._ranks, self._nodes)}
-        if rank == 0:
-            started = subprocess.Popen(self._command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
-        else:
-            with open(self._errors(rank), "wb") as errors:
-                started = subprocess.Popen(
-                    self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
-                )
-        self._running[rank] = started
+    def _start(self, rank: int, processes: FreshRanks | ForkedRanks) -> None:
+        variables = rank_environment(rank, self._ranks, self._nodes)
+        self._running[rank] = processes.start(rank, variables, self._errors(rank) if rank else None)
 
     def _errors(self, rank: int) -> Path:
         return self._folder / f"errors-{rank}"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
+from memprof.recorder.profiler.native import NativeEvents
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
@@ -43,8 +45,31 @@ if TYPE_CHECKING:
 
 #: torch's own modules that also compile functions in an eager job: cond, scan and the like.
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
+#: Modules imported only when a dry run begins: a process of the job that creates no model does not need them.
+_LAZY = (
+    "memprof.machines.card",
+    "memprof.policies.allocator.policy",
+    "memprof.recorder.dry.compiling.compiled_regions",
+    "memprof.recorder.dry.device.virtual_device",
+    "memprof.recorder.dry.mode",
+    "memprof.recorder.dry.packed",
+    "memprof.recorder.dry.placeholders.numbers",
+    "memprof.recorder.dry.ranks.objects",
+    "memprof.recorder.dry.routing",
+    "memprof.recorder.dry.subclasses",
+    "torch.testing._internal.distributed.fake_pg",
+)
 #: Replaces the address of a kernel's temporary memory.
 _KERNEL = 1
+
+
+def import_all() -> None:
+    """Imports what a dry run imports when it begins: most of it is torch's, and takes a second."""
+    for name in _LAZY:
+        import_module(name)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    FakeTensorMode()  # imports the rest
 
 
 class DryRun:
@@ -189,6 +214,8 @@ class DryRun:
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
+        else:
+            NativeEvents.initialize()  # kernels are tried under torch's profiler
         let_data_be_assigned(lent, self._mode)
         answer_conversions(self._answers, self._mode)
         self._mode.__enter__()
