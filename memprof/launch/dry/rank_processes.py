@@ -24,6 +24,10 @@ FORKS_RANKS = "MEMPROF_FORK_RANKS"
 class RankProcess(Protocol):
     """A running rank."""
 
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 if it has none yet."""
+
     def poll(self) -> int | None:
         """Returns its exit status, negative for a signal; None while it runs."""
 
@@ -158,6 +162,10 @@ class _ForkedRank:
         self._anew: RankProcess | None = None
         #: Signals sent before it was forked: the process that forks ends with them only while it imports torch.
         self._early: list[int] = []
+
+    @property
+    def pid(self) -> int:
+        return self._pid if self._anew is None else self._anew.pid
 
     def note(self, message: Mapping[str, Any]) -> None:
         self._status = message.get("status", self._status)

@@ -97,8 +97,13 @@ def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
                 roles.same.setdefault(rank if rank in known else low, []).append(rank)
         else:
             open_boxes += _cut(box, grid.sizes, lines)
-    roles.wanted = roles.wanted[: max(0, most - len(known))]
+    roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
+
+
+def _spread(ranks: Sequence[int], most: int) -> list[int]:
+    """Returns at most a number of ranks, at equal distances."""
+    return [ranks[place * len(ranks) // most] for place in range(most)] if len(ranks) > most else list(ranks)
 
 
 def _families(world_size: int, groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

@@ -7,20 +7,24 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.dry.rank_roles import Grid, find_roles
+from memprof.launch.dry.rank_turns import find_turns
 from memprof.launch.outcome.plan_marks import mark_refused
 from memprof.launch.parent.relay import SignalRelay
 from memprof.trace.files.private_file import FOLDER_MODE
-from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED, RankRole, read_role, write_same
+from memprof.trace.files.rank_roles import ENDED, FOLDER, STUCK, WAITING, RankRole, read_role, write_same
 
 #: Maximum number of ranks that are dry-run.
 MOST_RUNS = 32
 _POLL_S = 0.05
+#: How long all ranks must wait for one another before they end, in seconds: a message may be about to be read.
+_STUCK_S = 5.0
 
 
 def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
@@ -73,6 +77,8 @@ class RankRuns:
         self._roles: dict[int, RankRole] = {}
         self._has_new_roles = False
         self._wanted: list[int] = []
+        self._stopped: set[int] = set()
+        self._stuck_since = time.monotonic()
         self._most_running = max(1, len(os.sched_getaffinity(0)))
 
     def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
@@ -87,21 +93,25 @@ class RankRuns:
         processes = start_ranks(self._command, self._environment, stdout, stderr)
         try:
             self._start(0, processes)
-            while self._running:
+            while True:
                 relay.wait(_POLL_S, self._signal)
                 status = self._reap(stderr)
-                if status or not self._start_needed(processes):
+                if status or not self._find_wanted():
                     return status
+                turns = find_turns(self._running, self._ended, self._waiting(), self._wanted, self._most_running)
+                if turns.is_done:
+                    self._leave_out_others()
+                    return 0
+                self._note_stuck(is_stuck=turns.is_stuck)
+                self._take_turns(turns.going)
+                for rank in turns.starting:
+                    self._start(rank, processes)
         finally:
-            self._signal(signal.SIGTERM)
-            for process in self._running.values():
-                process.wait()
+            self._end()
             processes.close()
-        return 0
 
-    def _start_needed(self, processes: FreshRanks | ForkedRanks) -> bool:
-        """Starts ranks while processors are free; returns False if the job does not have the requested ranks."""
-        needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
+    def _find_wanted(self) -> bool:
+        """Updates which ranks must be run; returns False if the job does not have the requested ranks."""
         if 0 in self._ended and self._has_new_roles:
             self._has_new_roles = False
             if not self._is_distributed():
@@ -109,12 +119,43 @@ class RankRuns:
             roles = find_roles(Grid.of(self._ranks, self._roles[0].groups), self._roles, MOST_RUNS)
             write_same(self._spool, roles.same)
             self._wanted = roles.wanted
-        waiting = sum((self._folder / f"{WAITING}{rank}").exists() for rank in self._running)
-        for rank in (*needed, *self._wanted):
-            was_started = rank in self._running or rank in self._ended
-            if not was_started and len(self._running) - waiting < self._most_running:
-                self._start(rank, processes)
         return True
+
+    def _waiting(self) -> dict[int, int]:
+        """Returns the ranks that wait for a message, each with the rank that sends it."""
+        found = {}
+        for rank in self._running:
+            with contextlib.suppress(OSError, ValueError):  # it waits no longer, or has not written the number yet
+                found[rank] = int((self._folder / f"{WAITING}{rank}").read_text(encoding="ascii"))
+        return found
+
+    def _note_stuck(self, *, is_stuck: bool) -> None:
+        """Lets the ranks end if all of them have waited for one another for some time."""
+        now = time.monotonic()
+        if not is_stuck:
+            self._stuck_since = now
+        elif now - self._stuck_since > _STUCK_S:
+            (self._folder / STUCK).touch()
+
+    def _take_turns(self, going: Collection[int]) -> None:
+        for rank, process in self._running.items():
+            if process.pid and (rank in self._stopped) == (rank in going):
+                process.send_signal(signal.SIGCONT if rank in going else signal.SIGSTOP)
+                self._stopped ^= {rank}
+
+    def _leave_out_others(self) -> None:
+        """Ends ranks that only sent messages; what they have recorded is no part of the recording."""
+        others = [process.pid for process in self._running.values()]
+        self._end()
+        for pid in others:
+            shutil.rmtree(self._spool / f"process-{pid}", ignore_errors=True)
+
+    def _end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._signal(number)
+        for process in self._running.values():
+            process.wait()
+        self._running.clear()
 
     def _is_distributed(self) -> bool:
         """Returns whether rank 0 created a group of all ranks; if not, the reason is left for the parent to print."""
