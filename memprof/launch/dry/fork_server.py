@@ -22,7 +22,8 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -55,7 +56,7 @@ def serve(descriptor: int) -> None:
     if set(_top_names(set(sys.modules) - standard)) & _own_names() or len(list(_TASKS.iterdir())) > 1:
         os._exit(0)
     connection = socket.socket(fileno=descriptor)
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
+    handlers: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
     pids: dict[int, tuple[int, int]] = {}
     poller = select.poll()
     poller.register(connection, select.POLLIN)
@@ -183,7 +184,7 @@ class _Imported:
         return ModuleSpec(name, _Finished(self._modules[name]))
 
 
-class _Finished:
+class _Finished(Loader):
     """A loader of a module that is complete."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -71,7 +71,7 @@ class Messages:
     def _wait_for(self, path: Path, source: int) -> None:
         waiting, ended = path.parent / f"{WAITING}{self._role.rank}", path.parent / f"{ENDED}{source}"
         fresh = path.with_name(f"{waiting.name}.{os.getpid()}")
-        with open_private(fresh, "x", encoding="ascii") as file:
+        with open_private(fresh, encoding="ascii") as file:
             file.write(str(source))
         fresh.replace(waiting)
         stuck = path.parent / STUCK
