@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from memprof.launch.parent.relay import RELAYED
+from memprof.trace.files.private_file import open_private
 
 #: Packages hidden from a rank until it imports one of them.
 _HIDDEN = frozenset({"torch", "torchgen", "functorch"})
@@ -55,35 +56,7 @@ def serve(descriptor: int) -> None:
     sys.stderr.flush()
     if set(_top_names(set(sys.modules) - standard)) & _own_names() or len(list(_TASKS.iterdir())) > 1:
         os._exit(0)
-    connection = socket.socket(fileno=descriptor)
-    handlers: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
-    pids: dict[int, tuple[int, int]] = {}
-    poller = select.poll()
-    poller.register(connection, select.POLLIN)
-    reader = connection.makefile("r", encoding="utf-8")
-    while True:
-        for found, _ in poller.poll():
-            if found == descriptor:
-                request = reader.readline()
-                if not request:
-                    os._exit(0)
-                job = json.loads(request)
-                pid = _fork(handlers)
-                if pid == 0:
-                    for watched in (descriptor, *pids):
-                        os.close(watched)
-                    connection.detach()
-                    _become(job)
-                    return
-                watched = os.pidfd_open(pid)
-                pids[watched] = job["rank"], pid
-                poller.register(watched, select.POLLIN)
-                _answer(connection, job["rank"], "pid", pid)
-            else:
-                rank, pid = pids.pop(found)
-                poller.unregister(found)
-                os.close(found)
-                _answer(connection, rank, "status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    _become(_Server(descriptor).fork_all())
 
 
 def can_fork() -> bool:
@@ -91,36 +64,78 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and hasattr(os, "pidfd_open") and _TASKS.is_dir()
 
 
-def _answer(connection: socket.socket, rank: int, key: str, value: int) -> None:
-    try:
-        connection.sendall(json.dumps({"rank": rank, key: value}).encode() + b"\n")
-    except OSError:  # the parent was killed
-        os._exit(0)
+class _Server:
+    """Forks ranks, and tells the parent when they end."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._handlers: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
+        self._poller = select.poll()
+        self._poller.register(descriptor, select.POLLIN)
+        #: The rank and process id of each descriptor that shows the end of a process.
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._received = b""
 
-def _fork(handlers: Mapping[int, Any]) -> int:
-    """Forks; no signal reaches the rank before it handles signals as the process did at its start."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            for number, handler in handlers.items():
+    def fork_all(self) -> dict[str, Any]:
+        """Forks a process for each request; returns the request in that process, and never here."""
+        while True:
+            for found, _ in self._poller.poll():
+                if found in self._ranks:
+                    self._note_end(found)
+                    continue
+                for request in self._requests():
+                    if self._fork():
+                        return request
+                    self._watch(request["rank"])
+
+    def _requests(self) -> list[dict[str, Any]]:
+        received = self._socket.recv(65_536)
+        if not received:
+            os._exit(0)
+        *lines, self._received = (self._received + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _fork(self) -> bool:
+        """Forks; returns whether this is the new process, which handles signals as this one did at its start."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        try:
+            self._pid = os.fork()
+            if self._pid:
+                return False
+            for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-        return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+            for descriptor in (self._socket.detach(), *self._ranks):
+                os.close(descriptor)
+            return True
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+
+    def _watch(self, rank: int) -> None:
+        descriptor = os.pidfd_open(self._pid)
+        self._ranks[descriptor] = rank, self._pid
+        self._poller.register(descriptor, select.POLLIN)
+        self._answer(rank, "pid", self._pid)
+
+    def _note_end(self, descriptor: int) -> None:
+        rank, pid = self._ranks.pop(descriptor)
+        self._poller.unregister(descriptor)
+        os.close(descriptor)
+        self._answer(rank, "status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def _answer(self, rank: int, key: str, value: int) -> None:
+        try:
+            self._socket.sendall(json.dumps({"rank": rank, key: value}).encode() + b"\n")
+        except OSError:  # the parent was killed
+            os._exit(0)
 
 
 def _become(job: Mapping[str, Any]) -> None:
     """Makes this process the rank of a request: its environment, its streams, and torch not imported yet."""
     os.environ.update(job["environment"])
     if job["errors"]:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        errors = os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        for descriptor, given in ((0, nothing), (1, nothing), (2, errors)):
-            os.dup2(given, descriptor)
-        os.close(nothing)
-        os.close(errors)
+        with open(os.devnull, "r+b") as nothing, open_private(job["errors"], "xb") as errors:
+            for descriptor, given in enumerate((nothing, nothing, errors)):
+                os.dup2(given.fileno(), descriptor)
     atexit.register(_leave_quickly)  # the first, which runs last
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
