@@ -106,3 +106,12 @@ def test_a_signal_to_the_parent_reaches_a_forked_rank(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < limit
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_one_another_end_with_a_message(tmp_path: Path) -> None:
+    """Each receives before it sends: in a real run they would hang."""
+    _write(tmp_path, last="dist.recv_object_list([None], src=1 - rank); dist.send_object_list([0], dst=1 - rank)")
+    ended = record(tmp_path, *_RANKS, "job.py")
+    assert ended.returncode == 125
+    assert "waits for a message that rank" in ended.stderr
