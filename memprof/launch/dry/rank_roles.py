@@ -103,7 +103,9 @@ def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
 
 def _spread(ranks: Sequence[int], most: int) -> list[int]:
     """Returns at most a number of ranks, at equal distances."""
-    return [ranks[place * len(ranks) // most] for place in range(most)] if len(ranks) > most else list(ranks)
+    if len(ranks) <= most:
+        return list(ranks)
+    return [ranks[(2 * place + 1) * len(ranks) // (2 * most)] for place in range(most)]
 
 
 def _families(world_size: int, groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
