@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import json
 import os
 import sys
@@ -80,6 +82,19 @@ def prepare_ranks() -> None:
     from memprof.recorder.dry.run import import_all
 
     import_all()
+
+
+def leave_quickly() -> None:
+    """Spares the collector's search of all objects as a forked rank ends, which would take half a second of a core.
+
+    Files that only this search would have closed are flushed.
+    """
+    from memprof.recorder.memory.live_objects import live_objects
+
+    for file in live_objects(io.IOBase):
+        with suppress(Exception):  # closed, or the job's own
+            file.flush()
+    gc.freeze()
 
 
 def is_recording() -> bool:

@@ -12,10 +12,7 @@ any: then ranks must be started in another way.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import gc
 import importlib
-import io
 import json
 import os
 import select
@@ -60,8 +57,14 @@ def serve(descriptor: int) -> None:
 
 
 def can_fork() -> bool:
-    """Whether this system can fork ranks, and tell when they end (Linux 5.3)."""
-    return hasattr(os, "fork") and hasattr(os, "pidfd_open") and _TASKS.is_dir()
+    """Returns whether this system can fork ranks, and reports when they end (Linux 5.3)."""
+    if not (hasattr(os, "fork") and hasattr(os, "pidfd_open") and _TASKS.is_dir()):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an older kernel, or one that forbids it
+        return False
+    return True
 
 
 class _Server:
@@ -136,25 +139,14 @@ def _become(job: Mapping[str, Any]) -> None:
         with open(os.devnull, "r+b") as nothing, open_private(job["errors"], "xb") as errors:
             for descriptor, given in enumerate((nothing, nothing, errors)):
                 os.dup2(given.fileno(), descriptor)
-    atexit.register(_leave_quickly)  # the first, which runs last
+    from memprof.launch.child import leave_quickly
+
+    atexit.register(leave_quickly)  # the first, which runs last
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()  # Python's own are seeded anew in each forked process
     hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in _HIDDEN}
     sys.meta_path.insert(0, _Imported(hidden))
-
-
-def _leave_quickly() -> None:
-    """Spares the collector's search of all objects as the process ends, which would take half a second of a core.
-
-    Files that only this search would have closed are flushed.
-    """
-    from memprof.recorder.memory.live_objects import live_objects
-
-    for file in live_objects(io.IOBase):
-        with contextlib.suppress(Exception):  # closed, or the job's own
-            file.flush()
-    gc.freeze()
 
 
 def _top_names(names: set[str]) -> Iterator[str]:
