@@ -56,17 +56,6 @@ def serve(descriptor: int) -> None:
     _become(_Server(descriptor).fork_all())
 
 
-def can_fork() -> bool:
-    """Returns whether this system can fork ranks, and reports when they end (Linux 5.3)."""
-    if not (hasattr(os, "fork") and hasattr(os, "pidfd_open") and _TASKS.is_dir()):
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:  # an older kernel, or one that forbids it
-        return False
-    return True
-
-
 class _Server:
     """Forks ranks, and tells the parent when they end."""
 

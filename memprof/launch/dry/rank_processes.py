@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from memprof.launch.dry.fork_server import can_fork
-
 #: Environment variable of the process that forks ranks: the number of its end of the socket.
 FORK = "MEMPROF_FORK"
 #: If 0, each rank imports torch itself.
@@ -216,6 +214,17 @@ def start_ranks(
     """
     fresh = FreshRanks(command, environment, stdout, stderr)
     is_plain = len(command) > 1 and command[0] == sys.executable and (command[1] == "-m" or command[1][:1] != "-")
-    if not (is_plain and can_fork()) or environment.get(FORKS_RANKS, "") == "0":
+    if not (is_plain and _can_fork()) or environment.get(FORKS_RANKS, "") == "0":
         return fresh
     return ForkedRanks(fresh)
+
+
+def _can_fork() -> bool:
+    """Returns whether this system can fork ranks, and reports when they end (Linux 5.3)."""
+    if not (hasattr(os, "fork") and hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/task")):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an older kernel, or one that forbids it
+        return False
+    return True

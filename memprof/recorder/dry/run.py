@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,31 +44,8 @@ if TYPE_CHECKING:
 
 #: torch's own modules that also compile functions in an eager job: cond, scan and the like.
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
-#: Modules imported only when a dry run begins: a process of the job that creates no model does not need them.
-_LAZY = (
-    "memprof.machines.card",
-    "memprof.policies.allocator.policy",
-    "memprof.recorder.dry.compiling.compiled_regions",
-    "memprof.recorder.dry.device.virtual_device",
-    "memprof.recorder.dry.mode",
-    "memprof.recorder.dry.packed",
-    "memprof.recorder.dry.placeholders.numbers",
-    "memprof.recorder.dry.ranks.objects",
-    "memprof.recorder.dry.routing",
-    "memprof.recorder.dry.subclasses",
-    "torch.testing._internal.distributed.fake_pg",
-)
 #: Replaces the address of a kernel's temporary memory.
 _KERNEL = 1
-
-
-def import_all() -> None:
-    """Imports what a dry run imports when it begins: most of it is torch's, and takes a second."""
-    for name in _LAZY:
-        import_module(name)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    FakeTensorMode()  # imports the rest
 
 
 class DryRun:
