@@ -27,4 +27,4 @@ def import_all() -> None:
         import_module(name)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    FakeTensorMode()  # type: ignore[no-untyped-call]  # imports the rest
+    FakeTensorMode()  # imports the rest
