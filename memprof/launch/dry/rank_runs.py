@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.dry.rank_roles import Grid, find_roles
 from memprof.launch.dry.rank_turns import find_turns
@@ -25,6 +27,8 @@ MOST_RUNS = 32
 _POLL_S = 0.05
 #: How long all ranks must wait for one another before they end, in seconds: a message may be about to be read.
 _STUCK_S = 5.0
+#: Ranks that use less than this much processor time, in seconds, during the second number of seconds are idle.
+_LEAST_WORK_S, _IDLE_S = 0.1, 10.0
 
 
 def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
@@ -78,7 +82,8 @@ class RankRuns:
         self._has_new_roles = False
         self._wanted: list[int] = []
         self._stopped: set[int] = set()
-        self._stuck_since = time.monotonic()
+        self._stuck_since = self._progress_at = time.monotonic()
+        self._used_s, self._may_stop = 0.0, True
         self._most_running = max(1, len(os.sched_getaffinity(0)))
 
     def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
@@ -98,12 +103,14 @@ class RankRuns:
                 status = self._reap(stderr)
                 if status or not self._find_wanted():
                     return status
-                turns = find_turns(self._running, self._ended, self._waiting(), self._wanted, self._most_running)
+                waiting = self._waiting()
+                turns = find_turns(self._running, self._ended, waiting, self._wanted, self._most_running)
                 if turns.is_done:
                     self._leave_out_others()
                     return 0
                 self._note_stuck(is_stuck=turns.is_stuck)
-                self._take_turns(turns.going)
+                self._note_progress(turns.going - waiting.keys())
+                self._take_turns(turns.going if self._may_stop else frozenset(self._running))
                 for rank in turns.starting:
                     self._start(rank, processes)
         finally:
@@ -136,6 +143,17 @@ class RankRuns:
             self._stuck_since = now
         elif now - self._stuck_since > _STUCK_S:
             (self._folder / STUCK).touch()
+
+    def _note_progress(self, busy: Collection[int]) -> None:
+        """Lets all ranks run from now on where those that may use no processor: a stopped one may hold their lock."""
+        used_s = 0.0
+        for pid in filter(None, (self._running[rank].pid for rank in busy)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                used_s += sum(psutil.Process(pid).cpu_times()[:2])
+        now = time.monotonic()
+        if not self._stopped or abs(used_s - self._used_s) > _LEAST_WORK_S:
+            self._used_s, self._progress_at = used_s, now
+        self._may_stop = self._may_stop and now - self._progress_at < _IDLE_S
 
     def _take_turns(self, going: Collection[int]) -> None:
         for rank, process in self._running.items():
