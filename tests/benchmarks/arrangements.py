@@ -82,7 +82,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "published figures (benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5: reserved memory, tokens "
         "per second and GPU). torchtitan ran with torch.compile and float8, in tables 4 and 5 with asynchronous tensor "
         "parallelism in part; here everything is eager, bf16 products at the data sheet's rate, so that throughput is "
-        "for the order of arrangements only.",
+        "for the order of arrangements only. Logits are freed before backward, as in torchtitan.",
         ("arrangement", "peak", "published", "error", "tokens/s/GPU", "published", "error"),
         tuple(rows),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +87,15 @@ def test_no_more_ranks_are_run_than_allowed_and_the_rest_is_left_open() -> None:
     roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=10)
     assert len(run) == 10
     assert all(others == [one] for one, others in roles.same.items())
+
+
+def test_stages_are_run_at_equal_distances_where_there_are_more_than_allowed() -> None:
+    """Of 64 stages 16 are run: the first, the last, and 14 of those between them."""
+    _, run = _decide(Grid.of(64, []), lambda rank: rank, line=1, most=16)
+    assert len(run) == 16
+    places = sorted(run)
+    assert (places[0], places[-1]) == (0, 63)
+    assert max(right - left for left, right in itertools.pairwise(places)) <= 6
 
 
 def test_variables_are_those_of_torchrun() -> None:

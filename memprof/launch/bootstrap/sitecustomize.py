@@ -132,6 +132,20 @@ def start_recorder() -> None:
     install(settings)
 
 
+def serve_ranks(descriptor: int) -> None:
+    """Makes this process the one from which ranks are forked; returns in each of them."""
+    try:
+        load_memprof(os.environ["MEMPROF_PACKAGE"])
+        from memprof.launch.dry.fork_server import serve
+
+        serve(descriptor)
+    except Exception:
+        import traceback
+
+        write_log(traceback.format_exc())
+        os._exit(1)  # the parent starts the ranks without a fork
+
+
 def load_memprof(folder: str) -> None:
     """Makes ``memprof`` importable, as the very code that the parent runs, without touching sys.path.
 
@@ -187,6 +201,8 @@ def start() -> None:
     if not os.path.isdir(os.environ.get("MEMPROF_SPOOL", "")):
         return
     leave_mark("python-started")
+    if "MEMPROF_FORK" in os.environ:
+        serve_ranks(int(os.environ.pop("MEMPROF_FORK")))
     if "torch" in sys.modules:
         torch_is_imported()
     else:

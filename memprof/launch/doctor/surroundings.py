@@ -36,7 +36,17 @@ _SETTINGS = (
 )
 _OWN = tuple(
     f"MEMPROF_{name}"
-    for name in (*_SETTINGS, "RANKS", "NODES", "EXPERT_LOAD", "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG")
+    for name in (
+        *_SETTINGS,
+        "RANKS",
+        "NODES",
+        "EXPERT_LOAD",
+        "FAIL_OVER_BUDGET",
+        "KEEP_ARGUMENTS",
+        "FORK_RANKS",
+        "ANY_SYSTEM",
+        "DEBUG",
+    )
 )
 #: Variables that a recording sets for its job: present if doctor runs inside one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")

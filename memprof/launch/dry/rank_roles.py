@@ -97,8 +97,15 @@ def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
                 roles.same.setdefault(rank if rank in known else low, []).append(rank)
         else:
             open_boxes += _cut(box, grid.sizes, lines)
-    roles.wanted = roles.wanted[: max(0, most - len(known))]
+    roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
+
+
+def _spread(ranks: Sequence[int], most: int) -> list[int]:
+    """Returns at most a number of ranks, at equal distances."""
+    if len(ranks) <= most:
+        return list(ranks)
+    return [ranks[(2 * place + 1) * len(ranks) // (2 * most)] for place in range(most)]
 
 
 def _families(world_size: int, groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
+from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.dry.rank_roles import Grid, find_roles
+from memprof.launch.dry.rank_turns import find_turns
 from memprof.launch.outcome.plan_marks import mark_refused
 from memprof.launch.parent.relay import SignalRelay
 from memprof.trace.files.private_file import FOLDER_MODE
-from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED, RankRole, read_role, write_same
+from memprof.trace.files.rank_roles import ENDED, FOLDER, STUCK, WAITING, RankRole, read_role, write_same
 
 #: Maximum number of ranks that are dry-run.
 MOST_RUNS = 32
 _POLL_S = 0.05
+#: How long all ranks must wait for one another before they end, in seconds: a message may be about to be read.
+_STUCK_S = 5.0
+#: Ranks that use less than this much processor time, in seconds, during the second number of seconds are idle.
+_LEAST_WORK_S, _IDLE_S = 0.1, 10.0
 
 
 def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
@@ -67,11 +76,14 @@ class RankRuns:
         self._spool = spool
         self._folder = spool / FOLDER
         self._ranks, self._nodes, self._name = ranks, nodes, name
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, RankProcess] = {}
         self._ended: set[int] = set()
         self._roles: dict[int, RankRole] = {}
         self._has_new_roles = False
         self._wanted: list[int] = []
+        self._stopped: set[int] = set()
+        self._stuck_since = self._progress_at = time.monotonic()
+        self._used_s, self._may_stop = 0.0, True
         self._most_running = max(1, len(os.sched_getaffinity(0)))
 
     def run(self, relay: SignalRelay, stdout: int | None, stderr: int | None) -> int:
@@ -83,23 +95,30 @@ class RankRuns:
             stderr: The same for errors. Those of another rank are shown if it fails.
         """
         self._folder.mkdir(mode=FOLDER_MODE)
-        self._start(0, stdout, stderr)
+        processes = start_ranks(self._command, self._environment, stdout, stderr)
         try:
-            while self._running:
+            self._start(0, processes)
+            while True:
                 relay.wait(_POLL_S, self._signal)
                 status = self._reap(stderr)
-                if status or not self._start_needed(stdout, stderr):
+                if status or not self._find_wanted():
                     return status
+                waiting = self._waiting()
+                turns = find_turns(self._running, self._ended, waiting, self._wanted, self._most_running)
+                if turns.is_done:
+                    self._leave_out_others()
+                    return 0
+                self._note_stuck(is_stuck=turns.is_stuck)
+                self._note_progress(turns.going - waiting.keys())
+                self._take_turns(turns.going if self._may_stop else frozenset(self._running))
+                for rank in turns.starting:
+                    self._start(rank, processes)
         finally:
-            for process in self._running.values():
-                process.terminate()
-            for process in self._running.values():
-                process.wait()
-        return 0
+            self._end()
+            processes.close()
 
-    def _start_needed(self, stdout: int | None, stderr: int | None) -> bool:
-        """Starts ranks while processors are free; returns False if the job does not have the requested ranks."""
-        needed = [int(path.name.removeprefix(WANTED)) for path in self._folder.glob(f"{WANTED}*")]
+    def _find_wanted(self) -> bool:
+        """Updates which ranks must be run; returns False if the job does not have the requested ranks."""
         if 0 in self._ended and self._has_new_roles:
             self._has_new_roles = False
             if not self._is_distributed():
@@ -107,12 +126,54 @@ class RankRuns:
             roles = find_roles(Grid.of(self._ranks, self._roles[0].groups), self._roles, MOST_RUNS)
             write_same(self._spool, roles.same)
             self._wanted = roles.wanted
-        waiting = sum((self._folder / f"{WAITING}{rank}").exists() for rank in self._running)
-        for rank in (*needed, *self._wanted):
-            was_started = rank in self._running or rank in self._ended
-            if not was_started and len(self._running) - waiting < self._most_running:
-                self._start(rank, stdout, stderr)
         return True
+
+    def _waiting(self) -> dict[int, int]:
+        """Returns the ranks that wait for a message, each with the rank that sends it."""
+        found = {}
+        for rank in self._running:
+            with contextlib.suppress(OSError, ValueError):  # it waits no longer, or has not written the number yet
+                found[rank] = int((self._folder / f"{WAITING}{rank}").read_text(encoding="ascii"))
+        return found
+
+    def _note_stuck(self, *, is_stuck: bool) -> None:
+        """Lets the ranks end if all of them have waited for one another for some time."""
+        now = time.monotonic()
+        if not is_stuck:
+            self._stuck_since = now
+        elif now - self._stuck_since > _STUCK_S:
+            (self._folder / STUCK).touch()
+
+    def _note_progress(self, busy: Collection[int]) -> None:
+        """Lets all ranks run from now on where those that may use no processor: a stopped one may hold their lock."""
+        used_s = 0.0
+        for pid in filter(None, (self._running[rank].pid for rank in busy)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                used_s += sum(psutil.Process(pid).cpu_times()[:2])
+        now = time.monotonic()
+        if not self._stopped or abs(used_s - self._used_s) > _LEAST_WORK_S:
+            self._used_s, self._progress_at = used_s, now
+        self._may_stop = self._may_stop and now - self._progress_at < _IDLE_S
+
+    def _take_turns(self, going: Collection[int]) -> None:
+        for rank, process in self._running.items():
+            if process.pid and (rank in self._stopped) == (rank in going):
+                process.send_signal(signal.SIGCONT if rank in going else signal.SIGSTOP)
+                self._stopped ^= {rank}
+
+    def _leave_out_others(self) -> None:
+        """Ends ranks that only sent messages; what they have recorded is no part of the recording."""
+        others = [process.pid for process in self._running.values()]
+        self._end()
+        for pid in others:
+            shutil.rmtree(self._spool / f"process-{pid}", ignore_errors=True)
+
+    def _end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._signal(number)
+        for process in self._running.values():
+            process.wait()
+        self._running.clear()
 
     def _is_distributed(self) -> bool:
         """Returns whether rank 0 created a group of all ranks; if not, the reason is left for the parent to print."""
@@ -128,16 +189,9 @@ class RankRuns:
         mark_refused(self._spool, sentence)
         return False
 
-    def _start(self, rank: int, stdout: int | None, stderr: int | None) -> None:
-        environment = {**self._environment, **rank_environment(rank, self._ranks, self._nodes)}
-        if rank == 0:
-            started = subprocess.Popen(self._command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
-        else:
-            with open(self._errors(rank), "wb") as errors:
-                started = subprocess.Popen(
-                    self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
-                )
-        self._running[rank] = started
+    def _start(self, rank: int, processes: FreshRanks | ForkedRanks) -> None:
+        variables = rank_environment(rank, self._ranks, self._nodes)
+        self._running[rank] = processes.start(rank, variables, self._errors(rank) if rank else None)
 
     def _errors(self, rank: int) -> Path:
         return self._folder / f"errors-{rank}"

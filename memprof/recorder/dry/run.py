@@ -25,6 +25,7 @@ from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
+from memprof.recorder.profiler.native import NativeEvents
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
@@ -189,6 +190,8 @@ class DryRun:
         self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
+        else:
+            NativeEvents.initialize()  # kernels are tried under torch's profiler
         let_data_be_assigned(lent, self._mode)
         answer_conversions(self._answers, self._mode)
         self._mode.__enter__()

@@ -11,8 +11,10 @@ from memprof.trace.files.private_file import FOLDER_MODE, open_private
 
 #: Folder in the spool folder.
 FOLDER = "ranks"
-#: Marks in it, followed by the number of a rank: another rank waits for this one; this one waits; it has ended.
-WANTED, WAITING, ENDED = "wanted-", "waiting-", "ended-"
+#: Marks in it, followed by the number of a rank: this one waits for the rank whose number it contains; it has ended.
+WAITING, ENDED = "waiting-", "ended-"
+#: Mark in it: all ranks wait for one another.
+STUCK = "stuck"
 _ROLE, _SAME = "role-", "same"
 
 

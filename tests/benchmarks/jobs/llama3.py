@@ -97,6 +97,7 @@ def main() -> None:
         with torch.autocast("cuda", torch.bfloat16):
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        del logits  # torchtitan holds none during backward either
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -47,7 +47,7 @@ class DryRank:
             is_given: Whether the parent starts each rank, with its number in the environment.
         """
         self.role = Role()
-        self._messages = Messages(spool, self.role, refuse)
+        self._messages = Messages(spool, self.role, refuse, is_given=is_given)
         self._refuse = refuse
         self._count_left_out = count_left_out
         self._is_given = is_given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import time
@@ -13,27 +14,29 @@ from typing import Any, NoReturn
 
 from memprof.recorder.dry.ranks.role import Role
 from memprof.trace.files.private_file import FOLDER_MODE, open_private
-from memprof.trace.files.rank_roles import ENDED, FOLDER, WAITING, WANTED
+from memprof.trace.files.rank_roles import ENDED, FOLDER, STUCK, WAITING
 
 _POLL_S = 0.02
-#: Limit on the wait for another rank's message, in seconds; under torchrun its launcher ends it sooner.
+#: Limit on the wait for another rank's message where no parent notices that none will come, in seconds.
 _PATIENCE_S = 600.0
 
 
 class Messages:
     """What this rank sends to others, and receives from them.
 
-    A rank that waits for another leaves a mark, and the parent then starts the other.
+    A rank that waits for another leaves a mark, and the parent then starts the other, or lets it continue.
     """
 
-    def __init__(self, spool: Path, role: Role, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(self, spool: Path, role: Role, refuse: Callable[[str], NoReturn], *, is_given: bool) -> None:
         """Prepares the exchange; creates nothing yet.
 
         Args:
             spool: The recording's spool folder, which the ranks of one machine share.
             role: Contains this rank's number.
             refuse: Ends the job with a message.
+            is_given: Whether the parent starts each rank, and notices when all wait for one another.
         """
+        self._patience_s = math.inf if is_given else _PATIENCE_S
         self._folder = spool / FOLDER
         self._role = role
         self._refuse = refuse
@@ -67,11 +70,15 @@ class Messages:
 
     def _wait_for(self, path: Path, source: int) -> None:
         waiting, ended = path.parent / f"{WAITING}{self._role.rank}", path.parent / f"{ENDED}{source}"
-        waiting.touch()
-        (path.parent / f"{WANTED}{source}").touch()
-        limit = time.monotonic() + _PATIENCE_S
+        fresh = path.with_name(f"{waiting.name}.{os.getpid()}")
+        with open_private(fresh, encoding="ascii") as file:
+            file.write(str(source))
+        fresh.replace(waiting)
+        stuck = path.parent / STUCK
+        limit = time.monotonic() + self._patience_s
         while not path.exists():
-            if time.monotonic() > limit or (ended.exists() and not path.exists()):
+            is_over = ended.exists() or stuck.exists() or time.monotonic() > limit
+            if is_over and not path.exists():
                 self._refuse(
                     f"rank {self._role.rank} waits for a message that rank {source} never sent: a dry run cannot "
                     "follow this exchange."

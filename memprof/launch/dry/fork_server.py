@@ -1,0 +1,209 @@
+"""A process that imports torch once and forks each dry-run rank: a rank then costs only its own work.
+
+It is started with the ranks' own command line, and runs in ``sitecustomize``, before the first line of the script. A
+forked rank returns from `serve` and continues to the script, as any Python process does. torch is hidden from it until
+it imports torch, which then takes no time; the recorder is installed at that moment, as in a rank that is not forked.
+
+Messages are lines of JSON. The parent sends the number of a rank with its environment, and the path for its errors;
+the process answers with its process id, and later with its wait status. Before its first answer it may end, without
+any: then ranks must be started in another way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from memprof.launch.parent.relay import RELAYED
+from memprof.trace.files.private_file import open_private
+
+#: Packages hidden from a rank until it imports one of them.
+_HIDDEN = frozenset({"torch", "torchgen", "functorch"})
+#: Variables read while these are imported: a script that sets one before must import them anew.
+_READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "ATEN_")
+#: Variables with such a name that are read later.
+_READ_LATER = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
+_TASKS = Path("/proc/self/task")
+
+
+def serve(descriptor: int) -> None:
+    """Imports torch, then forks ranks as requested; returns in each rank, and never in the process itself.
+
+    Args:
+        descriptor: The socket to the parent.
+    """
+    # Of another package by these names, in the script's own folder, nothing may be imported here.
+    standard = set(sys.modules)
+    from memprof.launch.child import prepare_ranks
+
+    prepare_ranks()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if set(_top_names(set(sys.modules) - standard)) & _own_names() or len(list(_TASKS.iterdir())) > 1:
+        os._exit(0)
+    _become(_Server(descriptor).fork_all())
+
+
+class _Server:
+    """Forks ranks, and tells the parent when they end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._handlers: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
+        self._poller = select.poll()
+        self._poller.register(descriptor, select.POLLIN)
+        #: The rank and process id of each descriptor that shows the end of a process.
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._received = b""
+
+    def fork_all(self) -> dict[str, Any]:
+        """Forks a process for each request; returns the request in that process, and never here."""
+        while True:
+            for found, _ in self._poller.poll():
+                if found in self._ranks:
+                    self._note_end(found)
+                    continue
+                for request in self._requests():
+                    if self._fork():
+                        return request
+                    self._watch(request["rank"])
+
+    def _requests(self) -> list[dict[str, Any]]:
+        received = self._socket.recv(65_536)
+        if not received:
+            os._exit(0)
+        *lines, self._received = (self._received + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _fork(self) -> bool:
+        """Forks; returns whether this is the new process, which handles signals as this one did at its start."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        try:
+            self._pid = os.fork()
+            if self._pid:
+                return False
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            for descriptor in (self._socket.detach(), *self._ranks):
+                os.close(descriptor)
+            return True
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+
+    def _watch(self, rank: int) -> None:
+        descriptor = os.pidfd_open(self._pid)
+        self._ranks[descriptor] = rank, self._pid
+        self._poller.register(descriptor, select.POLLIN)
+        self._answer(rank, "pid", self._pid)
+
+    def _note_end(self, descriptor: int) -> None:
+        rank, pid = self._ranks.pop(descriptor)
+        self._poller.unregister(descriptor)
+        os.close(descriptor)
+        self._answer(rank, "status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def _answer(self, rank: int, key: str, value: int) -> None:
+        try:
+            self._socket.sendall(json.dumps({"rank": rank, key: value}).encode() + b"\n")
+        except OSError:  # the parent was killed
+            os._exit(0)
+
+
+def _become(job: Mapping[str, Any]) -> None:
+    """Makes this process the rank of a request: its environment, its streams, and torch not imported yet."""
+    os.environ.update(job["environment"])
+    if job["errors"]:
+        with open(os.devnull, "r+b") as nothing, open_private(job["errors"], "xb") as errors:
+            for descriptor, given in enumerate((nothing, nothing, errors)):
+                os.dup2(given.fileno(), descriptor)
+    from memprof.launch.child import leave_quickly
+
+    atexit.register(leave_quickly)  # the first, which runs last
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()  # Python's own are seeded anew in each forked process
+    hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in _HIDDEN}
+    sys.meta_path.insert(0, _Imported(hidden))
+
+
+def _top_names(names: set[str]) -> Iterator[str]:
+    return (name.partition(".")[0] for name in names)
+
+
+def _own_names() -> set[str]:
+    """Returns the modules that the script's folder may contain, which come before installed ones."""
+    script = Path(sys.argv[0])
+    folder = Path() if sys.argv[0] == "-m" else script if script.is_dir() else script.resolve().parent
+    try:
+        return {path.name.partition(".")[0] for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+class _Imported:
+    """A meta path entry that finds what this process has imported before; the first use shows all of it."""
+
+    def __init__(self, modules: dict[str, ModuleType]) -> None:
+        self._modules = modules
+        self._environment = dict(os.environ)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Finds a hidden module.
+
+        Args:
+            name: Its full name.
+            path: Ignored.
+            target: Ignored.
+        """
+        if name not in self._modules:
+            return None
+        if name != "torch":
+            importlib.import_module("torch")
+        else:
+            if _import_settings(self._environment) != _import_settings(os.environ):
+                _start_anew(self._environment)
+            sys.meta_path.remove(self)
+            sys.modules.update(self._modules)
+        del sys.modules[name]  # else the import system would take its own spec, and run it once more
+        return ModuleSpec(name, _Finished(self._modules[name]))
+
+
+class _Finished(Loader):
+    """A loader of a module that is complete."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns the module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restores the module's own spec, which the import replaced."""
+        module.__spec__ = self._spec
+
+
+def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
+    }
+
+
+def _start_anew(environment: Mapping[str, str]) -> NoReturn:
+    """Starts this rank without a fork: its script set a variable that is read while torch is imported."""
+    os.execve(sys.executable, sys.orig_argv, dict(environment))
