@@ -12,6 +12,7 @@ any: then ranks must be started in another way.
 from __future__ import annotations
 
 import atexit
+import copy
 import importlib
 import json
 import os
@@ -19,7 +20,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -153,11 +154,14 @@ def _own_names() -> set[str]:
 
 
 class _Imported:
-    """A meta path entry that finds what this process has imported before; the first use shows all of it."""
+    """A meta path entry that finds hidden modules; the first one that is imported shows all of them.
+
+    Finding one changes nothing: libraries look for torch's spec to learn whether torch is installed.
+    """
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
         self._modules = modules
-        self._environment = dict(os.environ)
+        self._environment, self._folder = dict(os.environ), os.getcwd()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Finds a hidden module.
@@ -169,26 +173,33 @@ class _Imported:
         """
         if name not in self._modules:
             return None
+        module = self._modules[name]
+        spec = copy.copy(module.__spec__) or ModuleSpec(name, None)
+        spec.loader = _Finished(module, self._show)
+        return spec
+
+    def _show(self, name: str) -> None:
+        if self not in sys.meta_path:
+            return
         if name != "torch":
             importlib.import_module("torch")
-        else:
-            if _import_settings(self._environment) != _import_settings(os.environ):
-                _start_anew(self._environment)
-            sys.meta_path.remove(self)
-            sys.modules.update(self._modules)
-        del sys.modules[name]  # else the import system would take its own spec, and run it once more
-        return ModuleSpec(name, _Finished(self._modules[name]))
+            return
+        if _import_settings(self._environment) != _import_settings(os.environ):
+            _start_anew(self._environment, self._folder)
+        sys.meta_path.remove(self)
+        sys.modules.update(self._modules)
 
 
 class _Finished(Loader):
     """A loader of a module that is complete."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
+    def __init__(self, module: ModuleType, show: Callable[[str], None]) -> None:
+        self._module, self._show = module, show
         self._spec = module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the module."""
+        """Shows the hidden modules; returns the module."""
+        self._show(spec.name)
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -204,6 +215,7 @@ def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _start_anew(environment: Mapping[str, str]) -> NoReturn:
+def _start_anew(environment: Mapping[str, str], folder: str) -> NoReturn:
     """Starts this rank without a fork: its script set a variable that is read while torch is imported."""
+    os.chdir(folder)  # which the script's path may be relative to
     os.execve(sys.executable, sys.orig_argv, dict(environment))
