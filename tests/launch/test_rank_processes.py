@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from memprof.analysis.ranks.rank_report import compare_ranks
@@ -57,8 +60,11 @@ def _contents(trace: Trace) -> list[object]:
 
 
 def test_a_forked_rank_records_what_one_started_anew_does(tmp_path: Path) -> None:
-    """A folder in the script's own, by the name of a package of torch's, may hide it: then nothing is forked."""
-    _write(tmp_path)
+    """A folder in the script's own, by the name of a package of torch's, may hide it: then nothing is forked.
+
+    The script looks whether torch is installed, as transformers and datasets do.
+    """
+    _write(tmp_path, first='from importlib.util import find_spec; assert find_spec("torch").origin.endswith(".py")')
     forked = record(tmp_path, *_RANKS, "job.py", "a", "b c")
     assert forked.stdout == "forked ['a', 'b c'] None\n"
     (tmp_path / "torchgen").mkdir()
@@ -69,8 +75,8 @@ def test_a_forked_rank_records_what_one_started_anew_does(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_variable_that_torch_reads_when_it_is_imported_is_set_before(tmp_path: Path) -> None:
-    """The rank that sets it imports torch itself."""
-    _write(tmp_path, first='os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"')
+    """The rank that sets it imports torch itself, also from another folder than the one it was started in."""
+    _write(tmp_path, first='os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"; os.chdir("/")')
     ended = record(tmp_path, *_RANKS, "job.py")
     assert ended.stdout == "anew [] 1\n"
     assert ended.trace.ranks == (0, 1)
@@ -92,20 +98,46 @@ def test_status_and_errors_of_a_forked_rank_are_its_own(tmp_path: Path, last: st
     assert message in ended.stderr
 
 
+_RECORD = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", "run.memprof", *_RANKS, "job.py")
+
+
 @pytest.mark.slow
-def test_a_signal_to_the_parent_reaches_a_forked_rank(tmp_path: Path) -> None:
-    """It ends by the signal, and so do the process that forks and memprof."""
-    _write(tmp_path, first='print("started", os.getpid(), flush=True); import time; time.sleep(100)')
-    words = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", "run.memprof", *_RANKS, "job.py")
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as memprof:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_forked_rank_ends_with_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal is passed on to it; where the parent is killed, the process that forks ends it."""
+    _write(tmp_path, last='print("started", os.getpid(), flush=True); import time; time.sleep(100)')
+    with subprocess.Popen(_RECORD, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as memprof:
         assert memprof.stdout is not None
+        assert memprof.stdout.readline().startswith("forked")
         pid = int(memprof.stdout.readline().split()[1])
-        memprof.send_signal(signal.SIGTERM)
-        assert memprof.wait(60) == -signal.SIGTERM
+        memprof.send_signal(number)
+        assert memprof.wait(60) == -number
     limit = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists():
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < limit
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_torch_is_imported_ends_the_dry_run(tmp_path: Path) -> None:
+    """The process that forks receives it too, and leaves no traceback; no rank is started instead."""
+    _write(tmp_path)
+    with subprocess.Popen(_RECORD, cwd=tmp_path, stderr=subprocess.PIPE, text=True, process_group=0) as memprof:
+        limit = time.monotonic() + 60
+        while not any(_imports_torch(child) for child in psutil.Process(memprof.pid).children()):
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        os.killpg(memprof.pid, signal.SIGINT)
+        errors = memprof.communicate(timeout=60)[1]
+        assert memprof.returncode == -signal.SIGINT
+    assert "Traceback" not in errors
+    assert "Fatal" not in errors
+
+
+def _imports_torch(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("libtorch" in mapped.path for mapped in process.memory_maps())
+    return False
 
 
 @pytest.mark.slow

@@ -45,6 +45,9 @@ def serve(descriptor: int) -> None:
     Args:
         descriptor: The socket to the parent.
     """
+    handlers = {number: signal.getsignal(number) for number in RELAYED}
+    if handlers[signal.SIGINT] is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # else torch's import would print a traceback, and exit with 1
     # Of another package by these names, in the script's own folder, nothing may be imported here.
     standard = set(sys.modules)
     from memprof.launch.child import prepare_ranks
@@ -54,15 +57,17 @@ def serve(descriptor: int) -> None:
     sys.stderr.flush()
     if set(_top_names(set(sys.modules) - standard)) & _own_names() or len(list(_TASKS.iterdir())) > 1:
         os._exit(0)
-    _become(_Server(descriptor).fork_all())
+    _become(_Server(descriptor, handlers).fork_all())
 
 
 class _Server:
-    """Forks ranks, and tells the parent when they end."""
+    """Forks ranks, reports their ends to the parent, and ends them if the parent is killed."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, handlers: Mapping[signal.Signals, Any]) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        self._handlers: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
+        self._handlers = handlers
+        for number in handlers:
+            signal.signal(number, signal.SIG_IGN)
         self._poller = select.poll()
         self._poller.register(descriptor, select.POLLIN)
         #: The rank and process id of each descriptor that shows the end of a process.
@@ -82,9 +87,12 @@ class _Server:
                     self._watch(request["rank"])
 
     def _requests(self) -> list[dict[str, Any]]:
-        received = self._socket.recv(65_536)
+        try:
+            received = self._socket.recv(65_536)
+        except OSError:
+            received = b""
         if not received:
-            os._exit(0)
+            self._end()
         *lines, self._received = (self._received + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -118,8 +126,15 @@ class _Server:
     def _answer(self, rank: int, key: str, value: int) -> None:
         try:
             self._socket.sendall(json.dumps({"rank": rank, key: value}).encode() + b"\n")
-        except OSError:  # the parent was killed
-            os._exit(0)
+        except OSError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        """Ends this process after the parent's end, with ranks that a killed parent left: some may be stopped."""
+        for _, pid in self._ranks.values():
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+        os._exit(0)
 
 
 def _become(job: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +178,8 @@ class _ForkedRank:
             ended = self._ranks.server.wait()
             if self._pid or ended < 0:
                 self._status = ended or 1
+                for number in (signal.SIGTERM, signal.SIGCONT) if self._pid else ():
+                    _send(self._pid, number)  # nothing reports its end any more
             else:
                 self._anew = self._start_anew()
         return self._status if self._anew is None else self._anew.poll()

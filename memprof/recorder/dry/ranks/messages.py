@@ -75,9 +75,10 @@ class Messages:
             file.write(str(source))
         fresh.replace(waiting)
         stuck = path.parent / STUCK
-        limit = time.monotonic() + self._patience_s
+        limit, parent = time.monotonic() + self._patience_s, os.getppid()
         while not path.exists():
-            is_over = ended.exists() or stuck.exists() or time.monotonic() > limit
+            was_left = os.getppid() != parent  # killed, it starts no other rank
+            is_over = was_left or ended.exists() or stuck.exists() or time.monotonic() > limit
             if is_over and not path.exists():
                 self._refuse(
                     f"rank {self._role.rank} waits for a message that rank {source} never sent: a dry run cannot "
