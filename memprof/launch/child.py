@@ -85,9 +85,9 @@ def prepare_ranks() -> None:
 
 
 def leave_quickly() -> None:
-    """Spares the collector's search of all objects as a forked rank ends, which would take half a second of a core.
+    """Skips the garbage collection at the end of a forked rank, which would take half a second of a core.
 
-    Files that only this search would have closed are flushed.
+    Files that only this collection would have closed are flushed.
     """
     from memprof.recorder.memory.live_objects import live_objects
 

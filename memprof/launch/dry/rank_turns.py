@@ -1,4 +1,4 @@
-"""Decides which ranks of a dry run run at a time: as many as there are processors, those first that others wait for.
+"""Decides which ranks of a dry run run at a time: as many as there are processors, those that others wait for first.
 
 A rank that waits for a message of another takes no processor. It may be released by one that is no longer needed: ranks
 that were only started to send messages are stopped once these are sent, and ended when all others have ended.
