@@ -97,6 +97,21 @@ def test_buffers_of_products_have_the_modules_and_lines_of_the_dry_run(tmp_path:
     assert not _compiled_notes(real)
 
 
+def test_operators_that_inductor_itself_runs_are_recorded(tmp_path: Path) -> None:
+    """Its modules hold the recorder's functions, but are no generated code."""
+    script = _JOB.format(
+        setup="import torch._inductor.codecache as cache; exec('def part(x): return x.frac()', vars(cache))",
+        between="pass",
+        bias=False,
+        activation="hidden",
+    )
+    ended = record_script(
+        tmp_path, script.replace("loss.backward()", "loss.backward(); cache.part(loss.detach())"), "--steps", "2"
+    )
+    assert ended.returncode == 0
+    assert "aten.frac.default" in ended.step.ops.name
+
+
 @_needs_compiler
 @pytest.mark.parametrize("between", ["pass", "torch._dynamo.graph_break()"], ids=["whole", "broken"])
 @pytest.mark.slow

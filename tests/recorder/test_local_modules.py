@@ -62,3 +62,11 @@ def test_nothing_is_read_where_no_function_runs_compiled_code() -> None:
     layer = nn.Identity()
     assert layer is not None
     assert LocalModules().find(sys._getframe(), ["layer"]) == {}
+
+
+def test_the_variables_of_a_module_are_left_alone(found: list[dict[str, nn.Module]]) -> None:
+    """They are its globals, not a copy."""
+    scope: dict[str, Any] = {"layer": nn.Identity(), "__compiled_fn_1": globals()["__compiled_fn_1"]}
+    exec("__compiled_fn_1()", scope)
+    assert "layer" in scope
+    assert found == [{}]

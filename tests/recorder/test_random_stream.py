@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.recorder.dry import random_stream
-from memprof.recorder.dry.random_stream import RandomStream
+from memprof.recorder.dry.values import random_stream
+from memprof.recorder.dry.values.random_stream import RandomStream
 from tests.recorder.recorded import record_script
 
 _aten = torch.ops.aten

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import COMPILED
 
 _LOWERING, _LOADING = "torch._inductor.graph", "torch._inductor.codecache"
-_ENTER, _EXIT = "__memprof_generate__", "__memprof_generated__"
+_ENTER, _EXIT = "__memprof_enter__", "__memprof_exit__"
 #: How the names of functions begin that allocate a buffer, among the globals of generated code.
 _ALLOCATING = "empty_strided_"
 #: In the globals of code whose buffers are allocated in C++.
@@ -68,7 +69,7 @@ class GeneratedModules:
         self._mode: OperatorMode | None = None
         self._allocation: OperatorTraits | None = None
         self._is_on = False
-        self._in_cpp = 0
+        self._in_cpp: weakref.WeakSet[ModuleType] = weakref.WeakSet()
         self._fault = ""
 
     # -- compilation --------------------------------------------------------------------------------------------
@@ -105,8 +106,9 @@ class GeneratedModules:
                 "record these, set TORCHINDUCTOR_FX_GRAPH_CACHE=0 in the environment"
             )
         if self._in_cpp:
-            graphs = "1 graph allocates" if self._in_cpp == 1 else f"{self._in_cpp} graphs allocate"
-            notes.append(f"{COMPILED}: {graphs} in generated C++ (cpp_wrapper), and are recorded as a whole")
+            count = len(self._in_cpp)
+            graphs = "1 graph allocates" if count == 1 else f"{count} graphs allocate"
+            notes.append(f"{COMPILED}: {graphs} in generated C++ (cpp_wrapper): recorded as a whole")
         return notes
 
     def _hook_lowering(self, module: ModuleType) -> None:
@@ -120,16 +122,24 @@ class GeneratedModules:
 
         The method is recompiled: a wrapper would be a frame in the tracebacks of errors of the job's compilation.
         """
-        try:
+        with self._noting_faults(f"{owner}.{name} is unlike that of supported versions: "):
             function = vars(getattr(module, owner))[name]
             function = getattr(function, "__func__", function)
-            code = recompiled(function, partial(wrap_body, entry=f"{_ENTER}({this})", leave=_EXIT))
-        except (AttributeError, KeyError, RuntimeError) as error:
-            self._fault = f"{owner}.{name} is unlike that of supported versions ({error})"
-            return
-        vars(module).update({_ENTER: self._begin, _EXIT: leave})
-        self._hooked.append((function, function.__code__))
-        function.__code__ = code
+            before, code = (
+                function.__code__,
+                recompiled(function, partial(wrap_body, entry=f"{_ENTER}({this})", leave=_EXIT)),
+            )
+            vars(module).update({_ENTER: self._begin, _EXIT: leave})
+            function.__code__ = code
+            self._hooked.append((function, before))
+
+    @contextmanager
+    def _noting_faults(self, what: str = "") -> Iterator[None]:
+        """Keeps what fails inside from reaching the job; regions are then recorded as a whole."""
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
+            self._fault = f"{what}{type(fault).__name__}: {fault}"
 
     @staticmethod
     def _begin(this: Any) -> Any:
@@ -139,30 +149,29 @@ class GeneratedModules:
         """Follows a module that inductor has loaded: a wrapper, or one with a kernel's source."""
         if error is not None:
             return
-        try:
+        with self._noting_faults():
             module = cache.modules[-1]
             if _CPP_WRAPPER in vars(module):
-                self._in_cpp += 1
+                self._in_cpp.add(module)
             elif f"{_ALLOCATING}cpu" in vars(module) and all(each.module() is not module for each in self._known):
                 kernels = tuple(cpp_kernels(Path(module.__file__).read_text("utf-8")))
                 self._known.append(_Generated(weakref.ref(module), kernels))
                 if self._is_on:
                     self._replace(self._known[-1])
-        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
-            self._fault = f"{type(fault).__name__}: {fault}"
 
     def _add_lowered(self, graph: Any, error: BaseException | None) -> None:
         """Reads where the code of a graph comes from that inductor has just lowered, and loaded last."""
         if error is not None or not self._known:
             return
-        try:
+        with self._noting_faults():
             module = self._known[-1].module()
-            if module is not None and not getattr(graph, "cpp_wrapper", False) and not has_origins(module):
-                self._provenance.add(module, graph)
-                if not has_origins(module):
-                    self._fault = "inductor's graphs have no buffers"
-        except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
-            self._fault = f"{type(fault).__name__}: {fault}"
+            if module is None or getattr(graph, "cpp_wrapper", False) or has_origins(module):
+                return
+            if getattr(graph, "cache_path", module.__file__) != module.__file__:
+                return  # its code is no file that was loaded just now
+            self._provenance.add(module, graph)
+            if not has_origins(module):
+                self._fault = "inductor's graphs have no buffers"
 
     # -- recording ----------------------------------------------------------------------------------------------
 
@@ -176,8 +185,9 @@ class GeneratedModules:
         """Logs what generated code allocates and runs, until `switch_off`."""
         if not self._is_on:
             self._is_on = True
-            for each in self._known:
-                self._replace(each)
+            with self._noting_faults():
+                for each in self._known:
+                    self._replace(each)
 
     def switch_off(self) -> None:
         """Restores generated code; its functions in progress run on unlogged."""

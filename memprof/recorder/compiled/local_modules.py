@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 
 import torch
@@ -53,4 +54,6 @@ class LocalModules:
 
 def _can_read(code: CodeType) -> bool:
     """Whether reading a function's variables changes nothing that the job can see."""
+    if not code.co_flags & CO_OPTIMIZED:
+        return False  # a module or a class, whose variables are the dictionary itself
     return not _LEAVES_COPIES or (sys.gettrace() is None and _READERS.isdisjoint(code.co_names))

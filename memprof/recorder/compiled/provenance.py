@@ -21,7 +21,7 @@ from memprof.recorder.steps.progress import OpenCall
 #: Variables that hold the module whose forward was compiled, also where TorchDynamo calls it by a function of its own.
 _OWN = ("self", "fn")
 #: Name in the globals of generated code of where it comes from.
-_GENERATED = "__memprof_generated__"
+_GENERATED = "__memprof_generated_file__"
 #: Frames of torch between generated code and an operator that it calls.
 _MOST_FRAMES = 6
 #: Calls of regions whose backward may still run.

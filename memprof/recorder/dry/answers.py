@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.known import known
 from memprof.recorder.dry.placeholders.assertions import passing_condition
+from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.

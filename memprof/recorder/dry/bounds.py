@@ -13,8 +13,8 @@ import torch
 from torch._library.fake_impl import set_ctx_getter
 from torch._library.simple_registry import singleton
 
-from memprof.recorder.dry.known import known
 from memprof.recorder.dry.placeholders.nonzeros import MASKS, most_marked, most_true
+from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
 

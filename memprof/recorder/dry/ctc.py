@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.known import known
+from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
 

@@ -21,14 +21,16 @@ from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.known import compute, follow_values, is_data, known, note, note_overwritten, stand_in, write
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.placeholders.nonzeros import follow_marks
-from memprof.recorder.dry.random_stream import RandomStream
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
+from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel, without_size
 from memprof.recorder.dry.routing import Routing
 from memprof.recorder.dry.sparse.operators import SparseOperators
+from memprof.recorder.dry.values.known import compute, follow_values, is_data, known, note, write
+from memprof.recorder.dry.values.overwritten import note_overwritten, stand_in
+from memprof.recorder.dry.values.random_stream import RandomStream
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -42,8 +44,6 @@ _LISTS = (list, tuple)
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 #: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
-#: No processor addresses more for one process: torch's allocators fail on any machine.
-_ADDRESSED_BYTES = 2**47
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
@@ -158,7 +158,7 @@ class DryMode(FakeTensorMode):
         if func in registered_hop_fake_fns:
             return super().__torch_dispatch__(func, (), args, kwargs)
         if rule is None:
-            self._refuse(_cannot(func, "it is a higher-order operator without a fake implementation"))
+            self._refuse(cannot(func, "it is a higher-order operator without a fake implementation"))
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
@@ -219,15 +219,15 @@ class DryMode(FakeTensorMode):
             result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
             if func is not _aten.equal.default:
-                self._refuse(_cannot(func, "its result depends on values"))
+                self._refuse(cannot(func, "its result depends on values"))
             return self._answers.equality()
         except (UnsupportedOperatorException, NotImplementedError) as error:
             if func._schema.returns:
-                self._refuse(_without_kernel(func, error))
+                self._refuse(without_kernel(func, error))
             result = None  # it only writes to its arguments, such as fused SGD
         except RuntimeError as error:
             if _NO_FAKE in str(error):
-                self._refuse(_without_kernel(func, None))
+                self._refuse(without_kernel(func, None))
             result = self._kernels.stand_in(func, args, kwargs, self._make) if self._device is None else None
             if result is None:
                 raise
@@ -240,12 +240,12 @@ class DryMode(FakeTensorMode):
             self._role.note_operator(func, result)
         drawn = self._random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
-            _refuse_endless(result)
+            refuse_endless(result)
             self._answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         follow_marks(func, args, result)
         if has_data and func._schema.is_mutable:
-            note_overwritten(func, given, args)
+            note_overwritten(func, given, given_by_name, args, kwargs)
         self._routing.follow(func, given, result)
         if drawn is not None:
             note(result, drawn)
@@ -275,7 +275,7 @@ class DryMode(FakeTensorMode):
                 return result
             result = upper_bound(func, args, kwargs)
         if result is None:
-            self._refuse(_without_size(func))
+            self._refuse(without_size(func))
         if not is_exact(func, args):
             self._answers.count_bound(func)
         return result
@@ -289,18 +289,6 @@ class DryMode(FakeTensorMode):
 def _is_composite(func: Any) -> bool:
     """Whether torch runs an operator as a sequence of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
-
-
-def _refuse_endless(tensor: FakeTensor) -> None:
-    """Raises what torch's allocator raises for a tensor that no machine can hold, for jobs that catch it."""
-    size = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
-    if size > _ADDRESSED_BYTES and tensor.fake_device.type == "cuda":
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB.")
-    if size > _ADDRESSED_BYTES:
-        raise RuntimeError(
-            f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes. Error code 12 (Cannot "
-            "allocate memory)"
-        )
 
 
 def _kinds(values: Any) -> tuple[bool, bool]:
@@ -341,29 +329,3 @@ def lent(value: Any, mode: DryMode) -> Any:
     if values is not None:
         note(made, values)
     return made
-
-
-def _cannot(func: Any, reason: str) -> str:
-    return f"{func} cannot be dry-run: {reason}. Record a real run of it, or leave the operator out of the dry run."
-
-
-def _without_size(func: Any) -> str:
-    reason = "its result shape depends on values"
-    if func.namespace == "aten":
-        return _cannot(func, reason)
-    name = func.name()
-    return (
-        f"{name} cannot be dry-run: {reason}. State its largest size, `new_dynamic_size(max=...)`, in the function "
-        f'registered with @torch.library.register_fake("{name}").'
-    )
-
-
-def _without_kernel(func: Any, error: BaseException | None) -> str:
-    name = str(getattr(func, "name", lambda: func)())
-    detail = (
-        "" if error is None or isinstance(error, UnsupportedOperatorException) else f" ({str(error).splitlines()[0]})"
-    )
-    return (
-        f"{name} cannot be dry-run: its result shape is unknown{detail}. "
-        f'Register a function that returns tensors of that shape with @torch.library.register_fake("{name}").'
-    )

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from memprof.recorder.calls.sliding import let_operators_through
-from memprof.recorder.dry.known import carry
+from memprof.recorder.dry.values.known import carry
 
 
 def allow_subclasses() -> None:

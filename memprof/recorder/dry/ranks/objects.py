@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as _distributed
 
-from memprof.recorder.dry.known import known, note
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.ranks.works import COLLECTIVES, Sent, returning_work
+from memprof.recorder.dry.values.known import known, note
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed

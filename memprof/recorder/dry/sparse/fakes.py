@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.dry.known import known, note
 from memprof.recorder.dry.spans import internal
+from memprof.recorder.dry.values.known import known, note
 from memprof.recorder.memory.parts import PARTS, parts_of
 
 _PATTERN = "_memprof_pattern"

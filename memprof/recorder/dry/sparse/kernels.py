@@ -12,9 +12,9 @@ import torch
 from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.known import known
 from memprof.recorder.dry.spans import internal
 from memprof.recorder.dry.sparse.fakes import is_sparse, pattern_of
+from memprof.recorder.dry.values.known import known
 from memprof.recorder.memory.parts import parts_of
 from memprof.recorder.profiler.native import allocations, highest_of
 from memprof.recorder.profiler.sessions import short_session

@@ -15,15 +15,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from memprof.recorder.dry.random_stream import MOST_KEPT
+from memprof.recorder.dry.values.overwritten import is_integral, stand_in, written
+from memprof.recorder.dry.values.random_stream import MOST_KEPT
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its `_Values`.
 _KNOWN = "_memprof_known"
 #: Attribute of a fake storage: how often operators wrote to it.
 _WRITES = "_memprof_writes"
-#: Attribute of a storage with data into which a dry run wrote what it did not compute: the fake tensor in its place.
-_STAND_IN = "_memprof_stand_in"
 #: Values of larger tensors are not kept.
 _MOST_ELEMENTS = 2**16
 
@@ -116,8 +115,7 @@ def is_data(func: Any, result: Any) -> bool:
         return False
     if packet in _RANGES and result.numel() <= _MOST_OF_RANGE:
         return True
-    is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
-    return packet in _DATA and is_whole and result.numel() <= _MOST_ELEMENTS
+    return packet in _DATA and _is_kept(result)
 
 
 def known(tensor: Any) -> torch.Tensor | None:
@@ -134,39 +132,6 @@ def known(tensor: Any) -> torch.Tensor | None:
     return tensor if is_known else None
 
 
-def stand_in(tensor: torch.Tensor) -> FakeTensor | None:
-    """Returns what stands for the whole memory of a tensor with data that was written to without values; else None.
-
-    Args:
-        tensor: A tensor with data.
-    """
-    if not _is_whole(tensor) or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
-        return None
-    found: FakeTensor | None = getattr(tensor.untyped_storage(), _STAND_IN, None)
-    return found
-
-
-def note_overwritten(func: Any, given: Any, lent: Any) -> None:
-    """Notes that an operator wrote values to tensors with data that a dry run does not compute.
-
-    Args:
-        func: The operator.
-        given: Its arguments.
-        lent: The same, with fake tensors in place of those with data.
-    """
-    for argument, tensor, fake in zip(func._schema.arguments, given, lent, strict=False):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if not is_written or type(tensor) is not torch.Tensor or not _is_whole(tensor) or not tensor.numel():
-            continue
-        storage = tensor.untyped_storage()
-        if stand_in(tensor) is None and isinstance(fake, FakeTensor):
-            count = storage.nbytes() // tensor.element_size()
-            is_all = tensor.is_contiguous() and tensor.numel() == count
-            with torch.no_grad():
-                whole = fake.reshape(count) if is_all else fake.new_empty(count)
-            setattr(storage, _STAND_IN, whole)
-
-
 def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Notes the values of an operator's result where they are certain; forgets those of tensors that it writes to.
 
@@ -178,7 +143,7 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """
     if func._schema.is_mutable:
         changed = _changed(func, args, kwargs)
-        for tensor in _fakes(_written(func, args, kwargs)):
+        for tensor in _fakes(written(func, args, kwargs)):
             setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
         if changed is not None:
             note(args[0], changed)
@@ -233,7 +198,7 @@ def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     packet = getattr(func, "overloadpacket", None)
     if packet not in _CREATED and packet not in _COMPUTED:
         return None
-    return _run(func, args, kwargs, has_inputs=packet not in _CREATED or (args and isinstance(args[0], torch.Tensor)))
+    return _run(func, args, kwargs, has_inputs=packet not in _CREATED or isinstance((args or (None,))[0], torch.Tensor))
 
 
 def write(func: Any, args: Any, kwargs: Any) -> bool:
@@ -256,7 +221,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     return None if before is None else _run(func, (before.clone(), *args[1:]), kwargs)
 
 
-def _run(func: Any, args: Any, kwargs: Any, *, has_inputs: Any = True) -> torch.Tensor | None:
+def _run(func: Any, args: Any, kwargs: Any, *, has_inputs: bool = True) -> torch.Tensor | None:
     """Runs an operator on the processor, if all its tensors are known; otherwise returns None."""
     is_unknown = False
 
@@ -291,11 +256,7 @@ def _absorbed(packet: Any, args: Any, result: FakeTensor) -> torch.Tensor | None
 
 
 def _is_kept(tensor: Any) -> bool:
-    return _is_whole(tensor) and tensor.numel() <= _MOST_ELEMENTS
-
-
-def _is_whole(tensor: Any) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return is_integral(tensor) and tensor.numel() <= _MOST_ELEMENTS
 
 
 def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
@@ -305,18 +266,12 @@ def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
     return is_number and result.dtype.is_floating_point and result.numel() <= _MOST_ELEMENTS
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yields the arguments that an operator changes."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[place] if place < len(args) else kwargs.get(argument.name)
-
-
 def _fakes(values: Any) -> Iterator[FakeTensor]:
     for value in values:
         if isinstance(value, FakeTensor):
-            is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
-            if value.layout is torch.strided and (is_whole or value.numel() <= MOST_KEPT or _is_followed(value)):
+            if value.layout is torch.strided and (
+                is_integral(value) or value.numel() <= MOST_KEPT or _is_followed(value)
+            ):
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _fakes(value)
