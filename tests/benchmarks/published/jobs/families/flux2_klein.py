@@ -9,6 +9,7 @@ import torch
 from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
 from families.setting import expect_parameters
 from peft import PeftConfig
+from peft.tuners.boft import layer as boft
 from torch import nn
 from transformers import Dinov2Config, Dinov2Model, Qwen3Config, Qwen3ForCausalLM
 
@@ -69,6 +70,15 @@ def make_judge() -> nn.Module:
     return Dinov2Model(Dinov2Config(image_size=518)).eval()
 
 
+def leave_out_extension() -> None:
+    """Lets BOFT train without its CUDA extension, as the published run did: its trained parameters are those.
+
+    PEFT would try to compile it in each layer, and writes permutation matrices entry by entry.
+    """
+    boft.get_fbd_cuda = lambda: None
+    boft.BOFTLayer.perm2mat = lambda self, indices: torch.eye(len(indices))[indices]
+
+
 def make_adapter(name: str) -> PeftConfig:
     """Returns the settings of an adapter.
 
@@ -81,6 +91,8 @@ def make_adapter(name: str) -> PeftConfig:
     text = (Path(__file__).parent / "flux2_adapters.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(text)[name]
     targets = ["norm_q", "norm_k"] if settings["peft_type"] == "LN_TUNING" else TARGETS
+    if settings["peft_type"] == "BOFT":
+        leave_out_extension()
     modules = {"target_modules": targets}
     if settings["peft_type"] == "IA3":
         modules["feedforward_modules"] = targets
