@@ -218,6 +218,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
             selection.choose(frame)
     selection.refine()
     selection.narrow()
+    selection.narrow_frames(frames)
     return frames
 
 

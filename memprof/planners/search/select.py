@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -97,6 +97,23 @@ class Selection:
         for policy in policies:
             self._narrow(policy, policies, lambda plan: self._bench.try_plan(*plan))
 
+    def narrow_frames(self, frames: Iterable[tuple[Policy, ...]]) -> None:
+        """Tries combinations that are slower than the best plan with parts of their policies, such as of optimizer state.
+
+        The smallest part has to be faster than the best plan so far.
+
+        Args:
+            frames: The combinations.
+        """
+        for frame in frames:
+            for policy in frame:
+                parts = policy.narrower(self._bench.step)
+                smallest = self._bench.try_plan(*_exchanged(frame, policy, parts[0])) if parts else None
+                best = next(iter(self._bench.fitting(self._budget)), None)
+                if smallest is None or best is None or smallest.step_time_us >= best.step_time_us * (1 - _WORTH_TRYING):
+                    continue
+                self._narrow(policy, frame, self._mixed)
+
     def _narrow(
         self, policy: Policy, plan: tuple[Policy, ...], tried: Callable[[tuple[Policy, ...]], Candidate | None]
     ) -> None:
@@ -104,7 +121,7 @@ class Selection:
         parts = policy.narrower(self._bench.step)
 
         def with_part(number: int) -> Candidate | None:
-            return tried(tuple(parts[number] if each == policy else each for each in plan))
+            return tried(_exchanged(plan, policy, parts[number]))
 
         self._least(-1, len(parts), with_part)  # without any part it does not fit; with the policy itself it does
 
@@ -156,6 +173,10 @@ class Selection:
 
         count = self._least(0, len(option.members), with_first)  # all of them fit, as predicted
         self._bench.try_plan(*frame, *option.make(option.group.pattern_for(option.members[:count])))
+
+
+def _exchanged(plan: tuple[Policy, ...], policy: Policy, other: Policy) -> tuple[Policy, ...]:
+    return tuple(other if each == policy else each for each in plan)
 
 
 def _lowest(effects: Effects) -> Ints:
