@@ -98,7 +98,7 @@ class Selection:
             self._narrow(policy, policies, lambda plan: self._bench.try_plan(*plan))
 
     def narrow_frames(self, frames: Iterable[tuple[Policy, ...]]) -> None:
-        """Tries combinations that are slower than the best plan with parts of their policies, such as of optimizer state.
+        """Tries combinations that are slower than the best plan with parts of their policies, such as of the state.
 
         The smallest part has to be faster than the best plan so far.
 
