@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """No test leaves a hook of an optimizer, or a temporary file."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
+    gc.collect()  # an optimizer and what moves its state refer to each other
     assert not torch_optimizer._global_optimizer_post_hooks
     assert not torch_optimizer._global_optimizer_pre_hooks
     assert not list(tmp_path.glob("memprof-*"))
