@@ -211,7 +211,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         base = bench.try_plan(*frame)
         if base is None or bench.host_excess(base):
             continue
-        best = next(iter(bench.fitting(search_request.budget_bytes)), None)
+        best = bench.fastest(search_request.budget_bytes)
         # Without other policies the numbers stay the same, which may be worth a slower step.
         is_promising = best is None or not frame or base.step_time_us < best.step_time_us
         if not bench.fits(base, search_request.budget_bytes) and is_promising:

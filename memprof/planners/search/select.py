@@ -56,7 +56,7 @@ class Selection:
         if effects is None:
             return
         search = Mixture(self._bench, frame, effects, self._budget)
-        best = next(iter(self._bench.fitting(self._budget)), None)
+        best = self._bench.fastest(self._budget)
         if frame and best is not None and search.least_us() > best.step_time_us * (1 - _WORTH_TRYING):
             return
         mixture = search.search()
@@ -109,7 +109,7 @@ class Selection:
             for policy in frame:
                 parts = policy.narrower(self._bench.step)
                 smallest = self._bench.try_plan(*_exchanged(frame, policy, parts[0])) if parts else None
-                best = next(iter(self._bench.fitting(self._budget)), None)
+                best = self._bench.fastest(self._budget)
                 if smallest is None or best is None or smallest.step_time_us >= best.step_time_us * (1 - _WORTH_TRYING):
                     continue
                 self._narrow(policy, frame, self._mixed)
@@ -142,7 +142,7 @@ class Selection:
 
     def _fastest(self) -> tuple[Policy, ...]:
         """Returns the policies of the fastest plan that fits, none where none does."""
-        found = next(iter(self._bench.fitting(self._budget)), None)
+        found = self._bench.fastest(self._budget)
         return () if found is None else found.policies
 
     def _effects(self, frame: tuple[Policy, ...]) -> Effects | None:

@@ -121,6 +121,10 @@ class Workbench:
         """Lists the plans within a budget, fastest first; ties by fewest policies."""
         return sorted((one for one in self.archive.values() if self.fits(one, budget_bytes)), key=rank)
 
+    def fastest(self, budget_bytes: int) -> Candidate | None:
+        """Returns the first of the plans within a budget; None where there is none."""
+        return next(iter(self.fitting(budget_bytes)), None)
+
 
 def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:
     """Sort key of plans: fastest first, then fewest policies, then smallest peak, then shortest description."""
