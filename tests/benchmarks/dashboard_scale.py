@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import psutil
 from tests.benchmarks.recording import environment
 from tests.benchmarks.section import Section, verdict
 from tests.benchmarks.synthetic import write_synthetic
-from tests.browsing import playwright
+from tests.browsing import find_browser, playwright
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 #: Events, and layers of the model; each event is a birth or a death.
@@ -83,7 +82,7 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
                 tables.append(request.timing["responseEnd"] - request.timing["requestStart"])
 
     with playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=find_browser(), args=_ARGUMENTS)
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         page.set_default_timeout(60_000)
         start = time.monotonic()
@@ -113,11 +112,6 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
         "sent, kB": max(sent for sent, _ in sizes) / 1e3,
         "answered, kB": max(answered for _, answered in sizes) / 1e3,
     }
-
-
-def _chromium() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next(found for found in map(shutil.which, names) if found)
 
 
 @contextmanager

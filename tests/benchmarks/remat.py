@@ -57,7 +57,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         job = Job(ROOT / "tests" / "policies" / "jobs" / f"{model}.py", _STEPS)
         base = folder / f"{model}.memprof"
         printed = run(job.recorded(base, skip=_SKIP), folder, **_ONE_THREAD).stdout
-        step = Trace.open(base).steady_step()
+        step = _steady(base)
         for share in (0.7,) if quick else SHARES:
             budget = int(_peak(step) * share)
             try:
@@ -101,9 +101,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
 def _within(job: Job, model: str, title: str, step: Step, budget: int, printed: bytes, folder: Path) -> Outcome:
     head = folder / "head.memprof"
     done = run(_under(job, head, "--remat", str(budget)), folder, **_ONE_THREAD)
+    measured = _steady(head)
     trace = Trace.open(head)
     over = max(_peak(trace.step(number)) for number in trace.recorded_steps) / budget
-    measured = trace.steady_step()
     work = _work(trace.step(step.number), step)
     try:
         predicted = _share(Remat(budget=str(budget)).transform(step))
@@ -128,7 +128,7 @@ def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder:
     """Compares remat with checkpointing by layers, at the peak that the latter reaches."""
     head = folder / "checkpointed.memprof"
     done = run(_under(job, head, "--checkpoint", MODELS[model]), folder, **_ONE_THREAD)
-    checkpointed = Trace.open(head).steady_step()
+    checkpointed = _steady(head)
     peak = _peak(checkpointed)
     title = f"{peak / _peak(step):.0%}"
     row = (
@@ -154,7 +154,7 @@ def _planned(folder: Path, *, quick: bool) -> str:
     job = Job(ROOT / "tests" / "policies" / "jobs" / "resnet.py", _STEPS)
     if quick:
         run(job.recorded(base, skip=_SKIP), folder, **_ONE_THREAD)
-    step = Trace.open(base).steady_step()
+    step = _steady(base)
     graph = graph_of(step)
     parts = []
     for planner in ("dtr",) if quick else ("checkmate", "dtr", "knapsack"):
@@ -166,7 +166,7 @@ def _planned(folder: Path, *, quick: bool) -> str:
         written, predicted = Plan((policy,)).predict(step, trace=base.name)
         write_plan(plan, written)
         run(_under(job, head, "--plan", str(plan)), folder, **_ONE_THREAD)
-        measured = Trace.open(head).steady_step()
+        measured = _steady(head)
         parts.append(
             f"{planner}: schedule {finding.schedule_peak_bytes:,}, predicted {_peak(predicted):,}, measured "
             f"{_peak(measured):,} bytes, again {_share(predicted):.1%} predicted, {_share(measured):.1%} measured"
@@ -178,6 +178,18 @@ def _under(job: Job, output: Path, *flags: str) -> list[str]:
     command = job.recorded(output, skip=_SKIP)
     place = command.index("record") + 1
     return [*command[:place], *flags, *command[place:]]
+
+
+def _steady(path: Path) -> Step:
+    """Returns the steady step of a recording.
+
+    Raises:
+        ValueError: The job ended before the steps that were to be recorded.
+    """
+    step = Trace.open(path).steady_step()
+    if step.number < _SKIP:
+        raise ValueError(f"{path.name} holds step {step.number}, of the job's first {_SKIP}, before evictions are planned")
+    return step
 
 
 def _peak(step: Step) -> int:

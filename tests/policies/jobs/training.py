@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain, islice, repeat
 
 import torch
 
@@ -15,9 +16,8 @@ def train(description, make_loader, make_model, make_optimizer, loss_of):
     loader = make_loader()
     model = make_model()
     optimizer = make_optimizer(model)
-    for step, batch in enumerate(loader):
-        if step == args.steps:
-            break
+    epochs = chain.from_iterable(repeat(loader))
+    for step, batch in enumerate(islice(epochs, args.steps)):
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
