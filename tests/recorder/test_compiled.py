@@ -26,7 +26,6 @@ _needs_compiler = pytest.mark.skipif(
 )
 _JOB = """
 import os
-os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 import torch
 from torch import nn
 {setup}
@@ -97,7 +96,7 @@ def test_buffers_of_products_have_the_modules_and_lines_of_the_dry_run(tmp_path:
     assert not _compiled_notes(real)
     alive = _alive_at_peak(real.step)
     assert alive == _alive_at_peak(dry.step)
-    assert ("_orig_mod.layers.1.one", "13", "activation") in alive
+    assert ("_orig_mod.layers.1.one", "12", "activation") in alive
 
 
 def test_operators_that_inductor_itself_runs_are_recorded(tmp_path: Path) -> None:
@@ -147,6 +146,22 @@ def test_recording_changes_no_loss(tmp_path: Path) -> None:
     recorded = _record(tmp_path, "--skip", "0", "--steps", "5").stdout
     skipped = _record(tmp_path, "--skip", "4", "--steps", "1").stdout
     assert recorded == skipped
+
+
+@_needs_compiler
+@pytest.mark.slow
+def test_graphs_that_inductor_has_in_its_cache_are_lowered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a second run shows the modules and lines inside as well; the setting is restored at the end."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/cache")
+    first = _record(tmp_path, setup='os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "1"', name="first")
+    assert list((tmp_path / "cache" / "fxgraph").iterdir())
+    again = _record(tmp_path, name="again")
+    assert not _compiled_notes(again)
+    assert again.stdout.splitlines()[:5] == first.stdout.splitlines()[:5]
+    inside = {name for name, _, kind in _alive_at_peak(again.step) if kind == "activation"}
+    assert inside >= {"_orig_mod.layers.0.two", "_orig_mod.layers.1.one"}
 
 
 @_needs_compiler

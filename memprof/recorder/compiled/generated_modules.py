@@ -25,6 +25,7 @@ from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.recompiled import recompiled
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.compiled.generated_operators import allocation_traits, cpp_kernels, kernel_traits
+from memprof.recorder.compiled.graph_cache import GraphCache
 from memprof.recorder.compiled.late_import import LateImport
 from memprof.recorder.compiled.provenance import Provenance, has_origins
 from memprof.recorder.operators import OperatorMode
@@ -60,6 +61,7 @@ class GeneratedModules:
     def __init__(self) -> None:
         """Follows nothing yet."""
         self._provenance = Provenance()
+        self._cache = GraphCache()
         self._import = LateImport(
             Path(torch.__file__).parent / "_inductor", {_LOWERING: self._hook_lowering, _LOADING: self._hook_loading}
         )
@@ -84,6 +86,7 @@ class GeneratedModules:
     def remove(self) -> None:
         """Follows no further graph, and restores all generated code."""
         self._import.remove()
+        self._cache.restore()
         for function, code in self._hooked:
             function.__code__ = code
         self._hooked.clear()
@@ -103,7 +106,7 @@ class GeneratedModules:
             graphs = "1 graph was" if unknown == 1 else f"{unknown} graphs were"
             notes.append(
                 f"{COMPILED}: {graphs} loaded from inductor's cache, which lacks the modules and lines inside: to "
-                "record these, set TORCHINDUCTOR_FX_GRAPH_CACHE=0 in the environment"
+                "record these, leave TORCHINDUCTOR_FX_GRAPH_CACHE unset in the environment, or set it to 0"
             )
         if self._in_cpp:
             count = len(self._in_cpp)
@@ -112,6 +115,8 @@ class GeneratedModules:
         return notes
 
     def _hook_lowering(self, module: ModuleType) -> None:
+        with self._noting_faults("inductor's cache cannot be disabled: "):
+            self._cache.disable()
         self._hook(module, "GraphLowering", "compile_to_module", "self", self._add_lowered)
 
     def _hook_loading(self, module: ModuleType) -> None:
