@@ -24,13 +24,15 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 _SIZES = ((10_000, 32), (1_000_000, 32), (10_000_000, 320))
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 _HAS_TIMELINE = "() => !!document.querySelector('#timeline .main-svg .scatterlayer .trace')"
-#: Presses a key, and tells after how many milliseconds what it changes was on the screen.
-_PRESS = """([key, selector, isFigure]) => new Promise((resolve) => {
+#: Presses a key, and tells after how many milliseconds what it changes was on the screen; fails after a minute.
+_PRESS = """([key, selector, isFigure]) => new Promise((resolve, reject) => {
   const element = () => document.querySelector(selector);
   const state = () => isFigure ? element()?.data?.at(-2)?.x?.bdata?.slice(0, 40) : element()?.textContent;
   const before = state(), start = performance.now();
-  document.body.dispatchEvent(new KeyboardEvent("keydown", {key: key, bubbles: true}));
+  document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
   const look = () => state() !== before ? requestAnimationFrame(() => resolve(performance.now() - start))
+    : performance.now() - start > 60000
+    ? reject(new Error(`${key} changed nothing in ${selector}`))
     : setTimeout(look, 2);
   look();
 })"""
@@ -49,10 +51,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "The dashboard",
         "`memprof dashboard` on recordings of the given numbers of allocations and frees, in headless Chromium on the "
-        "same "
-        "machine. first: from the start of the process to the first timeline drawn, a new browser profile. zoom, "
-        "cursor: from the key to the picture or table on the screen, medians; table: the server's part of the latter. "
-        "server: resident memory afterwards. sent, answered: the largest request and answer.",
+        "same machine. first: from the start of the process to the first timeline drawn, a new browser profile. zoom, "
+        "cursor: from the key to the picture, or the line about the operator, on the screen, medians; table: the "
+        "server's answer with what is alive at the cursor. server: resident memory afterwards. sent, answered: the "
+        "largest request and answer.",
         ("recording", *columns),
         tuple((name, *(_cell(row[column]) for column in columns)) for name, row in figures.items()),
         verdict(
@@ -96,7 +98,7 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
             for number in range(repetitions):
                 zooms.append(page.evaluate(_PRESS, ["-" if number % 2 else "+", "#timeline .js-plotly-plot", True]))
                 page.wait_for_load_state("networkidle")
-                cursors.append(page.evaluate(_PRESS, ["ArrowLeft", "#live-table", False]))
+                cursors.append(page.evaluate(_PRESS, ["ArrowLeft", "#readout", False]))
                 page.wait_for_load_state("networkidle")
             page.keyboard.press("Home")
             page.wait_for_timeout(1_000)

@@ -188,7 +188,7 @@ def _steady(path: Path) -> Step:
     """
     step = Trace.open(path).steady_step()
     if step.number < _SKIP:
-        raise ValueError(f"{path.name} holds step {step.number}, of the job's first {_SKIP}, before evictions are planned")
+        raise ValueError(f"{path.name} holds step {step.number}: the job ended before step {_SKIP}")
     return step
 
 
