@@ -1,7 +1,8 @@
-"""Cuts one step out of a trace."""
+"""Cuts steps out of a trace."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -35,74 +36,111 @@ class TableSource(Protocol):
         ...
 
 
-def cut_step(trace: TableSource, number: int) -> Step:
-    """Cuts one step out of a trace.
+class StepCuts:
+    """Cuts steps out of a trace, after looking once at which rows belong to which: a trace may hold hundreds."""
 
-    Args:
-        trace: Where the tables come from.
-        number: The step's number in the job; it must have recorded operators.
+    def __init__(self, trace: TableSource) -> None:
+        """Reads nothing yet.
 
-    Returns:
-        The step, with ids as ``Step`` describes.
+        Args:
+            trace: Where the tables come from.
+        """
+        self._trace = trace
+        self._is_sorted: dict[type[Table], bool] = {}
 
-    Raises:
-        UsageError: The trace has no operators of that step; the message lists the steps it has.
-    """
-    steps = trace.table(Steps)
-    row = _find_step(steps, number)
-    first, last = int(steps.first_op_id[row]), int(steps.last_op_id[row])
+    def cut(self, number: int) -> Step:
+        """Cuts out one step.
 
-    ops = trace.table(Ops)
-    ops = ops.take(_within(ops.op_id, first, last))
-    ops = ops.replace(op_id=ops.op_id - first, forward_op_id=_rebase(ops.forward_op_id, first, last))
+        Args:
+            number: The step's number in the job; it must have recorded operators.
 
-    storages = trace.table(Storages)
-    trained = storages.module_id[(storages.module_id != NONE) & (storages.category == "gradient")]
-    is_born = (storages.created_op_id == NONE) | (storages.created_op_id <= last)
-    is_left = (storages.freed_op_id == NONE) | (storages.freed_op_id >= first)
-    storages = storages.take(is_born & is_left)
-    storages = storages.take(np.lexsort((storages.storage_id, storages.created_op_id)))
-    storage_ids = storages.storage_id
-    storages = storages.replace(
-        storage_id=np.arange(len(storages)),
-        created_op_id=_rebase(storages.created_op_id, first, last),
-        freed_op_id=_rebase(storages.freed_op_id, first, last),
-        held_op_id=_rebase(storages.held_op_id, first, last),
-    )
+        Returns:
+            The step, with ids as ``Step`` describes.
 
-    uses = trace.table(Uses)
-    uses = uses.take(_within(uses.op_id, first, last))
-    saved = trace.table(Saved)
-    saved = saved.take(_within(saved.forward_op_id, first, last))
-    memory = trace.table(Memory)
-    memory = memory.take(_within(memory.op_id, first, last))
-    calls = trace.table(ModuleCalls)
-    calls = calls.take(calls.step == number)
+        Raises:
+            UsageError: The trace has no operators of that step; the message lists the steps it has.
+        """
+        trace = self._trace
+        steps = trace.table(Steps)
+        row = _find_step(steps, number)
+        first, last = int(steps.first_op_id[row]), int(steps.last_op_id[row])
 
-    return Step(
-        number=number,
-        duration_us=_duration_us(steps, row),
-        modules=trace.table(Modules),
-        module_calls=calls.replace(
-            module_call_id=np.arange(len(calls)),
-            parent_call_id=_rows_of(calls.parent_call_id, calls.module_call_id),
-            first_op_id=_rebase(calls.first_op_id, first, last),
-            last_op_id=_rebase(calls.last_op_id, first, last),
-        ),
-        stacks=trace.table(Stacks),
-        ops=ops,
-        storages=storages,
-        uses=uses.replace(op_id=uses.op_id - first, storage_id=_rows_of(uses.storage_id, storage_ids)),
-        saved=saved.replace(
-            storage_id=_rows_of(saved.storage_id, storage_ids),
-            forward_op_id=saved.forward_op_id - first,
-            released_op_id=_rebase(saved.released_op_id, first, last),
-        ),
-        memory=memory.replace(op_id=memory.op_id - first),
-        first_op_id=first,
-        storage_ids=storage_ids,
-        trained_modules=tuple(np.unique(trained).tolist()),
-    )
+        ops = self._part(Ops, trace.table(Ops).op_id, first, last)
+        ops = ops.replace(op_id=ops.op_id - first, forward_op_id=_rebase(ops.forward_op_id, first, last))
+
+        storages = trace.table(Storages).take(self._alive(first, last))
+        storage_ids = storages.storage_id
+        storages = storages.replace(
+            storage_id=np.arange(len(storages)),
+            created_op_id=_rebase(storages.created_op_id, first, last),
+            freed_op_id=_rebase(storages.freed_op_id, first, last),
+            held_op_id=_rebase(storages.held_op_id, first, last),
+        )
+
+        uses = self._part(Uses, trace.table(Uses).op_id, first, last)
+        saved = self._part(Saved, trace.table(Saved).forward_op_id, first, last)
+        memory = self._part(Memory, trace.table(Memory).op_id, first, last)
+        calls = self._part(ModuleCalls, trace.table(ModuleCalls).step, number, number)
+
+        return Step(
+            number=number,
+            duration_us=_duration_us(steps, row),
+            modules=trace.table(Modules),
+            module_calls=calls.replace(
+                module_call_id=np.arange(len(calls)),
+                parent_call_id=_rows_of(calls.parent_call_id, calls.module_call_id),
+                first_op_id=_rebase(calls.first_op_id, first, last),
+                last_op_id=_rebase(calls.last_op_id, first, last),
+            ),
+            stacks=trace.table(Stacks),
+            ops=ops,
+            storages=storages,
+            uses=uses.replace(op_id=uses.op_id - first, storage_id=_rows_of(uses.storage_id, storage_ids)),
+            saved=saved.replace(
+                storage_id=_rows_of(saved.storage_id, storage_ids),
+                forward_op_id=saved.forward_op_id - first,
+                released_op_id=_rebase(saved.released_op_id, first, last),
+            ),
+            memory=memory.replace(op_id=memory.op_id - first),
+            first_op_id=first,
+            storage_ids=storage_ids,
+            trained_modules=self._trained,
+        )
+
+    def _part(self, kind: type[T], ids: Ints, first: int, last: int) -> T:
+        """Returns a copy of the rows of a table whose ids are from one to another, both included."""
+        if kind not in self._is_sorted:
+            self._is_sorted[kind] = bool((ids[1:] >= ids[:-1]).all())
+        if not self._is_sorted[kind]:
+            return self._trace.table(kind).take(np.flatnonzero(_within(ids, first, last)))
+        low, high = np.searchsorted(ids, [first, last + 1])
+        return self._trace.table(kind).take(np.arange(low, high))
+
+    def _alive(self, first: int, last: int) -> Ints:
+        """Returns the rows of the storages that are alive during a step, in the order of their creation."""
+        order, created, outliving = self._lives
+        freed = self._trace.table(Storages).freed_op_id
+        before = order[outliving[: int(np.searchsorted(created[outliving], first))]]
+        low, high = np.searchsorted(created, [first, last + 1])
+        return np.concatenate([before[(freed[before] == NONE) | (freed[before] >= first)], order[low:high]])
+
+    @cached_property
+    def _lives(self) -> tuple[Ints, Ints, Ints]:
+        """Rows of the storages in the order of their creation, when each is created, and which outlive their step."""
+        storages, steps = self._trace.table(Storages), self._trace.table(Steps)
+        order = np.lexsort((storages.storage_id, storages.created_op_id))
+        created, freed = storages.created_op_id[order], storages.freed_op_id[order]
+        starts = np.append(np.sort(steps.first_op_id[steps.first_op_id != NONE]), np.iinfo(np.int64).max)
+        next_start = starts[np.searchsorted(starts[:-1], created, side="right")]
+        return order, created, np.flatnonzero((freed == NONE) | (freed >= next_start))
+
+    @cached_property
+    def _trained(self) -> tuple[int, ...]:
+        """Modules whose parameters had gradients."""
+        storages = self._trace.table(Storages)
+        of_modules = np.flatnonzero(storages.module_id != NONE)
+        trained = storages.module_id[of_modules[storages.category[of_modules] == "gradient"]]
+        return tuple(np.unique(trained).tolist())
 
 
 def cuttable_steps(steps: Steps) -> Bools:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from memprof.phases import in_order
-from memprof.trace.cut import cut_step
+from memprof.trace.cut import StepCuts
 from memprof.trace.fullest import find_fullest_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
@@ -61,7 +61,7 @@ def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Ta
     source = _Kept(manifest, rank)
     steps, ops = source.table(Steps), source.table(Ops)
     number = find_fullest_step(steps, ops, source.table(Storages))
-    step = None if number is None else cut_step(source, number)
+    step = None if number is None else StepCuts(source).cut(number)
     highest = np.empty(0, dtype=np.int64) if step is None else _highest(step)
     return {
         Ranks: _rank(manifest, steps, ops, step, highest),
@@ -73,7 +73,7 @@ def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Ta
 
 
 class _Kept:
-    """The tables as ``cut_step`` requests them, each read once."""
+    """The tables as ``StepCuts`` requests them, each read once."""
 
     def __init__(self, manifest: Manifest, rank: RankSource) -> None:
         self.manifest = manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import numpy as np
 
 from memprof.errors import BadInputError, InvariantError, UsageError
-from memprof.trace.cut import cut_step, cuttable_steps
+from memprof.trace.cut import StepCuts, cuttable_steps
 from memprof.trace.files.archive import unreadable
 from memprof.trace.files.container import FileRank, MemoryRank, write_trace
 from memprof.trace.files.location import located
@@ -81,6 +82,7 @@ class Trace:
         self._processes = processes
         self._summarise = functools.cache(summarise or functools.partial(_summarise, processes))
         self._tables: dict[type[Table], Table] = {}
+        self._cuts = StepCuts(weakref.proxy(self))
         self.path = path
         self.ranks = tuple(sorted(processes))
         self.rank = self.ranks[0] if rank is None else rank
@@ -210,7 +212,7 @@ class Trace:
         machine = self.manifest.machine
         manifest = self.manifest
         step = replace(
-            cut_step(self, number),
+            self._cuts.cut(number),
             undivided=manifest.undivided,
             own_casts=None if manifest.own_casts is None else frozenset(manifest.own_casts),
             own_float32=frozenset(manifest.own_float32),

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from memprof.planners.graph import solver
 
@@ -19,8 +20,8 @@ def test_what_the_solver_prints_is_discarded(
         os.write(1, b"HighsMipSolverData says something\n")
         return "solved"
 
-    monkeypatch.setattr(solver, "milp", chatters)
-    assert solver.solve() == "solved"
+    monkeypatch.setattr(optimize, "milp", chatters)
+    assert solver.solve(np.zeros(1), [], (0, 1), np.zeros(1)) == "solved"
     os.write(1, b"the answer\n")
     told = capfd.readouterr()
     assert told.out == "the answer\n"
@@ -29,12 +30,5 @@ def test_what_the_solver_prints_is_discarded(
 
 def test_it_solves() -> None:
     """The largest whole x with 2 x <= 7 is 3."""
-    from scipy.optimize import Bounds, LinearConstraint
-
-    done = solver.solve(
-        np.array([-1.0]),
-        integrality=np.array([1]),
-        bounds=Bounds(0, 10),
-        constraints=LinearConstraint(np.array([[2.0]]), -np.inf, 7.0),
-    )
+    done = solver.solve(np.array([-1.0]), [(np.array([[2.0]]), -np.inf, 7.0)], (0, 10), np.array([1]))
     assert done.x.tolist() == [3.0]

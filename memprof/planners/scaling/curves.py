@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from memprof.trace.schema import Bools, Floats
 
@@ -132,6 +131,8 @@ def _bends_upwards(sizes: Floats, values: Floats) -> Bools:
 
 def _guessed(sizes: Floats, values: Floats, at: float, *, may_be_square: bool) -> tuple[float, float]:
     """Returns the estimate and the upper bound of a column that no polynomial fits."""
+    from scipy.optimize import nnls  # slow to import, and needed only here
+
     line = float(along(sizes[:, None], values[:, None], np.array([at]))[0])
     if at in sizes:
         return line, line

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import block_array, csr_array, eye_array, sparray
 
 from memprof.planners.graph.solver import solve, solve_linear
@@ -169,10 +168,13 @@ class Knapsack:
         is_choice = np.arange(len(problem.cost)) < len(columns)
         found = solve(
             problem.cost,
-            constraints=LinearConstraint(problem.limits, ub=problem.bounds),
-            integrality=is_choice.astype(np.int64),
-            bounds=Bounds(problem.ranges[:, 0], problem.ranges[:, 1]),
-            options={"presolve": False, "mip_rel_gap": gap, "node_limit": _MOST_NODES, "time_limit": _SOLVER_S},
+            [(problem.limits, -np.inf, problem.bounds)],
+            (problem.ranges[:, 0], problem.ranges[:, 1]),
+            is_choice.astype(np.int64),
+            presolve=False,
+            mip_rel_gap=gap,
+            node_limit=_MOST_NODES,
+            time_limit=_SOLVER_S,
         )
         return None if found.x is None else columns[found.x[: len(columns)] > 0.5]
 

@@ -91,6 +91,8 @@ def decode_table(
         )
     except _DAMAGE as error:
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+    finally:
+        pa.default_memory_pool().release_unused()  # Arrow would keep the buffers it read the columns into
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array
 
 from memprof.planners.graph.graph import Graph
@@ -109,13 +108,13 @@ class CutModel:
             lowest = np.where(is_fixed, np.maximum(lowest, values), lowest)
             highest = np.where(is_fixed, lowest, highest)
         room = (budget_bytes - self._others_bytes) / self._unit_bytes
-        rules = [LinearConstraint(self._rules, self._rule_low, np.inf), LinearConstraint(self._bytes, -np.inf, room)]
         answer = solve(
             self._cost_us,
-            constraints=rules,
-            bounds=Bounds(lowest, highest),
-            integrality=np.full(self.columns, int(whole)),
-            options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-4 if self.columns > _SMALL_COLUMNS else 0.0},
+            [(self._rules, self._rule_low, np.inf), (self._bytes, -np.inf, room)],
+            (lowest, highest),
+            np.full(self.columns, int(whole)),
+            time_limit=max(seconds, 0.1),
+            mip_rel_gap=1e-4 if self.columns > _SMALL_COLUMNS else 0.0,
         )
         if answer.status == 2:  # scipy's status for infeasible
             return Solution(is_feasible=False, bound_us=0.0)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array
 
 from memprof.planners.graph.solver import solve
@@ -101,10 +100,11 @@ class Model:
             return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
         done = solve(
             np.array(self._cost),
-            integrality=np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
-            bounds=Bounds(0.0, np.array(self._top)),
-            constraints=LinearConstraint(self._matrix(), -np.inf, np.array(self._most)),
-            options={"time_limit": max(deadline - time.monotonic(), 0.1), "mip_rel_gap": _GAP},
+            [(self._matrix(), -np.inf, np.array(self._most))],
+            (0.0, np.array(self._top)),
+            np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
+            time_limit=max(deadline - time.monotonic(), 0.1),
+            mip_rel_gap=_GAP,
         )
         unit = self._scale if self._least_peak else self._unit_us
         if done.status == 2:
