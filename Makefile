@@ -34,6 +34,7 @@ OF_TORCH := tests/recorder tests/policies/test_draft.py tests/policies/test_plan
 APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
 
 COMMA := ,
+EXPORT := dashboard/memprof_dashboard/export_page
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -117,6 +118,13 @@ docs: $(COMPLETE) ## Build the documentation into build/site; the commands in it
 
 pictures: $(COMPLETE) ## Make the pictures of the README and the documentation from real recordings, with a Chromium.
 	$(BIN)/python -m tests.pictures.make
+
+plot-bundle: ## Build the part of plotly.js that HTML reports hold, with node and npm, from the pinned release.
+	mkdir -p build/plot-bundle
+	cp packaging/plot_bundle/package.json packaging/plot_bundle/report.js build/plot-bundle
+	cd build/plot-bundle && npm install --ignore-scripts --no-audit --no-fund && npm run --silent build
+	gzip -9 -n -c build/plot-bundle/plotly.js > $(EXPORT)/plotly.js.gz
+	cp build/plot-bundle/node_modules/plotly.js/LICENSE $(EXPORT)/plotly.LICENSE.txt
 
 screenshots: $(COMPLETE) ## Take screenshots of every view of the dashboard, in both themes and three widths, into build/screenshots.
 	$(BIN)/python -m tests.pictures.screenshots

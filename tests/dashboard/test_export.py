@@ -79,8 +79,8 @@ class Read(HTMLParser):
 
 @pytest.fixture
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Omits the five megabytes of plotly.js, which do not depend on the recording."""
-    monkeypatch.setattr(export, "get_plotlyjs", lambda: "/* plotly */")
+    """Omits plotly.js, which does not depend on the recording."""
+    monkeypatch.setattr(export, "plot_bundle", lambda: gzip.compress(b"/* plotly */"))
 
 
 def numbers(column: Any) -> np.ndarray:
@@ -220,10 +220,13 @@ def test_the_policy_allows_the_pages_own_scripts_alone() -> None:
     assert places >= set(links)
 
 
-def test_a_page_is_a_third_of_plotlys_size() -> None:
-    """plotly.js is held compressed: a report can be attached to an issue."""
+def test_a_page_holds_the_part_of_plotly_that_it_draws_with() -> None:
+    """Compressed, and of the release that the build names: a report can be attached to an issue."""
     page = export_html(make_trace([[Op(makes=["a"])]], [Storage("a", 8)]))
-    assert len(page) < 2_300_000 < len(export.get_plotlyjs()) / 2
+    assert len(page) < 800_000
+    release = json.loads((SAMPLES.parent / "packaging" / "plot_bundle" / "package.json").read_text("utf-8"))
+    named = f"plotly.js {release['dependencies']['plotly.js']}, in part: scatter, bar and treemap"
+    assert named in gzip.decompress(export.plot_bundle()).decode()
 
 
 @pytest.mark.usefixtures("without_plotly")

@@ -9,9 +9,8 @@ import html
 import json
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
-
-from plotly.offline import get_plotlyjs
 
 from memprof.analysis.report.module_tree import module_tree
 from memprof.analysis.report.report import Report, build_report
@@ -64,23 +63,27 @@ def export_html(
     """
     report = build_report(trace, rank=rank, step_number=step_number, op_id=op_id, fold_layers=True)
     shown = Rank(trace.rank_trace(report.rank))
-    plotly, script = get_plotlyjs(), _resource("export.js")
+    bundle, script = plot_bundle(), _resource("export.js")
     title = f"memprof: {shorten(report.manifest.target or trace.path.name, 80)}"
     parts = {
-        "policy": html.escape(_policy(plotly, script)),
+        "policy": html.escape(_policy(gzip.decompress(bundle).decode(), script)),
         "generator": html.escape(f"memprof {__version__}"),
         "title": text(title),
         "body": with_contents(_body(report, shown, rows)),
-        "figures": _packed(json.dumps({"config": _SCREEN, "themes": _figures(report, shown)}, allow_nan=False)),
-        "plotly": _packed(plotly),
+        "figures": _letters(gzip.compress(_as_json(report, shown).encode(), mtime=0)),
+        "plotly": _letters(bundle),
         "script": script,
     }
     # In one pass, so that substituted text is not expanded again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _resource("export.html"))
 
 
-def _resource(file: str) -> str:
-    return files("memprof_dashboard.export_page").joinpath(file).read_text(encoding="utf-8")
+def _file(name: str) -> Traversable:
+    return files("memprof_dashboard.export_page").joinpath(name)
+
+
+def _resource(name: str) -> str:
+    return _file(name).read_text(encoding="utf-8")
 
 
 def _policy(*scripts: str) -> str:
@@ -92,9 +95,18 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _packed(content: str) -> str:
-    """Returns a text compressed, in letters that cannot close the element around them."""
-    return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
+def plot_bundle() -> bytes:
+    """Returns the part of plotly.js that draws the figures, compressed: `make plot-bundle` builds it."""
+    return _file("plotly.js.gz").read_bytes()
+
+
+def _letters(content: bytes) -> str:
+    """Returns bytes in letters, which cannot close the element around them."""
+    return base64.b64encode(content).decode()
+
+
+def _as_json(report: Report, rank: Rank) -> str:
+    return json.dumps({"config": _SCREEN, "themes": _figures(report, rank)}, allow_nan=False)
 
 
 def _figures(report: Report, rank: Rank) -> dict[str, dict[str, Any]]:

@@ -33,8 +33,9 @@ def solve(
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and most commands solve nothing
 
     constraints = [LinearConstraint(*rule) for rule in rules]
+    settings: Any = options
     with _discarded_stdout():
-        return milp(cost, constraints=constraints, bounds=Bounds(*bounds), integrality=whole, options=options)
+        return milp(cost, constraints=constraints, bounds=Bounds(*bounds), integrality=whole, options=settings)
 
 
 def solve_linear(*arguments: Any, **settings: Any) -> Any:
