@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-# Before requests are answered: plotly looks into pandas if it was imported, also if another thread is half through it.
-import pandas  # noqa: F401
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof.trace.manifest import UNFINISHED

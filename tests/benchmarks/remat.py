@@ -121,8 +121,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         f"{len(outcomes)}; share of recomputation predicted within 1 point: "
         f"{sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, worst {errors[-1]:.1%}; bookkeeping at most "
         f"5 us per operator: {all_us - mode_us:.1f} in addition to {mode_us:.1f} that torch takes to call Python; "
-        f"larger models at most {TIME_BAR} x the plain step with the recomputed operators: highest {overhead:.2f} x; never "
-        f"slower than checkpointing at its peak: {', '.join(late) or 'none'} slower"
+        f"larger models at most {TIME_BAR} x the plain step with the recomputed operators: highest {overhead:.2f} x; "
+        f"never slower than checkpointing at its peak: {', '.join(late) or 'none'} slower"
     )
     passed = over <= 1 and equal == len(outcomes) and errors[-1] <= SHARE_BAR and all_us - mode_us <= OPERATOR_BAR_US
     passed &= overhead <= TIME_BAR and not late

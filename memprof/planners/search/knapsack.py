@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import block_array, csr_array, eye_array, sparray
 
 from memprof.planners.graph.solver import solve, solve_linear
 from memprof.planners.search.effects import Effects, Windows
 from memprof.planners.search.groups import around
 from memprof.trace.schema import Floats, Ints
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array, sparray
 
 #: Moments added to the constraints at a time, and how often, for the relaxed problem and for the whole one.
 _MOMENTS_ADDED, _MOST_RELAXED, _MOST_WHOLE = 12, 6, 3
@@ -180,6 +183,8 @@ class Knapsack:
 
     def _problem(self, cost: Floats, needed: Floats, columns: Ints) -> _Problem:
         """States the problem for some columns, with a variable more for the wait in each window."""
+        from scipy.sparse import block_array, csr_array, eye_array  # slow to import, as in ``_one_of``
+
         scale = max(float(needed.max()), 1.0)
         most = max(float(cost[columns].max(initial=0.0)), 1e-6)
         moments = self._moments[needed[self._moments] > 0]
@@ -228,6 +233,8 @@ class Knapsack:
 
 def _one_of(modules: Sequence[str]) -> csr_array:
     """Returns the constraints that no module is chosen twice, nor together with one around it: a row each."""
+    from scipy.sparse import csr_array  # slow to import, and most commands search no plans
+
     names = dict.fromkeys(modules)
     above = {name: around(name) & names.keys() for name in names}
     covered = {other for name, those in above.items() for other in those if other != name}

@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.compiled_code import require_kernels
+from memprof.replay.directed import reached
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -150,11 +149,7 @@ def _computed_from(step: Step, is_source: Bools) -> Bools:
     sources = np.flatnonzero(is_source)
     tail = np.concatenate([uses.storage_id[is_read], storages + uses.op_id[is_write], np.full(len(sources), start)])
     head = np.concatenate([storages + uses.op_id[is_read], uses.storage_id[is_write], sources])
-    graph = csr_array((np.ones(len(tail), dtype=np.int8), (tail, head)), shape=(start + 1, start + 1))
-    reached = breadth_first_order(graph, start, return_predecessors=False)
-    found = np.zeros(start + 1, dtype=np.bool_)
-    found[reached] = True
-    return found[:storages]
+    return reached(start, tail, head, start + 1)[:storages]
 
 
 def _read_by_models(step: Step) -> Ints:

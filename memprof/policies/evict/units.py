@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from memprof.policies.rewrite.func_transforms import is_in_transform
+from memprof.replay.directed import cycle_of
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
@@ -97,8 +96,7 @@ def cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
     """
     pairs = [(storage, source) for storage, needed in sources.items() for source in needed]
     storages, needed = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    graph = csr_array((np.ones(len(pairs), dtype=np.int8), (storages, needed)), shape=(len(lives), len(lives)))
-    _, label = connected_components(graph, directed=True, connection="strong")
+    label = cycle_of(storages, needed, len(lives))
     is_lost: Bools = np.bincount(label, minlength=1)[label] > 1
     is_outlived = lives[needed] < lives[storages]
     while True:

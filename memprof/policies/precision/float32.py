@@ -6,11 +6,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, LASTING, RECURRENT, SHORT, is_one_of
 from memprof.policies.rewrite.key_caches import first_values
+from memprof.replay.directed import reached
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.source_lines import function_of, is_of_torch
 
@@ -58,15 +57,11 @@ def reached_by_float32(
     # Concatenated with an empty tensor of the keys' type, values are as wide as these.
     is_key = np.isin(uses.op_id + 1, values) & (uses.role == "read")
     start = count + len(step.ops)
-    heads = np.concatenate(
+    tails = np.concatenate(
         [reads_storage, count + created[targets], np.full(len(sources), start), inputs, uses.storage_id[is_key]]
     )
-    tails = np.concatenate([count + reads_op, targets, sources, states, count + uses.op_id[is_key] + 1])
-    graph = sparse.csr_array((np.ones(len(heads), dtype=np.int8), (heads, tails)), shape=(start + 1, start + 1))
-    reached = csgraph.breadth_first_order(graph, start, return_predecessors=False)
-    is_reached = np.zeros(start + 1, dtype=np.bool_)
-    is_reached[reached] = True
-    return is_reached[:count]
+    heads = np.concatenate([count + reads_op, targets, sources, states, count + uses.op_id[is_key] + 1])
+    return reached(start, tails, heads, start + 1)[:count]
 
 
 def _first_states(step: Step, is_factory: Bools, is_float: Bools) -> tuple[Ints, Ints]:
