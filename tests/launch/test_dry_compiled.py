@@ -11,7 +11,12 @@ import pytest
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
-from memprof.launch.dry.dry_compiled import _shares
+from memprof.launch.dry.dry_compiled import _is_combinable, _shares
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.precision.policy import Precision
+from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
 from tests.recorder.recorded import record
 
@@ -38,6 +43,24 @@ def test_shares_are_halved_towards_the_largest_that_fits(fits_below: float, trie
     except StopIteration:
         pass
     assert found == tried
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_combinable"),
+    [
+        (Precision(), True),
+        (OptimizerPolicy.from_flag("loop"), True),
+        (Swap((".",), to="disk", what="optimizer"), True),
+        (Swap(("layers.*",), to="disk"), False),
+        (Checkpoint(("layers.*",)), False),
+    ],
+    ids=["precision", "optimizer", "swap optimizer", "swap activations", "checkpoint"],
+)
+def test_policies_that_leave_the_graph_as_it_is_are_combined_with_the_compiler(
+    policy: Policy, is_combinable: bool
+) -> None:
+    """What is saved for backward is the compiler's choice."""
+    assert _is_combinable(policy) is is_combinable
 
 
 @pytest.mark.slow

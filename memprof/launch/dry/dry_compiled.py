@@ -18,11 +18,12 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
+from memprof.policies.swap.policy import Swap
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
-#: Policies that can be combined with the compiler; the others change what it compiles.
+#: Policies that can be combined with the compiler, and moving the optimizer's state; others change what it compiles.
 _COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
 #: The search for the largest share that fits ends at this accuracy.
 _ACCURACY = 0.1
@@ -85,9 +86,13 @@ def _combinable(found: Suggestion) -> Iterator[tuple[Policy, ...]]:
     """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined."""
     yield ()
     best = found.answer.best or found.answer.least
-    others = tuple(policy for policy in best.policies if isinstance(policy, _COMBINABLE))
+    others = tuple(policy for policy in best.policies if _is_combinable(policy))
     if others:
         yield others
+
+
+def _is_combinable(policy: Policy) -> bool:
+    return isinstance(policy, _COMBINABLE) or (isinstance(policy, Swap) and policy.what == "optimizer")
 
 
 def _shares() -> Generator[float, bool, None]:
