@@ -94,10 +94,13 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
 
 
 def register(app: Dash, workspace: Workspace) -> None:
-    """Registers the callbacks that draw it."""
+    """Registers the callbacks that draw it.
 
-    @app.callback(Output(ids.PHASES, "children"), Input(ids.WINDOW, "data"))
-    def show_phases(window: Any) -> Any:
+    What can wait for the timeline does: answers share one processor, and the timeline is what is looked at.
+    """
+
+    @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    def show_phases(_: Any, window: Any) -> Any:
         if window is None:
             return no_update
         view = View.from_json(window)
@@ -170,9 +173,11 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update, None, {"display": "none"}, _TIMELINE, view.other < 0
         return or_message(other_timeline)(workspace, view, at, theme), at, _HALF, _HALF, False
 
-    @app.callback(Output(ids.OVERVIEW, "figure"), Input(ids.WINDOW, "data"), Input(ids.THEME, "data"))
+    @app.callback(
+        Output(ids.OVERVIEW, "figure"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"), State(ids.THEME, "data")
+    )
     @or_message
-    def draw_overview(window: Any, theme: Any) -> Any:
+    def draw_overview(_: Any, window: Any, theme: Any) -> Any:
         if window is None:
             return no_update
         view = View.from_json(window)
@@ -191,9 +196,9 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(cursor)
         return readout(workspace.rank(view.trace, view.rank), view)
 
-    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(ids.WINDOW, "data"))
+    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
-    def tabulate(window: Any) -> Any:
+    def tabulate(_: Any, window: Any) -> Any:
         if window is None:
             return no_update
         view = View.from_json(window)
