@@ -23,7 +23,7 @@ from memprof.trace.exporters.trace_events import (
     slices,
     write_events,
 )
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import (
     NONE,
     DeviceMemory,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, DeviceMemory
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:

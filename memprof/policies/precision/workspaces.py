@@ -17,7 +17,7 @@ from memprof.policies.rewrite.depthwise import has_copies, is_depthwise, short_c
 from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.views_read import bytes_read
 from memprof.replay.rounding import rounded
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

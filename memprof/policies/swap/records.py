@@ -20,7 +20,7 @@ from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
 from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

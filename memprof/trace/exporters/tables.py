@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.exporters.texts import whole_text
-from memprof.trace.files.columns import Coded
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.files.container import columns_of
-from memprof.trace.files.encoding import encode_table
+from memprof.trace.files.encoding import encode_columns, encode_table
 from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Column, Table
 from memprof.trace.store import Trace
 from memprof.version import __version__
@@ -120,7 +121,8 @@ def write_tables(folder: Path, trace: Trace, ranks: Sequence[int], kinds: Sequen
 
 def _write_rank_table(path: Path, trace: Trace, kind: type[Table], form: str) -> int:
     if form == "parquet":
-        return _write(path, trace.table(kind), form)
+        path.write_bytes(encode_columns(kind.columns(), lambda column: trace.columns(kind, column.name)[column.name]))
+        return int(pq.read_metadata(path).num_rows)
     columns = trace.columns(kind, *(column.name for column in kind.columns()))
     return _write_csv(path, kind, columns)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.files.coding.codings import Codings
 from memprof.trace.files.coding.unpacking import as_numpy, as_type, constant_column, missing, restored
 from memprof.trace.files.parquet_pages import unpacked_bytes
@@ -93,36 +92,6 @@ def decode_table(
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
     finally:
         pa.default_memory_pool().release_unused()  # Arrow would keep the buffers it read the columns into
-
-
-@dataclass(frozen=True, eq=False)
-class Coded:
-    """A column of texts without an object for each row.
-
-    Attributes:
-        codes: Index of each row's text in ``distinct``.
-        distinct: The distinct texts, including "" for missing ones.
-    """
-
-    codes: npt.NDArray[np.int32]
-    distinct: Texts
-
-    @staticmethod
-    def of(texts: Texts) -> Coded:
-        """Dictionary-encodes texts."""
-        known: dict[str, int] = {}
-        codes = np.fromiter((known.setdefault(text, len(known)) for text in texts.tolist()), np.int32, len(texts))
-        distinct: Texts = np.empty(len(known), dtype=object)
-        distinct[:] = list(known)
-        return Coded(codes, distinct)
-
-    def __len__(self) -> int:
-        """Returns the number of rows."""
-        return len(self.codes)
-
-    def __getitem__(self, rows: Any) -> Any:
-        """Returns the texts of some rows."""
-        return self.distinct[self.codes[rows]]
 
 
 def decode_columns(

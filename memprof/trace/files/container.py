@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 from memprof.errors import BadInputError
 from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.files.coding.codings import ELSEWHERE
 from memprof.trace.files.columns import (
     GROWTH,
     SLACK_BYTES,
-    Coded,
     CorruptTableError,
     Elsewhere,
     bytes_in_memory,

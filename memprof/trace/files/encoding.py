@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.files.coding.codings import TICKS_PER_US
 from memprof.trace.schema import Column, Floats, Table
 
@@ -29,11 +30,23 @@ def encode_table(table: Table) -> bytes:
 
     The same table gives the same bytes.
     """
-    columns = table.columns()
-    arrays = {column.name: to_arrow(column, getattr(table, column.name)) for column in columns}
-    encodings = {
-        column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
-    }
+    return encode_columns(table.columns(), lambda column: getattr(table, column.name))
+
+
+def encode_columns(columns: Sequence[Column], read: Callable[[Column], Any]) -> bytes:
+    """Writes columns as `encode_table` does, holding one at a time besides what is written.
+
+    Args:
+        columns: The columns.
+        read: Returns a column's values; texts may be ``Coded``.
+    """
+    arrays: dict[str, pa.Array[Any]] = {}
+    encodings: dict[str, str] = {}
+    for column in columns:
+        values = read(column)
+        arrays[column.name] = to_arrow(column, values)
+        if column.kind != "text":
+            encodings[column.name] = _encoding(column, values)
     return write_parquet(arrays, encodings, _LEVEL, {})
 
 
@@ -72,6 +85,9 @@ def write_parquet(
 def to_arrow(column: Column, values: Any) -> pa.Array[Any]:
     """Returns a column as it is stored in plain Parquet: times rounded, missing values null."""
     kind = ARROW_TYPES[column.kind]
+    if isinstance(values, Coded):
+        codes: Any = pa.array(values.codes, mask=(values.distinct == "")[values.codes])
+        return pa.DictionaryArray.from_arrays(codes, pa.array(map(encodable, values.distinct), type=kind))
     if column.kind == "text":
         try:
             return pa.array(values, type=kind, mask=values == "")
