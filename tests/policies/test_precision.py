@@ -248,6 +248,34 @@ def test_outputs_of_any_shape_come_back_in_float32(policy, mode):
     assert out["answer"].name == "a"
 
 
+class Recurrent(nn.Module):
+    """Mixes a hidden state with new values in ``lerp``, which takes operands of one type alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, hidden=None):
+        new = self.linear(x)
+        hidden = new if hidden is None else torch.lerp(hidden, new, new.sigmoid())
+        return hidden, [hidden]
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_states_passed_back_have_the_type_they_had(mode):
+    """A model that generates gets its states back as autocast alone would pass them, to the bit."""
+    torch.manual_seed(0)
+    model, inputs = Recurrent().train(mode != "eval"), torch.randn(2, 4)
+    with torch.set_grad_enabled(mode != "no_grad"):
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = model(inputs, model(inputs)[0])[0]
+        BF16.apply(Job(model))
+        first, states = model(inputs)
+        second, _ = model(inputs, states[0])
+    assert first.dtype == second.dtype == torch.float32
+    assert torch.equal(second, wanted.float())
+
+
 def test_exceptions_pass_through():
     """An error inside the model reaches the script as it is, and autocast is off again afterwards."""
     model = nn.Linear(4, 4)

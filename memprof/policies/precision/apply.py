@@ -16,6 +16,7 @@ from memprof.errors import PolicyError
 from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
+from memprof.policies.precision.returned import Returned
 from memprof.policies.precision.scaling import LossScaling
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.policies.runtime.replaced import replace, until_gone
@@ -53,10 +54,13 @@ def apply(job: Job, policy: Precision) -> None:
         )
         return
     scaling = LossScaling(job) if policy.dtype == "fp16" else None
-    leave: Callable[[torch.Tensor], torch.Tensor] = scaling.leave if scaling else _to_float32
+    returned = Returned(job.model)
+    leave = returned.noting(scaling.leave if scaling else _to_float32)
     device, model = job.device.type, job.model
 
     def begin(tensors: Any) -> Any:
+        if not returned.is_trained and returned.holds_any(tensors):
+            tensors = map_tensors(returned.enter, tensors)
         if scaling is None:
             return tensors
         scaling.watch(model.parameters())
