@@ -77,10 +77,8 @@ for step in range(5):
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_job_that_looks_for_triton_in_vain_is_noted(tmp_path: Path, looks: bool) -> None:
     """Libraries then run other code than on the card; torch's own searches are not the job's."""
-    (tmp_path / "kernels.py").write_text(
-        "import importlib.util\nHAS = importlib.util.find_spec('triton') is not None\n"
-    )
-    (tmp_path / "job.py").write_text(("import kernels" if looks else "") + _TRAINS)
+    (tmp_path / "kernels.py").write_text("import importlib.util\nFOUND = importlib.util.find_spec('triton')\n")
+    (tmp_path / "job.py").write_text(_TRAINS.replace("import torch", "import torch, kernels") if looks else _TRAINS)
     trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "job.py").trace
     found = [note for note in trace.manifest.notes if "Triton is not installed" in note]
     assert ["kernels looked for it" in note for note in found] == [True] * looks

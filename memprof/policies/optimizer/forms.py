@@ -7,7 +7,7 @@ fused none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from memprof.policies.optimizer import squares
@@ -47,12 +47,13 @@ class FormWriter(UpdateOperators):
             replaced: Substitute storages by original: state copied from the host.
         """
         self.begin(like=like, before=before, module_id=module_id, replaced=replaced or {})
-        loop, foreach = {
+        forms: dict[str, tuple[Callable[[Update], None], Callable[[Sequence[Update]], None]]] = {
             "adam": (self._adam_loop, self._adam_foreach),
             "sgd": (self._sgd_loop, self._sgd_foreach),
             "rmsprop": (partial(squares.rmsprop_loop, self), partial(squares.rmsprop_foreach, self)),
             "adagrad": (partial(squares.adagrad_loop, self), partial(squares.adagrad_foreach, self)),
-        }[self._algorithm]
+        }
+        loop, foreach = forms[self._algorithm]
         if form == "loop":
             for update in updates:
                 loop(update)

@@ -49,5 +49,4 @@ class Returned:
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns an argument in the type in which the model returned it, as autocast alone would pass it."""
-        dtype = self._dtypes.get(tensor)
-        return tensor if dtype is None else tensor.to(dtype)
+        return tensor.to(self._dtypes[tensor]) if tensor in self._dtypes else tensor

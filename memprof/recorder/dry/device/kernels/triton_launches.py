@@ -39,7 +39,10 @@ _SEARCHES = _Searches()
 
 
 def install() -> None:
-    """Replaces what compiles and launches a kernel, which asks the driver of a real GPU; without Triton, notes who looks for it."""
+    """Replaces what compiles and launches a kernel, which asks the driver of a real GPU.
+
+    Where Triton is not installed, the packages that look for it are noted.
+    """
     if importlib.util.find_spec(_TRITON) is None:
         sys.meta_path.append(_SEARCHES)
         return
@@ -53,8 +56,8 @@ def notes() -> list[str]:
         return []
     packages = ", ".join("the script" if name == "__main__" else name for name in _SEARCHES.packages)
     note = (
-        f"Triton is not installed, and {packages} looked for it: what runs instead of its kernels can take several times "
-        "the memory; install it (pip install triton) to dry-run what the card would run"
+        f"Triton is not installed, and {packages} looked for it: what runs instead of its kernels can take several "
+        "times the memory; install it (pip install triton) to dry-run what the card would run"
     )
     return [note]
 
