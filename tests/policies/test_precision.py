@@ -26,6 +26,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from tests.policies.faces import one_thread, record_step, recorded, train, trained
+from tests.recorder.recorded import record_script
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 TABLES = ("modules", "module_calls", "ops", "storages", "uses", "saved", "memory")
@@ -283,6 +284,37 @@ def test_exceptions_pass_through():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(2, 3))
     assert not torch.is_autocast_enabled("cpu")
+
+
+_INDICES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.linear(x)
+        rows = MADE
+        return y.index_select(0, rows).sum()
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(6):
+    model(torch.randn(400, 8)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_indices_that_would_be_rounded_are_refused(tmp_path):
+    """Integers in the type of an activation and back are other integers in bfloat16."""
+    kept = record_script(tmp_path, _INDICES.replace("MADE", "torch.arange(399, -1, -1)")).step
+    assert live_bytes(BF16.transform(kept)).during.max() > 0
+    cast = record_script(tmp_path, _INDICES.replace("MADE", "y.new_tensor(torch.arange(399, -1, -1)).long()")).step
+    with pytest.raises(PolicyError, match="those above 256 would be rounded"):
+        BF16.transform(cast)
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16, PURE], ids=Precision.describe)
