@@ -70,7 +70,7 @@ _MADE_IN_THE_LOOP = """
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
 def inputs():
@@ -87,6 +87,6 @@ def test_inputs_are_held_for_what_is_computed_from_them(tmp_path: Path) -> None:
     """Under bf16 the float32 input is freed in forward, and its short copy can be recomputed while remat holds it."""
     step = Precision("bf16").transform(record_script(tmp_path, _MADE_IN_THE_LOOP).step)
     peak = int(live_bytes(step).during.max())
-    under = Remat(budget=str(peak * 9 // 10), exceeds=True).transform(step)
+    under = Remat(budget=str(peak * 7 // 10), exceeds=True).transform(step)
     under.check()
-    assert int(live_bytes(under).during.max()) <= peak * 9 // 10
+    assert int(live_bytes(under).during.max()) <= peak * 7 // 10
