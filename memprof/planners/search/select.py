@@ -20,7 +20,7 @@ from memprof.trace.schema import Ints
 #: Share of the step time by which another combination of policies has to be faster to be searched.
 _WORTH_TRYING = 2e-3
 #: Changes of the best plan tried in the end: at most, and operators replayed for them at most.
-_MOST_REFINED, _REFINED_OPS = 200, 150_000
+_MOST_REFINED, _REFINED_OPS = 200, 50_000
 
 
 class Selection:
