@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies import faces
 from tests.policies.faces import compare, record_step, recorded, train, trained
+from tests.recorder.recorded import record
 
 HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
 FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -27,6 +29,10 @@ OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {}),
     "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
     "SGD Nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    "RMSprop": (torch.optim.RMSprop, {}),
+    "RMSprop centered": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+    "Adagrad decayed": (torch.optim.Adagrad, {"weight_decay": 0.1}),
 }
 
 
@@ -116,6 +122,15 @@ def test_prediction_is_the_measured_peak(name, text):
         ("Adam amsgrad", "foreach", "loop"),
         ("SGD Nesterov", "loop", "foreach"),
         ("SGD Nesterov", "foreach", "in-backward"),
+        ("RMSprop", "foreach", "loop"),
+        ("RMSprop", "loop", "foreach"),
+        ("RMSprop", "foreach", "in-backward"),
+        ("RMSprop centered", "foreach", "loop"),
+        ("RMSprop centered", "loop", "foreach"),
+        ("Adagrad", "foreach", "loop"),
+        ("Adagrad", "loop", "foreach"),
+        ("Adagrad decayed", "foreach", "loop"),
+        ("Adagrad decayed", "loop", "foreach"),
     ],
 )
 def test_forms_become_each_other(name, form, target, monkeypatch):
@@ -130,6 +145,27 @@ def test_forms_become_each_other(name, form, target, monkeypatch):
     phase = "backward" if target == "in-backward" else "optimizer"
     assert peak(predicted, phase) == peak(measured, phase), compare(predicted, measured)
     assert peak(predicted) == peak(measured), compare(predicted, measured)
+
+
+_ON_A_CARD = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).cuda()
+optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9, weight_decay=0.1)
+for step in range(5):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_updates_in_backward_on_a_card_are_as_predicted(tmp_path: Path) -> None:
+    """Weight decay makes a sum inside backward, which is not one of gradients: it has memory of its own."""
+    words = ("--dry-run", "--device", "rtx4090")
+    (tmp_path / "job.py").write_text(_ON_A_CARD)
+    step = record(tmp_path, *words, "job.py").step
+    for text in ("in-backward,loop", "host"):
+        measured = record(tmp_path, *words, "--optimizer", text, "job.py", name="under.memprof").step
+        assert peak(OptimizerPolicy.from_flag(text).transform(step)) == peak(measured), text
 
 
 @pytest.mark.parametrize(

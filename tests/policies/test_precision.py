@@ -26,6 +26,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from tests.policies.faces import one_thread, record_step, recorded, train, trained
+from tests.recorder.recorded import record_script
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
 TABLES = ("modules", "module_calls", "ops", "storages", "uses", "saved", "memory")
@@ -248,6 +249,34 @@ def test_outputs_of_any_shape_come_back_in_float32(policy, mode):
     assert out["answer"].name == "a"
 
 
+class Recurrent(nn.Module):
+    """Mixes a hidden state with new values in ``lerp``, which takes operands of one type alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, hidden=None):
+        new = self.linear(x)
+        hidden = new if hidden is None else torch.lerp(hidden, new, new.sigmoid())
+        return hidden, [hidden]
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_states_passed_back_have_the_type_they_had(mode):
+    """A model that generates gets its states back as autocast alone would pass them, to the bit."""
+    torch.manual_seed(0)
+    model, inputs = Recurrent().train(mode != "eval"), torch.randn(2, 4)
+    with torch.set_grad_enabled(mode != "no_grad"):
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = model(inputs, model(inputs)[0])[0]
+        BF16.apply(Job(model))
+        first, states = model(inputs)
+        second, _ = model(inputs, states[0])
+    assert first.dtype == second.dtype == torch.float32
+    assert torch.equal(second, wanted.float())
+
+
 def test_exceptions_pass_through():
     """An error inside the model reaches the script as it is, and autocast is off again afterwards."""
     model = nn.Linear(4, 4)
@@ -255,6 +284,37 @@ def test_exceptions_pass_through():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(2, 3))
     assert not torch.is_autocast_enabled("cpu")
+
+
+_INDICES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.linear(x)
+        rows = MADE
+        return y.index_select(0, rows).sum()
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(6):
+    model(torch.randn(400, 8)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_indices_that_would_be_rounded_are_refused(tmp_path):
+    """Integers in the type of an activation and back are other integers in bfloat16."""
+    kept = record_script(tmp_path, _INDICES.replace("MADE", "torch.arange(399, -1, -1)")).step
+    assert live_bytes(BF16.transform(kept)).during.max() > 0
+    cast = record_script(tmp_path, _INDICES.replace("MADE", "y.new_tensor(torch.arange(399, -1, -1)).long()")).step
+    with pytest.raises(PolicyError, match="those above 256 would be rounded"):
+        BF16.transform(cast)
 
 
 @pytest.mark.parametrize("policy", [BF16, FP16, PURE], ids=Precision.describe)

@@ -1,6 +1,8 @@
-"""Tensors overwritten with values computed from them: remat keeps them."""
+"""Tensors that remat keeps: overwritten with values computed from them, or read by what is recomputed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from torch import nn
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.evict.units import cannot_be_remade, units_of
+from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
+from tests.recorder.recorded import record_script
 
 
 class Solver(nn.Module):
@@ -60,3 +64,29 @@ def test_a_table_filled_from_itself_is_predicted_in_time(tmp_path):
         except PolicyError as error:
             refused = str(error)
         assert "remat cannot stay within" in refused if held is None else held <= peak * share
+
+
+_MADE_IN_THE_LOOP = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def inputs():
+    return torch.cat([torch.randn(2048, 32), torch.randn(2048, 32)], 1)
+
+for step in range(6):
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_inputs_are_held_for_what_is_computed_from_them(tmp_path: Path) -> None:
+    """Under bf16 the float32 input is freed in forward, and its short copy can be recomputed while remat holds it."""
+    step = Precision("bf16").transform(record_script(tmp_path, _MADE_IN_THE_LOOP).step)
+    peak = int(live_bytes(step).during.max())
+    under = Remat(budget=str(peak * 7 // 10), exceeds=True).transform(step)
+    under.check()
+    assert int(live_bytes(under).during.max()) <= peak * 7 // 10

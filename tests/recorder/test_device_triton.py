@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memprof.recorder.dry.device.kernels import triton_launches
+from tests.recorder.recorded import record
 
 #: Triton's names as far as a launch needs them: it comes with CUDA builds of torch alone, and asks the driver.
 _TRITON = {
@@ -59,3 +60,25 @@ def test_launches_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     triton_launches.install()
     assert JITFunction()[(8,)](1, BLOCK=2) is None
     assert Autotuner()[lambda meta: (meta["BLOCK"],)](1, n=3) is None
+
+
+_TRAINS = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_job_that_looks_for_triton_in_vain_is_noted(tmp_path: Path, looks: bool) -> None:
+    """Libraries then run other code than on the card; torch's own searches are not the job's."""
+    (tmp_path / "kernels.py").write_text("import importlib.util\nFOUND = importlib.util.find_spec('triton')\n")
+    (tmp_path / "job.py").write_text(_TRAINS.replace("import torch", "import torch, kernels") if looks else _TRAINS)
+    trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "job.py").trace
+    found = [note for note in trace.manifest.notes if "Triton is not installed" in note]
+    assert ["kernels looked for it" in note for note in found] == [True] * looks

@@ -219,6 +219,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     selection.refine()
     selection.narrow()
     selection.narrow_frames(frames)
+    selection.refine()
     return frames
 
 

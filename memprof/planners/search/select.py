@@ -42,6 +42,7 @@ class Selection:
         self._before = tuple(policy_types()[: min((policy_types().index(kind) for kind in chooses), default=0)])
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
         self._searches: list[tuple[Candidate, Mixture]] = []
+        self._refined: list[Mixture] = []
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
@@ -77,10 +78,15 @@ class Selection:
             self._bench.try_plan(*frame, *effects.policies(_lowest(effects)))
 
     def refine(self) -> None:
-        """Tries changes of the best mixture at random: many where a replay is quick."""
-        if self._searches:
-            _, fastest = min(self._searches, key=lambda one: rank(one[0]))
-            fastest.refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
+        """Tries changes of the best mixture at random: many where a replay is quick, none if that was done before."""
+        if not self._searches:
+            return
+        _, fastest = min(self._searches, key=lambda one: rank(one[0]))
+        if fastest not in self._refined:
+            self._refined.append(fastest)
+            found = fastest.refined(min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1)))
+            if found is not None:
+                self._searches.append((found, fastest))
 
     def narrow(self) -> None:
         """Finds the least part of what a policy of the fastest plan concerns, such as optimizer state, that is enough.
@@ -138,7 +144,13 @@ class Selection:
     def _mixed(self, frame: tuple[Policy, ...]) -> Candidate | None:
         """Returns the fastest mixture found on top of a combination; None if none fits."""
         effects = None if self._bench.try_plan(*frame) is None else self._effects(frame)
-        return None if effects is None else Mixture(self._bench, frame, effects, self._budget).search()
+        if effects is None:
+            return None
+        mixture = Mixture(self._bench, frame, effects, self._budget)
+        found = mixture.search()
+        if found is not None:
+            self._searches.append((found, mixture))
+        return found
 
     def _fastest(self) -> tuple[Policy, ...]:
         """Returns the policies of the fastest plan that fits, none where none does."""

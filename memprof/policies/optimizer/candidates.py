@@ -10,23 +10,31 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.trace.step import Step
 
+#: Algorithms that torch runs as one kernel on a device.
+_FUSED = ("adam", "sgd")
+
 
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns updates within backward or of one parameter at a time, where the step has an optimizer.
 
-    On a device, Adam and SGD can run as one kernel, faster and without temporaries, or keep their state on the host.
+    On a device, Adam and SGD can run as one kernel, faster and without temporaries; their state, and RMSprop's and
+    Adagrad's, can be on the host.
     """
     if not np.any(step.ops.phase == "optimizer"):
         return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
-    if not step.targets_device() or not _has_forms(step):
-        return Candidates((OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop")))
-    settings = [{"loop": "fused"}, {"state": "host"}]
-    return Candidates(tuple(OptimizerPolicy(in_backward=early, **one) for early in (True, False) for one in settings))
+    alone = (OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop"))
+    kind = _algorithm(step) if step.targets_device() else ""
+    if not kind:
+        return Candidates(alone)
+    on_host = [OptimizerPolicy(state="host", in_backward=early) for early in (True, False)]
+    if kind not in _FUSED:
+        return Candidates((*alone, *on_host))
+    return Candidates((*(OptimizerPolicy(loop="fused", in_backward=early) for early in (True, False)), *on_host))
 
 
-def _has_forms(step: Step) -> bool:
-    """Tells whether the updates are of an optimizer whose other forms are known."""
+def _algorithm(step: Step) -> str:
+    """Returns the optimizer's algorithm, "" where its other forms are unknown."""
     try:
-        return bool(recognise_updates(step).algorithm)
+        return recognise_updates(step).algorithm
     except PolicyError:
-        return False
+        return ""

@@ -17,6 +17,8 @@ ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 _AMSGRAD = {"max_exp_avg_sq"}
 _SGD = {"momentum_buffer"}
+_RMSPROP, _MOMENTUM = {"step", "square_avg"}, {"momentum_buffer", "grad_avg"}
+_ADAGRAD = {"step", "sum"}
 _NAMES = (
     {f"add_.{kind}" for kind in ("Tensor", "Scalar")}
     | {"mul_.Tensor", "add.Tensor", "lerp_.Scalar", "addcmul_.default", "addcdiv_.default", "sqrt.default"}
@@ -26,6 +28,11 @@ _NAMES = (
     | {"_foreach_addcdiv_.ScalarList", "_foreach_maximum_.List"}
     | {f"_fused_{name}_.default" for name in ("adam", "adamw", "sgd")}
 )
+#: Operators that RMSprop and Adagrad run besides those.
+_SQUARES_NAMES = _NAMES | {
+    *("addcmul.default", "sqrt_.default", "_foreach_addcmul.Scalar", "_foreach_sqrt_.default"),
+    *("_foreach_addcdiv_.Scalar", "_foreach_mul.ScalarList", "_foreach_mul_.ScalarList", "_fused_adagrad_.default"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Updates:
         owner: Row of ``updates`` each of ``ops`` belongs to; NONE for those shared by several. Shape ``(ops,)``.
         updates: The updates, in the optimizer's order.
         form: loop, foreach or fused.
-        algorithm: adam, sgd, or "" for any other.
+        algorithm: adam, sgd, rmsprop, adagrad, or "" for any other.
     """
 
     ops: Ints
@@ -82,20 +89,25 @@ def recognise_updates(step: Step) -> Updates:
     if not known.any():
         raise PolicyError("The step has no optimizer update of a known parameter; the optimizer policy needs one.")
 
-    # The optimizer visits its parameters in the order its state was recorded, a loop in the order its operators name
-    # them; within one operator the order of accesses carries no information.
-    parameters, first = np.unique(use_parameter[known], return_index=True)
-    is_state = known & (storages.category[use_storage] == "optimizer_state")
-    state = np.full(len(storages), len(storages), dtype=np.int64)
-    np.minimum.at(state, use_parameter[is_state], use_storage[is_state])
-    parameters = parameters[np.lexsort((state[parameters], use_op[known][first]))]
-    row_of = np.full(len(storages) + 1, NONE, dtype=np.int64)
-    row_of[parameters] = np.arange(len(parameters))
-
     # An operator that names one parameter belongs to it, as do the following ones that name none.
     lowest, highest = np.full(len(ops), len(storages)), np.full(len(ops), NONE)
     np.minimum.at(lowest, use_op[known], use_parameter[known])
     np.maximum.at(highest, use_op[known], use_parameter[known])
+    alone = np.flatnonzero(lowest == highest)
+    named_alone = np.full(len(storages), len(ops), dtype=np.int64)
+    np.minimum.at(named_alone, lowest[alone], alone)
+
+    # A loop visits the parameters in the order in which its operators name them; foreach in the order in which it reads
+    # their counts of steps, or else in that in which their state was recorded. Within one operator the order of
+    # accesses carries no information.
+    parameters, first = np.unique(use_parameter[known], return_index=True)
+    is_state = known & (storages.category[use_storage] == "optimizer_state")
+    state = np.full(len(storages), len(storages), dtype=np.int64)
+    np.minimum.at(state, use_parameter[is_state], use_storage[is_state])
+    parameters = parameters[np.lexsort((state[parameters], named_alone[parameters], use_op[known][first]))]
+    row_of = np.full(len(storages) + 1, NONE, dtype=np.int64)
+    row_of[parameters] = np.arange(len(parameters))
+
     place = np.where(highest[own] != NONE, np.arange(len(own)), -1)
     carried = np.maximum.accumulate(place)
     carried = np.where(carried < 0, place[place >= 0][0] if (place >= 0).any() else 0, carried)
@@ -107,14 +119,25 @@ def recognise_updates(step: Step) -> Updates:
         if any(str(name).startswith(prefix) for name in names):
             form = kind
     updates = _updates(step, own, parameters, parameter_of, use_op, use_storage, uses.role[inside], form)
+    used = {str(name).removeprefix("aten.") for name in names}
+    return Updates(own, owner, updates, form, _algorithm(used, updates))
+
+
+def _algorithm(names: set[str], updates: tuple[Update, ...]) -> str:
+    """Returns the algorithm that runs these operators on the updates' state; "" for any other."""
     keys = {key for update in updates for key in update.storages} - {PARAMETER, GRADIENT}
-    is_known = {str(name).removeprefix("aten.") for name in names} <= _NAMES
-    algorithm = ""
-    if is_known and keys <= _SGD:
-        algorithm = "sgd"
-    elif is_known and keys <= _ADAM | _AMSGRAD and all(update.storages.keys() >= _ADAM for update in updates):
-        algorithm = "adam"
-    return Updates(own, owner, updates, form, algorithm)
+    found = ""
+    if names <= _NAMES and keys <= _SGD:
+        found = "sgd"
+    for kind, known, always, more in (
+        ("adam", _NAMES, _ADAM, _AMSGRAD),
+        ("rmsprop", _SQUARES_NAMES, _RMSPROP, _MOMENTUM),
+        ("adagrad", _SQUARES_NAMES, _ADAGRAD, set[str]()),
+    ):
+        is_like = names <= known and keys <= always | more
+        if is_like and all(update.storages.keys() >= always for update in updates):
+            found = kind
+    return found
 
 
 def gradients_of_earlier_steps(step: Step, updates: Updates) -> Ints:

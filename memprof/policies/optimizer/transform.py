@@ -77,8 +77,8 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
         )
     if not keeps_form and not updates.algorithm:
         raise PolicyError(
-            "Unsupported optimizer: only Adam, AdamW and SGD can be predicted in full; for others only in_backward can "
-            "be predicted, and only if they run as a loop."
+            "Unsupported optimizer: only Adam, AdamW, SGD, RMSprop and Adagrad can be predicted in full; for others "
+            "only in_backward can be predicted, and only if they run as a loop."
         )
     rows = np.array([update.storages[PARAMETER] for update in updates.updates], dtype=np.int64)
     parameters = step.storages.take(rows)

@@ -30,7 +30,9 @@ ONE_TYPE = (
 _SPARSE_PRODUCTS = ("mm", "addmm", "_sparse_addmm")
 _CAST_PRODUCTS = ("mm", "addmm")
 _INDICES = ("int64", "int32")
-#: Roles of a product's operands.
+#: Largest integer up to which a type represents all.
+_EXACT_INTEGERS = {"bf16": 256, "fp16": 2048}
+#: Roles of an operator's operands and results.
 _OPERANDS = ("read", "write")
 
 
@@ -95,6 +97,30 @@ def refuse_mixed_types(step: Step, types: Types) -> None:
         raise PolicyError(
             f"precision: {types.names[mixed[0]]}{place} would mix float32 and short operands, which "
             "torch's autocast rejects; cast one of them in the model (.to(other.dtype)), or leave the policy out."
+        )
+
+
+def refuse_rounded_integers(step: Step, types: Types, policy: Precision) -> None:
+    """Rejects a step that casts integers to a floating point type and back, such as indices by ``x.new_tensor(rows)``.
+
+    Raises:
+        PolicyError: It does; a short type would round large ones.
+    """
+    uses, storages = step.uses, step.storages
+    is_cast = is_one_of(types.names, ("_to_copy",)) & (types.region != NONE) & (types.forward == NONE)
+    is_integer = np.isin(storages.dtype, _INDICES)
+    rows = is_cast[uses.op_id]
+    reads, writes = (np.flatnonzero(rows & (uses.role == role)) for role in _OPERANDS)
+    of_integers = np.isin(uses.op_id[writes], uses.op_id[reads[is_integer[uses.storage_id[reads]]]])
+    copies = uses.storage_id[writes[of_integers]]
+    is_copy = np.isin(uses.storage_id[reads], copies[types.is_float[copies]])
+    back = np.intersect1d(uses.op_id[reads[is_copy]], uses.op_id[writes[is_integer[uses.storage_id[writes]]]])
+    if len(back):
+        module = step.ops.module_id[back[0]]
+        place = f" in {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
+        raise PolicyError(
+            f"precision: integers are cast to a floating point type and back{place}; in {policy.dtype} those above "
+            f"{_EXACT_INTEGERS[policy.dtype]} would be rounded. Keep them integers there, or leave the policy out."
         )
 
 

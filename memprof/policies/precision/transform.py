@@ -23,6 +23,7 @@ from memprof.policies.precision.misfits import (
     refuse_mixed_types,
     refuse_own_autocast,
     refuse_recurrent,
+    refuse_rounded_integers,
     refuse_sparse,
     refuse_unscaled,
 )
@@ -75,6 +76,7 @@ def _rewritten(step: Step, policy: Precision, own_casts: OwnCasts) -> Step:
     refuse_mixed_types(step, types)
     refuse_recurrent(step, types, policy)
     refuse_sparse(step, types)
+    refuse_rounded_integers(step, types, policy)
     if policy.dtype == "fp16":
         refuse_unscaled(step, types)
     nodes = Nodes(step, types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from memprof.policies.rewrite.compiled_code import may_be_compiled
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
 from memprof.replay.live import live_bytes
-from memprof.trace.schema import Ints
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     at_once = _named(step, units, policy.recompute)
     allowed = 1 - ROOM if at_most else 1.0
     budget_bytes = policy.bytes_of(int(live_bytes(step).during.max())) if policy.budget else 0
+    step = _holding_inputs(step, units)
     budget = max(int(budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
     course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
     draft = Draft(step)
@@ -73,6 +75,17 @@ def _replaces_saved(step: Step) -> bool:
     """Returns whether a policy replaced tensors that autograd saved; optimizer state does not count."""
     is_others = np.isin(step.ops.name, _OTHERS)[step.uses.op_id]
     return bool((is_others & (step.storages.category[step.uses.storage_id] != "optimizer_state")).any())
+
+
+def _holding_inputs(step: Step, units: Units) -> Step:
+    """Returns the step with what cannot be recomputed alive for as long as what is computed from it may be."""
+    storages, outline = step.storages, outline_of(step, units)
+    until = np.array(outline.known_until, dtype=np.int64)
+    rows = np.unique([source for sources in units.sources.values() for source in sources]).astype(np.int64)
+    rows = rows[~units.can_recompute[rows] & (until[rows] > np.array(outline.freed, dtype=np.int64)[rows])]
+    freed = storages.freed_op_id.copy()
+    freed[rows] = np.where(until[rows] < len(step.ops), until[rows], NONE)
+    return dataclasses.replace(step, storages=storages.replace(freed_op_id=freed))
 
 
 def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> frozenset[int]:

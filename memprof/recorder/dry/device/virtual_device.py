@@ -15,6 +15,7 @@ from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
+from memprof.recorder.dry.device.kernels import triton_launches
 from memprof.recorder.dry.device.kernels.attention import masked_in_place
 from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
@@ -182,7 +183,7 @@ class VirtualDevice:
         """Returns notes on the device for the reader of the trace."""
         if not self.memory.was_used:
             return [f"{UNUSED_DEVICE} ({self.card.machine.name}): move its model there, or dry-run it without --device"]
-        notes = [self.card.note(), *self._kernels.notes()]
+        notes = [self.card.note(), *self._kernels.notes(), *triton_launches.notes()]
         if CURRENT.captures:
             notes.append(
                 f"CUDA graphs captured: {CURRENT.captures}. What replays use stays reserved in the graphs' pools; what "

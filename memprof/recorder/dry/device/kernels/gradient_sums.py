@@ -16,6 +16,8 @@ import torch
 _ADD = torch.ops.aten.add.Tensor
 _ENGINE = torch.autograd.graph.__file__
 _FRAMES = ("memprof", "torch")
+#: Where torch's optimizers are; they may run inside backward.
+_OPTIMIZERS = "torch.optim."
 #: References of a tensor: of C++, to its storage, and of Python.
 _Counts = tuple[int, int, int]
 
@@ -78,15 +80,15 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def _depth() -> int:
-    """Returns how many modes the engine's call has passed; -1 if Python code of the job made the call."""
+    """Returns how many modes the engine's call has passed; -1 if Python code of the job or an optimizer made it."""
     depth, frame = 0, sys._getframe(2)
     while frame is not None:
-        code = frame.f_code
+        code, name = frame.f_code, str(frame.f_globals.get("__name__", ""))
         if code.co_name == "_engine_run_backward" and code.co_filename == _ENGINE:
             return depth
         if code.co_name == "__torch_dispatch__":
             depth += 1
-        elif frame.f_globals.get("__name__", "").partition(".")[0] not in _FRAMES:
+        elif name.partition(".")[0] not in _FRAMES or name.startswith(_OPTIMIZERS):
             return -1
         frame = frame.f_back  # type: ignore[assignment]
     return -1
