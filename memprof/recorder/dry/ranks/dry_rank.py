@@ -13,6 +13,7 @@ import torch
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
+from memprof.recorder.dry.ranks.pipelines import PipelineStages
 from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.ranks.sharding import (
@@ -47,6 +48,7 @@ class DryRank:
             is_given: Whether the parent starts each rank, with its number in the environment.
         """
         self.role = Role()
+        self._spool = spool
         self._messages = Messages(spool, self.role, refuse, is_given=is_given)
         self._refuse = refuse
         self._count_left_out = count_left_out
@@ -65,6 +67,7 @@ class DryRank:
         allow_missing_ranks(self.role, self._join)
         if self._is_given:
             run_own_rank(self._refuse)
+            PipelineStages(self.role, self._spool).install()
 
     def write_role(self, spool: Path) -> None:
         """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.
