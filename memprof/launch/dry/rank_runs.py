@@ -117,7 +117,7 @@ class RankRuns:
                     return status
                 waiting = self._waiting()
                 wanted = [*self._wanted, *(rank for rank in self._surveyed if rank not in self._surveys)]
-                turns = find_turns(self._running, self._ended, waiting, wanted, self._most_running)
+                turns = find_turns(self._running, self._ended, waiting, wanted, self._most_running, self._ranks)
                 if turns.is_done:
                     self._leave_out_others()
                     return 0

@@ -52,10 +52,11 @@ class RankRole:
 
 @dataclass(frozen=True)
 class StageSurvey:
-    """What a rank has shown of its pipeline stages once each of them ran one micro-batch forward and backward.
+    """What a rank has shown of its pipeline stages once each of them ran one micro-batch.
 
     Attributes:
-        digest: A number equal for ranks that ran the same operators until then, in each stage for one micro-batch.
+        digest: A number equal for ranks that ran the same operators until then, in each stage for one micro-batch, and
+            stored the same bytes.
         stored: The maximum number of micro-batches that the rank stores at a time, by its schedule.
     """
 

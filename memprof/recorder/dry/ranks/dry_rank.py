@@ -38,6 +38,7 @@ class DryRank:
         count_left_out: Callable[[str], None],
         *,
         is_given: bool = False,
+        is_on_device: bool = False,
     ) -> None:
         """Changes nothing yet.
 
@@ -46,9 +47,10 @@ class DryRank:
             refuse: Ends the job with a message.
             count_left_out: Called for each action that is left out.
             is_given: Whether the parent starts each rank, with its number in the environment.
+            is_on_device: Whether the job runs on a virtual GPU.
         """
         self.role = Role()
-        self._spool = spool
+        self._spool, self._is_on_device = spool, is_on_device
         self._messages = Messages(spool, self.role, refuse, is_given=is_given)
         self._refuse = refuse
         self._count_left_out = count_left_out
@@ -67,7 +69,7 @@ class DryRank:
         allow_missing_ranks(self.role, self._join)
         if self._is_given:
             run_own_rank(self._refuse)
-            PipelineStages(self.role, self._spool).install()
+            PipelineStages(self.role, self._spool, is_on_device=self._is_on_device).install()
 
     def write_role(self, spool: Path) -> None:
         """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.

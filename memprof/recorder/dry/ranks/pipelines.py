@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memprof.recorder.dry.ranks.role import Role
 
 _PACKAGE = "torch.distributed.pipelining"
-_CALLS = ("forward_one_chunk", "backward_one_chunk")
+_FORWARD, _BACKWARD = "forward_one_chunk", "backward_one_chunk"
 #: Actions of a schedule that store a micro-batch, and those that free it (backward, or its part for the input).
 _STORES, _FREES = "F", ("B", "I")
 
@@ -30,18 +30,21 @@ _STORES, _FREES = "F", ("B", "I")
 class PipelineStages:
     """What the stages of this rank do with their first micro-batch, and how many they store at a time."""
 
-    def __init__(self, role: Role, spool: Path) -> None:
+    def __init__(self, role: Role, spool: Path, *, is_on_device: bool) -> None:
         """Changes nothing yet.
 
         Args:
             role: Follows this rank's operators.
             spool: The recording's spool folder, which receives the survey.
+            is_on_device: Whether the job runs on a virtual GPU. Then the survey is complete after the first forward of
+                each stage, which includes the bytes that it stores; else only after the first backward.
         """
+        self._calls = (_FORWARD,) if is_on_device else (_FORWARD, _BACKWARD)
         self._role = role
         self._spool = spool
         self._before: int | None = None
-        #: The digest of the first call of each kind, by the number of the stage.
-        self._digests: dict[tuple[int, str], int] = {}
+        #: The digest of the first call of each kind, and the bytes that it stored, by the number of the stage.
+        self._digests: dict[tuple[int, str], tuple[int, int]] = {}
         self._stages: list[int] = []
         self._stored = 0
 
@@ -53,7 +56,7 @@ class PipelineStages:
 
     def _follow_stages(self, module: ModuleType) -> None:
         kind: Any = getattr(module, "_PipelineStageBase", None)
-        for name in _CALLS:
+        for name in self._calls:
             if hasattr(kind, name):
                 setattr(kind, name, self._followed(name, getattr(kind, name)))
 
@@ -65,10 +68,11 @@ class PipelineStages:
                 return original(stage, *args, **kwargs)
             before = self._role.begin_part()
             self._before = before if self._before is None else self._before
+            allocated_bytes = torch.cuda.memory_allocated()
             try:
                 return original(stage, *args, **kwargs)
             finally:
-                self._digests[key] = self._role.end_part()
+                self._digests[key] = self._role.end_part(), torch.cuda.memory_allocated() - allocated_bytes
                 self._write_if_complete()
 
         return call
@@ -97,9 +101,9 @@ class PipelineStages:
             self._stored = most_stored(_kinds(actions))
 
     def _write_if_complete(self) -> None:
-        keys = [(stage, name) for stage in self._stages for name in _CALLS]
+        keys = [(stage, name) for stage in self._stages for name in self._calls]
         if all(key in self._digests for key in keys):
-            digests = [self._before, *(self._digests[key] for key in keys)]
+            digests = (self._before, *(self._digests[key] for key in keys))
             StageSurvey(zlib.crc32(repr(digests).encode()), self._stored).write(self._spool, self._role.rank)
 
 
