@@ -10,6 +10,7 @@ from pathlib import Path
 from memprof.errors import MemprofError
 from memprof.launch.parent.environment import recording_environment
 from memprof.launch.parent.host import HostSampler
+from memprof.launch.parent.group_anchor import GroupAnchor
 from memprof.launch.parent.no_driver import stand_in_for_tools
 from memprof.launch.parent.relay import SignalRelay
 from memprof.launch.parent.settings import Settings
@@ -48,7 +49,8 @@ def run_job(
                 from memprof.launch.dry.rank_runs import RankRuns  # only few jobs need it
 
                 runs = RankRuns(command, environment, spool, settings.ranks, settings.nodes, target.name)
-                return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
+                with GroupAnchor():
+                    return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
             # File descriptors beyond stderr are inherited by the job: process substitution, make's job server.
             job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)

@@ -63,7 +63,7 @@ class DryRank:
             return
         from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
 
-        dry_replicas()
+        dry_replicas(self.role.note_reduction)
         end_joins_at_once()
         Objects(self._messages, self.role).install()
         allow_missing_ranks(self.role, self._join)

@@ -80,8 +80,17 @@ class Role:
             args: Its arguments.
         """
         group = device_group(func, args)
-        if group is not None and group.size() > 1:
-            peers = torch.distributed.get_process_group_ranks(group) if connects_all(func) else ()
+        if group is not None:
+            self.note_reduction(group, torch.distributed.get_process_group_ranks(group) if connects_all(func) else ())
+
+    def note_reduction(self, group: Any, peers: Sequence[int] = ()) -> None:
+        """Notes the communicator of a process group, which runs collectives on the device.
+
+        Args:
+            group: The group.
+            peers: Ranks to which this one sends, besides its neighbours.
+        """
+        if group.size() > 1:
             self._communicate(group.group_name, peers)
 
     def note_transfer(self, rank: int, group: Any, *, is_batched: bool) -> None:
