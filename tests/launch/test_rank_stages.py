@@ -39,7 +39,7 @@ def _decide(
 
 
 def _falling(rank: int) -> StageSurvey:
-    """As under 1F1B: each stage stores a micro-batch less than the one before; the first and the last have own layers."""
+    """As under 1F1B: each stage stores one micro-batch less than the last; the first and the last have own layers."""
     return StageSurvey({0: 1, _RANKS - 1: 2}.get(rank, 3), _RANKS - rank)
 
 

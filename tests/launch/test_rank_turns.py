@@ -46,6 +46,6 @@ def test_who_runs(
     ids=("the next is started in advance", "there is no next", "one wait is no line yet"),
 )
 def test_ranks_that_wait_in_a_line_start_the_next(alive: set[int], world_size: int, starting: tuple[int, ...]) -> None:
-    """Each stage waits for the shapes of the next: while the last one that was started begins, so does the one after."""
+    """Each stage waits for the shapes of the next: while the last one begins, so does the one after it."""
     waiting = {rank: rank + 1 for rank in sorted(alive)[:-1]}
     assert find_turns(alive, (), waiting, (), 2, world_size).starting == starting

@@ -18,7 +18,7 @@ _ON_A_CARD = ("--dry-run", "--device", "rtx4090")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
 def test_stages_that_are_not_run_have_the_peaks_that_they_have_if_they_are(tmp_path: Path, schedule: str) -> None:
-    """Under torchrun all six are run. Each stage that is not has its peak on the line between two others, to the byte."""
+    """Under torchrun all six are run. The one that is not has its peak on the line between two others, to the byte."""
     ranks = "6"
     some = record(tmp_path, *_ON_A_CARD, "--ranks", ranks, str(_STAGES), schedule, name="some.memprof").trace
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)

@@ -109,11 +109,11 @@ def find_roles(
             parts = _cut(box, grid.sizes, lines)
             slabs = [_ranks_in(part, rank_at) for part in parts]
             stages = [slab[0] for slab in slabs]
-            missing = unsurveyed(stages, known, surveys) if _is_staged(box, lines) else None
-            if missing:
-                roles.surveyed += missing
+            asked = unsurveyed(stages, known, surveys) if _is_staged(box, lines) else None
+            if asked:
+                roles.surveyed += asked
                 continue
-            found = find_stretches(stages, known, surveys) if missing is not None else []
+            found = find_stretches(stages, known, surveys) if asked is not None else []
             skipped = {rank for stretch in found for ranks in stretch.skipped for rank in ranks}
             open_boxes += [part for part, rank in zip(parts, stages, strict=True) if rank not in skipped]
             stretches += [(stretch, slabs) for stretch in found]

@@ -1,8 +1,9 @@
 """Finds stages of a pipeline between two others that differ only in how many micro-batches they store.
 
-Where stages run the same operators on the same sizes for a micro-batch, each moment of a rank's step holds a fixed number
-of bytes and so many for each stored micro-batch. The highest of these moments is a convex function of the number of
-stored micro-batches: at most the straight line between two ranks, and exactly on it if a third one between them is.
+Where stages run the same operators on the same sizes for a micro-batch, each moment of a rank's step holds a fixed
+number of bytes and so many for each stored micro-batch. The peak, the highest of these moments, is then a convex
+function of the number of stored micro-batches: between two ranks it is at most on the straight line, and it is exactly
+on it where a third rank between them is.
 """
 
 from __future__ import annotations

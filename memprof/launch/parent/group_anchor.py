@@ -1,7 +1,7 @@
 """Keeps a job in the background alive when its shell exits while some of its processes are stopped.
 
-A process group is orphaned when no member has a parent in another group of the session, as the shell was. Where a member
-of it is stopped at that moment, the system hangs up all of them (POSIX, ``_exit``): a stopped job would never continue.
+A process group is orphaned when no member has a parent in another group of the session, as the shell was. Where a
+member is stopped at that moment, the system hangs up all of them (POSIX, ``_exit``): nothing could continue it.
 Ranks are stopped for a different reason, while others have their turn.
 """
 

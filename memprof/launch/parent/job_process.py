@@ -9,8 +9,8 @@ from pathlib import Path
 
 from memprof.errors import MemprofError
 from memprof.launch.parent.environment import recording_environment
-from memprof.launch.parent.host import HostSampler
 from memprof.launch.parent.group_anchor import GroupAnchor
+from memprof.launch.parent.host import HostSampler
 from memprof.launch.parent.no_driver import stand_in_for_tools
 from memprof.launch.parent.relay import SignalRelay
 from memprof.launch.parent.settings import Settings

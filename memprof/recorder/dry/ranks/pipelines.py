@@ -1,7 +1,7 @@
 """Follows the stages of torch's pipelines, to find ranks that differ only in how many micro-batches they store.
 
-Source: torch.distributed.pipelining. A stage runs one micro-batch forward or backward in a call of its own; the schedule
-contains the order of these calls on each rank.
+Source: torch.distributed.pipelining. A stage runs one micro-batch forward or backward in a call of its own; the
+schedule contains the order of these calls on each rank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class PipelineStages:
     def install(self) -> None:
         """Replaces methods of torch's stages and schedules once the job has imported them."""
         folder = Path(torch.__file__).parent / "distributed" / "pipelining"
-        wanted = {f"{_PACKAGE}.stage": self._follow_stages, f"{_PACKAGE}.schedules": self._follow_schedules}
+        wanted: dict[str, Callable[[ModuleType], None]] = {
+            f"{_PACKAGE}.stage": self._follow_stages,
+            f"{_PACKAGE}.schedules": self._follow_schedules,
+        }
         LateImport(folder, wanted).install()
 
     def _follow_stages(self, module: ModuleType) -> None:
