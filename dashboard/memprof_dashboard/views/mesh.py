@@ -104,6 +104,12 @@ def with_same_ranks(trace: Trace, ranks: tuple[RankPeak, ...]) -> tuple[RankPeak
     return tuple(sorted((*ranks, *added), key=lambda one: one.rank))
 
 
+def represented(trace: Trace, rank: int) -> tuple[int, ...]:
+    """Returns the ranks that were not run, and whose place on the mesh shows this rank's recording."""
+    manifest = trace.manifest_of(rank)
+    return *manifest.same_ranks, *manifest.between.ranks
+
+
 def peaks_on(mesh: Mesh, ranks: tuple[RankPeak, ...]) -> Floats:
     """Returns the peaks in the mesh's shape; NaN for ranks without a recording."""
     peaks = np.full(math.prod(mesh.sizes), np.nan)
