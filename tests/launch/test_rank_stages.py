@@ -69,6 +69,21 @@ def test_a_stage_that_differs_is_run() -> None:
     assert {rank for held in roles.between.values() for rank in held["ranks"]} == {2, 4, 8, 9, 10, 12, 13}
 
 
+def test_a_stage_that_was_run_in_advance_is_not_placed_between_others() -> None:
+    """Where processors were idle, stage 3 had ended before it was known to be like the others."""
+    surveys = {rank: _falling(rank) for rank in range(_RANKS)}
+    known = {
+        rank: RankRole(
+            rank, _RANKS, [], [other for other in (rank - 1, rank + 1) if 0 <= other < _RANKS], rank, total=1
+        )
+        for rank in (0, 1, 3, 8, 14, 15)
+    }
+    roles = find_roles(Grid.of(_RANKS, []), known, 100, surveys)
+    assert not roles.wanted
+    assert roles.same[3] == [3]
+    assert roles.between[1]["ranks"] == [2, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(
     ("survey_of", "total_of"),
     [

@@ -114,7 +114,7 @@ def find_roles(
                 roles.surveyed += asked
                 continue
             found = find_stretches(stages, known, surveys) if asked is not None else []
-            skipped = {rank for stretch in found for ranks in stretch.skipped for rank in ranks}
+            skipped = {rank for stretch in found for ranks in stretch.skipped for rank in ranks if rank not in known}
             open_boxes += [part for part, rank in zip(parts, stages, strict=True) if rank not in skipped]
             stretches += [(stretch, slabs) for stretch in found]
     for stretch, slabs in stretches:
@@ -144,6 +144,8 @@ def _place(
     slab_of = {slab[0]: slab for slab in slabs}
     for skipped, (first, other) in zip(stretch.skipped, itertools.pairwise(stretch.run), strict=True):
         for stage in skipped:
+            if stage in known:  # it ended before it was known to be like others
+                continue
             share = share_between(stage, first, other, surveys)
             for rank, like, unlike in zip(slab_of[stage], slab_of[first], slab_of[other], strict=True):
                 if like not in represented or unlike not in represented:

@@ -56,7 +56,9 @@ def find_turns(
         if rank in waiting:
             awaited.append(waiting[rank])
             open_ranks.append(waiting[rank])
-    others = [] if 0 in ended else [*_next_in_line(waiting, world_size), *sorted(alive)]  # most will be wanted
+    # Most will be wanted, the last one certainly.
+    likely = sorted(alive, key=lambda rank: (rank != world_size - 1, rank))
+    others = [] if 0 in ended else [*_next_in_line(waiting, world_size), *likely]
     order = dict.fromkeys((*awaited, *needed, *others))
     turns = [rank for rank in order if rank not in waiting and rank not in ended][:most]
     return Turns(
