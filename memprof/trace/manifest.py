@@ -167,6 +167,21 @@ class Communicators(_Json):
 
 
 @dataclass(frozen=True)
+class Between(_Json):
+    """Ranks of a pipeline that were not run: they store more micro-batches than one dry-run rank, fewer than another.
+
+    Attributes:
+        ranks: Their numbers.
+        other: The second dry-run rank.
+        shares: Where each is between the two by its stored micro-batches, from 0 (as the first) to 1 (as the other).
+    """
+
+    ranks: tuple[int, ...] = ()
+    other: int = -1
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest(_Json):
     """The manifest of one recorded process.
 
@@ -182,6 +197,7 @@ class Manifest(_Json):
         rank: The process's rank in the job; 0 for a single-process job.
         world_size: Processes in the job.
         same_ranks: In dry runs, other ranks that run the same operators on the same sizes, and were not run.
+        between: In dry runs of pipelines, ranks between this one and another, which were not run.
         dry_ranks: In dry runs, the ranks that ``record --ranks`` asked for; 0 where the command starts all processes.
         dry_nodes: The nodes that ``record --nodes`` distributed these over.
         communicators: In dry runs of a distributed job, the communicators of this rank.
@@ -218,6 +234,7 @@ class Manifest(_Json):
     rank: int = 0
     world_size: int = 1
     same_ranks: tuple[int, ...] = ()
+    between: Between = field(default_factory=Between)
     dry_ranks: int = 0
     dry_nodes: int = 1
     communicators: Communicators = field(default_factory=Communicators)

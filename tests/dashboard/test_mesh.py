@@ -15,6 +15,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.ranks.rank_report import RankPeak
 from memprof.errors import UsageError
+from memprof.trace.manifest import Between
 from memprof_dashboard.figures.mesh import mesh_figure
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.views.mesh import (
@@ -121,6 +122,14 @@ def test_a_thousand_ranks_are_small_to_send() -> None:
 
 def test_ranks_that_do_the_same_as_one_that_was_dry_run_are_drawn_like_it() -> None:
     same = {0: (1, 2), 3: ()}
-    trace: Any = SimpleNamespace(manifest_of=lambda number: SimpleNamespace(same_ranks=same[number]))
+    trace: Any = SimpleNamespace(manifest_of=lambda number: SimpleNamespace(same_ranks=same[number], between=Between()))
     ranks = with_same_ranks(trace, (rank(0, 5 * MIB), rank(3, MIB)))
     assert peaks_on(Mesh(("dp",), (4,)), ranks).tolist() == [5 * MIB, 5 * MIB, 5 * MIB, MIB]
+
+
+def test_stages_between_two_that_were_dry_run_are_drawn_between_them() -> None:
+    """Stage 1 stores a quarter fewer of the micro-batches in which stages 0 and 3 differ, stage 2 the half."""
+    held = {0: Between((1, 2), 3, (0.25, 0.5)), 3: Between()}
+    trace: Any = SimpleNamespace(manifest_of=lambda number: SimpleNamespace(same_ranks=(), between=held[number]))
+    ranks = with_same_ranks(trace, (rank(0, 5 * MIB), rank(3, MIB)))
+    assert peaks_on(Mesh(("pp",), (4,)), ranks).tolist() == [5 * MIB, 4 * MIB, 3 * MIB, MIB]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.no_driver import stand_in_for_tools
 from memprof.launch.parent.settings import Settings
 
 SPOOL = Path("/somewhere/run.memprof.spool")
@@ -37,6 +39,18 @@ def test_job_that_asked_for_the_current_folder_keeps_it() -> None:
     """Empty parts that were there stay."""
     path = recording_environment({"PYTHONPATH": ":/mine"}, SPOOL, Settings())["PYTHONPATH"]
     assert path.split(os.pathsep)[1:] == ["", "/mine"]
+
+
+def test_a_virtual_gpu_has_the_program_that_scripts_log(tmp_path: Path) -> None:
+    """Without options it prints a sentence, with options it fails as without a driver; an installed one is left."""
+    given = {"PATH": "/bin"}
+    path = stand_in_for_tools(given, tmp_path, "rtx4090")["PATH"]
+    assert path == f"/bin:{tmp_path}/programs"
+    plain = subprocess.run(["nvidia-smi"], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert plain.stdout == "memprof: dry run on a virtual rtx4090, without a driver\n"
+    assert subprocess.run(["nvidia-smi", "-L"], env={"PATH": path}, capture_output=True, check=False).returncode == 9
+    assert stand_in_for_tools({"PATH": path}, tmp_path, "rtx4090") == {"PATH": path}
+    assert stand_in_for_tools(given, tmp_path, "") == given
 
 
 def test_recording_inside_a_recording_belongs_to_the_inner_one() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -78,3 +80,54 @@ def test_a_stopped_rank_is_released_when_the_running_one_is_idle(
     monkeypatch.setattr(rank_runs, "_IDLE_S", 0.5)
     assert _run(tmp_path, HOLDS_A_LOCK_UNTIL_IT_WAS_STOPPED, 2) == 0
     assert (tmp_path / "free").exists()
+
+
+RUNS_ALONE_UNTIL_THE_SHELL_HAS_ENDED = """
+if rank == 0:
+    import psutil
+    limit = time.monotonic() + 30
+    while psutil.Process(int((spool / "sent").read_text())).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    (spool / "stopped").touch()
+    wait_for("shell-ended")
+else:
+    (spool / "sent").write_text(str(os.getpid()))
+    time.sleep(0.3)
+"""
+#: Runs a job with two ranks on one processor.
+_RUNNER = """
+import os, sys
+from pathlib import Path
+from memprof.launch.dry.rank_runs import RankRuns
+from memprof.launch.parent.group_anchor import GroupAnchor
+from memprof.launch.parent.relay import SignalRelay
+os.sched_getaffinity = lambda _: {0}
+spool = Path(sys.argv[1])
+with SignalRelay() as relay, GroupAnchor():
+    command = (sys.executable, "-c", sys.argv[2], str(spool))
+    status = RankRuns(command, dict(os.environ), spool, 2, 1, "job").run(relay, None, None)
+(spool / "status").write_text(str(status))
+"""
+#: A shell with job control: it starts the job in the background, and exits while a rank is stopped.
+_SHELL = """
+import subprocess, sys, time
+from pathlib import Path
+subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], process_group=0)
+while not (Path(sys.argv[2]) / "stopped").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_job_in_the_background_outlives_its_shell(tmp_path: Path) -> None:
+    """A group of processes that loses its shell while one of them is stopped would be hung up, and end."""
+    job = JOB + RUNS_ALONE_UNTIL_THE_SHELL_HAS_ENDED + END
+    command = [sys.executable, "-c", _SHELL, _RUNNER, str(tmp_path), job]
+    environment = {**os.environ, FORKS_RANKS: "0"}
+    subprocess.run(command, env=environment, start_new_session=True, timeout=60, check=True)
+    (tmp_path / "shell-ended").touch()
+    limit = time.monotonic() + 30
+    while not (tmp_path / "status").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    assert (tmp_path / "status").read_text() == "0"

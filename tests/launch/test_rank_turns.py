@@ -38,3 +38,14 @@ def test_who_runs(
 ) -> None:
     """On two processors."""
     assert find_turns(alive, ended, waiting, wanted, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("alive", "world_size", "starting"),
+    [({0, 1, 2}, 8, (3,)), ({0, 1, 2}, 3, ()), ({0, 1}, 8, ())],
+    ids=("the next is started in advance", "there is no next", "one wait is no line yet"),
+)
+def test_ranks_that_wait_in_a_line_start_the_next(alive: set[int], world_size: int, starting: tuple[int, ...]) -> None:
+    """Each stage waits for the shapes of the next: while the last one begins, so does the one after it."""
+    waiting = {rank: rank + 1 for rank in sorted(alive)[:-1]}
+    assert find_turns(alive, (), waiting, (), 2, world_size).starting == starting

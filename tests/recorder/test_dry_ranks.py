@@ -176,7 +176,9 @@ def test_split_groups_and_communicators_are_counted(tmp_path: Path) -> None:
 def test_communication_hooks_run_on_a_virtual_gpu(tmp_path: Path, hook: str) -> None:
     """Hooks that need NCCL, or that gloo cannot run; PowerSGD keeps an error of the gradients' size from its step 3."""
     words = ("--dry-run", "--device", "rtx4090", "--ranks", "2", str(_JOBS / "ddp.py"), hook)
-    assert record(tmp_path, *words).trace.ranks == (0, 1)
+    trace = record(tmp_path, *words).trace
+    assert trace.ranks == (0, 1)
+    assert trace.manifest_of(1).communicators.count == 1  # of the gradients
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_runs_on_a_card(tmp_path: Path) -> None:
 def test_the_first_buckets_are_freed_before_the_second_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in torch, which clears its buckets first: both at once would take the gradients' bytes twice."""
     parameters = [torch.zeros(8, requires_grad=True) for _ in range(3)]
-    reducer = Reducer(parameters, [[0], [1, 2]], [32, 32], None, [], 32, False, False, None, 32)
+    reducer = Reducer(pytest.fail, parameters, [[0], [1, 2]], [32, 32], None, [], 32, False, False, None, 32)
     reducer.prepare_for_backward([])
     torch.stack(parameters).sum().backward()
     first = [weakref.ref(bucket.buffer) for bucket in reducer._buckets]

@@ -21,6 +21,7 @@ from memprof_dashboard.views.mesh import (
     describe_worst,
     peaks_on,
     read_mesh,
+    represented,
     with_same_ranks,
 )
 
@@ -93,7 +94,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         except (KeyError, IndexError, TypeError, ValueError):
             return no_update
         trace = workspace.source(View.from_json(whole).trace).trace
-        known = next((rank for rank in trace.ranks if number in (rank, *trace.manifest_of(rank).same_ranks)), None)
+        known = next((rank for rank in trace.ranks if number in (rank, *represented(trace, rank))), None)
         return no_update if known is None else {"rank": known, "storage": -1}
 
 

@@ -89,9 +89,25 @@ def default_mesh(ranks: tuple[RankPeak, ...], world_size: int) -> Mesh:
 
 
 def with_same_ranks(trace: Trace, ranks: tuple[RankPeak, ...]) -> tuple[RankPeak, ...]:
-    """Adds, in a dry run, the ranks that were not run because they do the same as another."""
+    """Adds, in a dry run, the ranks that were not run because they do the same as another, or are between two."""
     same = ((one, other) for one in ranks for other in trace.manifest_of(one.rank).same_ranks)
-    return tuple(sorted((*ranks, *(replace(one, rank=other) for one, other in same)), key=lambda one: one.rank))
+    added = [replace(one, rank=other) for one, other in same]
+    peaks = {one.rank: one.peak_bytes for one in ranks}
+    for one in ranks:
+        held = trace.manifest_of(one.rank).between
+        start, end = one.peak_bytes, peaks.get(held.other)
+        if start is not None and end is not None:
+            shares = zip(held.ranks, held.shares, strict=True)
+            added += [
+                replace(one, rank=rank, peak_bytes=round(start + share * (end - start))) for rank, share in shares
+            ]
+    return tuple(sorted((*ranks, *added), key=lambda one: one.rank))
+
+
+def represented(trace: Trace, rank: int) -> tuple[int, ...]:
+    """Returns the ranks that were not run, and whose place on the mesh shows this rank's recording."""
+    manifest = trace.manifest_of(rank)
+    return *manifest.same_ranks, *manifest.between.ranks
 
 
 def peaks_on(mesh: Mesh, ranks: tuple[RankPeak, ...]) -> Floats:

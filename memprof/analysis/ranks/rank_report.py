@@ -204,7 +204,16 @@ def _dry_ranks(world_size: int, manifests: Sequence[Manifest]) -> str:
     sets = [(one.rank, (*one.same_ranks, one.rank)) for one in manifests if one.same_ranks]
     parts = [f"rank {rank} for ranks {name_numbers(ranks)}, which do the same" for rank, ranks in sets]
     parts += [f"rank{'s' * (len(alone) > 1)} {name_numbers(alone)}"] if alone else []
-    unknown = set(range(world_size)).difference(alone, *(ranks for _, ranks in sets))
+    between = [(one.rank, one.between) for one in manifests if one.between.ranks]
+    skipped = {rank for _, held in between for rank in held.ranks}
+    if between:
+        ends = {rank for one, held in between for rank in (one, held.other)}
+        are = "ranks {} are" if len(skipped) > 1 else "rank {} is"
+        parts.append(
+            f"{are.format(name_numbers(skipped))} like ranks {name_numbers(ends)}, except for the number of stored "
+            "micro-batches, which is between theirs"
+        )
+    unknown = set(range(world_size)).difference(alone, skipped, *(ranks for _, ranks in sets))
     rest = f" Rank{'s' * (len(unknown) > 1)} {name_numbers(unknown)} may differ from these." if unknown else ""
     were = "1 was" if len(manifests) == 1 else f"{len(manifests)} were"
     return f"Of {world_size} ranks, {were} dry-run: {'; '.join(parts)}.{rest}"

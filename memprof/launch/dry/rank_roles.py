@@ -3,7 +3,8 @@
 Ranks have coordinates in the grid that the job's process groups span. Shards of a tensor only get smaller along each
 dimension of the grid, so where the ranks in two opposite corners of a box ran the same operators on the same sizes, the
 ranks between them do so, too. Where the corners differ, the box is cut: after the first rank, before the last one, then
-into halves. A dimension along which ranks send tensors to one another (the stages of a pipeline) is cut at every place.
+into halves. A dimension along which ranks send tensors to one another (the stages of a pipeline) is cut at every place,
+except where stages are known to differ only in how many micro-batches they store (`rank_stages`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from memprof.trace.files.rank_roles import RankRole
+from memprof.launch.dry.rank_stages import Stretch, find_stretches, share_between, unsurveyed
+from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
 #: A box of ranks: the first coordinate and the one after the last, for each dimension.
 _Box = tuple[tuple[int, int], ...]
@@ -66,20 +69,29 @@ class Roles:
     Attributes:
         same: For each rank that was dry-run, those that do the same, including itself.
         wanted: Ranks that must be dry-run next, in order; empty once all are known.
+        surveyed: Ranks that must run until they have written their survey.
+        between: For each rank that was dry-run, the values of its `Between` if it has one.
     """
 
     same: dict[int, list[int]] = field(default_factory=dict)
     wanted: list[int] = field(default_factory=list)
+    surveyed: list[int] = field(default_factory=list)
+    between: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
+def find_roles(
+    grid: Grid, known: Mapping[int, RankRole], most: int, surveys: Mapping[int, StageSurvey] | None = None
+) -> Roles:
     """Returns what is known about all ranks, given those that were dry-run.
 
     Args:
         grid: The ranks.
         known: Roles of the ranks that were dry-run.
         most: Maximum number of ranks that are dry-run. Ranks that stay unknown are in no list of ``same``.
+        surveys: Surveys of pipeline stages so far.
     """
+    surveys = surveys or {}
+    stretches: list[tuple[Stretch, list[list[int]]]] = []
     rank_at = {place: rank for rank, place in enumerate(grid.places)}
     lines = _lines_of_peers(grid, known.values())
     roles = Roles()
@@ -91,14 +103,60 @@ def find_roles(grid: Grid, known: Mapping[int, RankRole], most: int) -> Roles:
         if missing := [rank for rank in dict.fromkeys((low, high)) if rank not in known]:
             roles.wanted += [rank for rank in missing if rank not in roles.wanted]
         elif known[low].digest == known[high].digest:
-            inside = itertools.product(*(range(first, end) for first, end in box))
-            ranks = [rank_at[place] for place in inside]
-            for rank in ranks:
+            for rank in _ranks_in(box, rank_at):
                 roles.same.setdefault(rank if rank in known else low, []).append(rank)
         else:
-            open_boxes += _cut(box, grid.sizes, lines)
+            parts = _cut(box, grid.sizes, lines)
+            slabs = [_ranks_in(part, rank_at) for part in parts]
+            stages = [slab[0] for slab in slabs]
+            asked = unsurveyed(stages, known, surveys) if _is_staged(box, lines) else None
+            if asked:
+                roles.surveyed += asked
+                continue
+            found = find_stretches(stages, known, surveys) if asked is not None else []
+            skipped = {rank for stretch in found for ranks in stretch.skipped for rank in ranks if rank not in known}
+            open_boxes += [part for part, rank in zip(parts, stages, strict=True) if rank not in skipped]
+            stretches += [(stretch, slabs) for stretch in found]
+    for stretch, slabs in stretches:
+        _place(stretch, slabs, known, surveys, roles)
     roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
+
+
+def _ranks_in(box: _Box, rank_at: Mapping[tuple[int, ...], int]) -> list[int]:
+    """Returns the ranks in a box, that of its first corner first."""
+    return [rank_at[place] for place in itertools.product(*(range(first, end) for first, end in box))]
+
+
+def _is_staged(box: _Box, lines: Collection[int]) -> bool:
+    return any(box[axis][1] - box[axis][0] > 1 for axis in lines)
+
+
+def _place(
+    stretch: Stretch,
+    slabs: Sequence[Sequence[int]],
+    known: Mapping[int, RankRole],
+    surveys: Mapping[int, StageSurvey],
+    roles: Roles,
+) -> None:
+    """Notes the ranks of stages that were skipped: as the same as a rank that was run, or between two of these."""
+    represented = {rank: one for one, ranks in roles.same.items() for rank in ranks}
+    slab_of = {slab[0]: slab for slab in slabs}
+    for skipped, (first, other) in zip(stretch.skipped, itertools.pairwise(stretch.run), strict=True):
+        for stage in skipped:
+            if stage in known:  # it ended before it was known to be like others
+                continue
+            share = share_between(stage, first, other, surveys)
+            for rank, like, unlike in zip(slab_of[stage], slab_of[first], slab_of[other], strict=True):
+                if like not in represented or unlike not in represented:
+                    continue  # not run yet
+                one, second = represented[like], represented[unlike]
+                if known[one].digest == known[second].digest:
+                    roles.same[one].append(rank)
+                    continue
+                between = roles.between.setdefault(one, {"ranks": [], "other": second, "shares": []})
+                between["ranks"].append(rank)
+                between["shares"].append(share)
 
 
 def _spread(ranks: Sequence[int], most: int) -> list[int]:

@@ -20,7 +20,17 @@ from memprof.launch.dry.rank_turns import find_turns
 from memprof.launch.outcome.plan_marks import mark_refused
 from memprof.launch.parent.relay import SignalRelay
 from memprof.trace.files.private_file import FOLDER_MODE
-from memprof.trace.files.rank_roles import ENDED, FOLDER, STUCK, WAITING, RankRole, read_role, write_same
+from memprof.trace.files.rank_roles import (
+    ENDED,
+    FOLDER,
+    STUCK,
+    WAITING,
+    RankRole,
+    StageSurvey,
+    read_role,
+    read_surveys,
+    write_same,
+)
 
 #: Maximum number of ranks that are dry-run.
 MOST_RUNS = 32
@@ -79,8 +89,10 @@ class RankRuns:
         self._running: dict[int, RankProcess] = {}
         self._ended: set[int] = set()
         self._roles: dict[int, RankRole] = {}
+        self._surveys: dict[int, StageSurvey] = {}
         self._has_new_roles = False
         self._wanted: list[int] = []
+        self._surveyed: list[int] = []
         self._stopped: set[int] = set()
         self._stuck_since = self._progress_at = time.monotonic()
         self._used_s, self._may_stop = 0.0, True
@@ -104,7 +116,8 @@ class RankRuns:
                 if status or not self._find_wanted():
                     return status
                 waiting = self._waiting()
-                turns = find_turns(self._running, self._ended, waiting, self._wanted, self._most_running)
+                wanted = [*self._wanted, *(rank for rank in self._surveyed if rank not in self._surveys)]
+                turns = find_turns(self._running, self._ended, waiting, wanted, self._most_running, self._ranks)
                 if turns.is_done:
                     self._leave_out_others()
                     return 0
@@ -119,13 +132,18 @@ class RankRuns:
 
     def _find_wanted(self) -> bool:
         """Updates which ranks must be run; returns False if the job does not have the requested ranks."""
-        if 0 in self._ended and self._has_new_roles:
+        if 0 not in self._ended:
+            return True
+        surveys = read_surveys(self._spool)
+        if self._has_new_roles or len(surveys) > len(self._surveys):
             self._has_new_roles = False
+            self._surveys = surveys
             if not self._is_distributed():
                 return False
-            roles = find_roles(Grid.of(self._ranks, self._roles[0].groups), self._roles, MOST_RUNS)
-            write_same(self._spool, roles.same)
-            self._wanted = roles.wanted
+            grid = Grid.of(self._ranks, self._roles[0].groups)
+            roles = find_roles(grid, self._roles, MOST_RUNS, surveys)
+            write_same(self._spool, roles.same, roles.between)
+            self._wanted, self._surveyed = roles.wanted, roles.surveyed
         return True
 
     def _waiting(self) -> dict[int, int]:

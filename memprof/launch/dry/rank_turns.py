@@ -28,7 +28,12 @@ class Turns:
 
 
 def find_turns(
-    alive: Collection[int], ended: Collection[int], waiting: Mapping[int, int], wanted: Sequence[int], most: int
+    alive: Collection[int],
+    ended: Collection[int],
+    waiting: Mapping[int, int],
+    wanted: Sequence[int],
+    most: int,
+    world_size: int = 0,
 ) -> Turns:
     """Returns which ranks run next.
 
@@ -38,6 +43,7 @@ def find_turns(
         waiting: Ranks that wait for a message, each with the rank that sends it.
         wanted: Ranks to be dry-run, in order; they are known once rank 0 has ended.
         most: Maximum number of ranks that run at a time.
+        world_size: Ranks of the job; those beyond are not started in advance.
     """
     needed: dict[int, None] = {}
     awaited: list[int] = []
@@ -50,7 +56,9 @@ def find_turns(
         if rank in waiting:
             awaited.append(waiting[rank])
             open_ranks.append(waiting[rank])
-    others = [] if 0 in ended else sorted(alive)  # most of them will be wanted
+    # Most will be wanted, the last one certainly.
+    likely = sorted(alive, key=lambda rank: (rank != world_size - 1, rank))
+    others = [] if 0 in ended else [*_next_in_line(waiting, world_size), *likely]
     order = dict.fromkeys((*awaited, *needed, *others))
     turns = [rank for rank in order if rank not in waiting and rank not in ended][:most]
     return Turns(
@@ -59,3 +67,13 @@ def find_turns(
         is_done=not needed,
         is_stuck=bool(needed) and not turns,
     )
+
+
+def _next_in_line(waiting: Mapping[int, int], world_size: int) -> list[int]:
+    """Returns ranks that will be waited for next, where ranks wait for one another in a line, as stages do at first."""
+    found = []
+    for rank, awaited in waiting.items():
+        step = awaited - rank
+        if waiting.get(rank - step) == rank and 0 <= awaited + step < world_size:
+            found.append(awaited + step)
+    return found

@@ -16,7 +16,7 @@ from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
-from memprof.trace.files.rank_roles import read_communicators, read_same
+from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
 from memprof.trace.files.size_limit import explain_write_error
 from memprof.trace.running import is_being_written, process_space
 from memprof.trace.secrets.masking import mask_text, mask_words
@@ -117,6 +117,8 @@ def write_exit(spool: Path, returncode: int) -> None:
     ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
     if same := read_same(spool):
         ended["same_ranks"] = same
+    if between := read_between(spool):
+        ended["between"] = between
     if communicators := read_communicators(spool):
         ended["communicators"] = communicators
     write_private(spool / "exit.json", json.dumps(ended))

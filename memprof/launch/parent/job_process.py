@@ -9,7 +9,9 @@ from pathlib import Path
 
 from memprof.errors import MemprofError
 from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.group_anchor import GroupAnchor
 from memprof.launch.parent.host import HostSampler
+from memprof.launch.parent.no_driver import stand_in_for_tools
 from memprof.launch.parent.relay import SignalRelay
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
@@ -41,12 +43,14 @@ def run_job(
     environment = recording_environment(os.environ, spool.resolve(), settings)
     command = [*within, *target.arguments]
     try:
+        environment = stand_in_for_tools(environment, spool.resolve(), settings.device)
         with SignalRelay() as relay:
             if settings.ranks:
                 from memprof.launch.dry.rank_runs import RankRuns  # only few jobs need it
 
                 runs = RankRuns(command, environment, spool, settings.ranks, settings.nodes, target.name)
-                return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
+                with GroupAnchor():
+                    return runs.run(relay, stdout, stderr), frozenset(relay.arrived)
             # File descriptors beyond stderr are inherited by the job: process substitution, make's job server.
             job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)

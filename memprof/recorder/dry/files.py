@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -88,6 +89,8 @@ class Files:
             setattr(os, name, partial(self._move, getattr(os, name)))
         for name in ("remove", "unlink"):
             setattr(os, name, partial(self._delete, getattr(os, name)))
+        for module, name in ((os, "link"), (shutil, "copy"), (shutil, "copy2"), (shutil, "copyfile")):
+            setattr(module, name, partial(self._copy, getattr(module, name)))
         utils: Any = torch._utils
         utils._rebuild_tensor = self._rebuild_as_shape
         watch_safetensors(self.watched, self._is_begun)
@@ -130,6 +133,14 @@ class Files:
             del self._saved[_place(path)]
         else:
             before(path, **kwargs)
+
+    def _copy(self, before: Callable[..., Any], src: Any, dst: Any, **kwargs: Any) -> Any:
+        """Replaces `os.link` and copies by `shutil`, with which jobs keep a checkpoint by another name."""
+        if not self._is_left_out(src):
+            return before(src, dst, **kwargs)
+        dst = Path(dst) / Path(src).name if Path(dst).is_dir() else dst
+        self._saved[_place(dst)] = self._saved[_place(src)]
+        return dst
 
     def _is_left_out(self, path: Any) -> bool:
         return isinstance(path, (str, os.PathLike)) and Path(path).resolve() in self._saved

@@ -44,6 +44,8 @@ _LISTS = (list, tuple)
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 #: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
+#: Operators that compare two tensors, and return one truth value.
+_COMPARISONS = {_aten.equal.default, _aten.allclose.default}
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
@@ -218,7 +220,7 @@ class DryMode(FakeTensorMode):
         except DynamicOutputShapeException:
             result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
-            if func is not _aten.equal.default:
+            if func not in _COMPARISONS:
                 self._refuse(cannot(func, "its result depends on values"))
             return self._answers.equality()
         except (UnsupportedOperatorException, NotImplementedError) as error:

@@ -88,7 +88,9 @@ class DryRun:
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
-        self.rank = DryRank(spool, refuse, self._answers.count_left_out, is_given=is_given_rank)
+        self.rank = DryRank(
+            spool, refuse, self._answers.count_left_out, is_given=is_given_rank, is_on_device=device is not None
+        )
 
     def install(self) -> None:
         """Waits for the first model."""

@@ -15,7 +15,17 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.size_limit import describe_fault
 from memprof.trace.files.spool import Spool
-from memprof.trace.manifest import RUNNING, UNFINISHED, Capture, Communicators, Machine, Manifest, Speed, Window
+from memprof.trace.manifest import (
+    RUNNING,
+    UNFINISHED,
+    Between,
+    Capture,
+    Communicators,
+    Machine,
+    Manifest,
+    Speed,
+    Window,
+)
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 
 
@@ -56,6 +66,7 @@ def build_manifest(
         usages=tuple(usages.get("seen", ())),
         backend=backend_of(recording),
         same_ranks=_same_ranks(common.rank, exit_record),
+        between=Between.from_json((exit_record or {}).get("between", {}).get(str(common.rank), {})),
         communicators=Communicators.from_json((exit_record or {}).get("communicators", {}).get(str(common.rank), {})),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),

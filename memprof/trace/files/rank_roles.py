@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from memprof.trace.files.private_file import FOLDER_MODE, open_private
 
@@ -15,7 +16,7 @@ FOLDER = "ranks"
 WAITING, ENDED = "waiting-", "ended-"
 #: Mark in it: all ranks wait for one another.
 STUCK = "stuck"
-_ROLE, _SAME = "role-", "same"
+_ROLE, _SURVEY, _SAME, _BETWEEN = "role-", "survey-", "same", "between"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RankRole:
         peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
         communicators: Values of its `Communicators`.
+        total: A number equal for ranks that ran the same operators with results of the same sizes, in any order.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class RankRole:
     peers: list[int]
     digest: int
     communicators: dict[str, int] = field(default_factory=dict)
+    total: int = 0
 
     def write(self, spool: Path) -> None:
         """Writes the role into a spool folder.
@@ -44,12 +47,47 @@ class RankRole:
         Raises:
             OSError: It cannot be written.
         """
-        folder = spool / FOLDER
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        fresh = folder / f"new-{_ROLE}{self.rank}"
-        with open_private(fresh, encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        fresh.replace(folder / f"{_ROLE}{self.rank}")
+        _write(spool, f"{_ROLE}{self.rank}", asdict(self))
+
+
+@dataclass(frozen=True)
+class StageSurvey:
+    """What a rank has shown of its pipeline stages once each of them ran one micro-batch.
+
+    Attributes:
+        digest: A number equal for ranks that ran the same operators until then, in each stage for one micro-batch, and
+            stored the same bytes.
+        stored: The maximum number of micro-batches that the rank stores at a time, by its schedule.
+    """
+
+    digest: int
+    stored: int
+
+    def write(self, spool: Path, rank: int) -> None:
+        """Writes the survey of a rank into a spool folder.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        _write(spool, f"{_SURVEY}{rank}", asdict(self))
+
+
+def read_surveys(spool: Path) -> dict[int, StageSurvey]:
+    """Returns the surveys written so far, by rank."""
+    paths = (spool / FOLDER).glob(f"{_SURVEY}*")
+    return {
+        int(path.name.removeprefix(_SURVEY)): StageSurvey(**json.loads(path.read_text(encoding="utf-8")))
+        for path in paths
+    }
+
+
+def _write(spool: Path, name: str, value: object) -> None:
+    folder = spool / FOLDER
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    fresh = folder / f"new-{name}"
+    with open_private(fresh, encoding="utf-8") as file:
+        json.dump(value, file)
+    fresh.replace(folder / name)
 
 
 def read_role(spool: Path, rank: int) -> RankRole | None:
@@ -67,20 +105,36 @@ def read_communicators(spool: Path) -> dict[str, dict[str, int]]:
     return {str(role.rank): role.communicators for role in roles if role.communicators.get("count")}
 
 
-def write_same(spool: Path, same: Mapping[int, Sequence[int]]) -> None:
-    """Writes which ranks do the same as each rank that was dry-run.
+def write_same(
+    spool: Path, same: Mapping[int, Sequence[int]], between: Mapping[int, Mapping[str, object]] | None = None
+) -> None:
+    """Writes which ranks do the same as each rank that was dry-run, and which are between it and another.
+
+    Args:
+        spool: The spool folder.
+        same: The ranks that do the same, by the rank that was dry-run.
+        between: The values of its `Between`, likewise.
 
     Raises:
         OSError: It cannot be written.
     """
-    with open_private(spool / FOLDER / _SAME, encoding="utf-8") as file:
-        json.dump(same, file)
+    _write(spool, _SAME, same)
+    _write(spool, _BETWEEN, between or {})
 
 
 def read_same(spool: Path) -> dict[str, list[int]]:
     """Returns the ranks that do the same as each that was dry-run, by its number; empty without such ranks."""
+    return _read(spool, _SAME)
+
+
+def read_between(spool: Path) -> dict[str, dict[str, Any]]:
+    """Returns the values of the `Between` of each rank that was dry-run and has one, by its number."""
+    return _read(spool, _BETWEEN)
+
+
+def _read(spool: Path, name: str) -> dict[str, Any]:
     try:
-        found: dict[str, list[int]] = json.loads((spool / FOLDER / _SAME).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((spool / FOLDER / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found

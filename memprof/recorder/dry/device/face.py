@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 
 from memprof.recorder.dry.device.ordinals import ORDINALS
 
@@ -75,6 +76,19 @@ def install() -> None:
         return dispatch(cls, func, types, args, up(kwargs or {}))
 
     fake.__torch_dispatch__ = classmethod(answer)
+    mode: Any = FakeTensorMode
+    run = mode.__torch_dispatch__
+
+    def run_in_mode(this: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator in a mode of torch's own, such as that of ``torch.export``."""
+        if func is _PRIM_DEVICE:
+            return answer_device(args[0])
+        return run(this, func, types, args, up(kwargs or {}))
+
+    mode.__torch_dispatch__ = run_in_mode
+    # Else both would move constants to the device while the job exports a model.
+    mode.avoid_device_init = property(lambda _: True)
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
     fake.is_cuda = property(is_on_device)
     native: Any = torch._C
     group = native._group_tensors_by_device_and_dtype

@@ -13,6 +13,7 @@ import torch
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
 from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
+from memprof.recorder.dry.ranks.pipelines import PipelineStages
 from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
 from memprof.recorder.dry.ranks.sharding import (
@@ -37,6 +38,7 @@ class DryRank:
         count_left_out: Callable[[str], None],
         *,
         is_given: bool = False,
+        is_on_device: bool = False,
     ) -> None:
         """Changes nothing yet.
 
@@ -45,8 +47,10 @@ class DryRank:
             refuse: Ends the job with a message.
             count_left_out: Called for each action that is left out.
             is_given: Whether the parent starts each rank, with its number in the environment.
+            is_on_device: Whether the job runs on a virtual GPU.
         """
         self.role = Role()
+        self._spool, self._is_on_device = spool, is_on_device
         self._messages = Messages(spool, self.role, refuse, is_given=is_given)
         self._refuse = refuse
         self._count_left_out = count_left_out
@@ -59,12 +63,13 @@ class DryRank:
             return
         from memprof.recorder.dry.ranks.objects import Objects  # lazy: it needs a torch with distributed
 
-        dry_replicas()
+        dry_replicas(self.role.note_reduction)
         end_joins_at_once()
         Objects(self._messages, self.role).install()
         allow_missing_ranks(self.role, self._join)
         if self._is_given:
             run_own_rank(self._refuse)
+            PipelineStages(self.role, self._spool, is_on_device=self._is_on_device).install()
 
     def write_role(self, spool: Path) -> None:
         """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.

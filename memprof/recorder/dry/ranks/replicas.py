@@ -7,6 +7,7 @@ stands in for it; all else of DistributedDataParallel runs as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,13 @@ dist: Any = _distributed
 _IN_FLIGHT = 2
 
 
-def dry_replicas() -> None:
-    """Lets DistributedDataParallel run on one rank, alone or of several."""
-    dist.Reducer = Reducer
+def dry_replicas(note_reduction: Callable[[Any], None]) -> None:
+    """Lets DistributedDataParallel run on one rank, alone or of several.
+
+    Args:
+        note_reduction: Called with the process group of each wrapper on the device, which reduces its gradients there.
+    """
+    dist.Reducer = partial(Reducer, note_reduction)
     dist.Logger = _Logger
     dist._broadcast_coalesced = _flatten_in_turn
     dist._verify_params_across_processes = lambda *_: None
@@ -46,6 +51,7 @@ class Reducer:
 
     def __init__(
         self,
+        note_reduction: Callable[[Any], None],
         parameters: Sequence[torch.Tensor],
         buckets: Sequence[Sequence[int]],
         size_limits: Sequence[int],
@@ -58,8 +64,10 @@ class Reducer:
         first_bucket_bytes: int,
         *_: object,
     ) -> None:
-        """Allocates the buckets; arguments are those of torch's."""
+        """Allocates the buckets; arguments are those of torch's, after that of `dry_replicas`."""
         self._parameters: list[Any] = list(parameters)  # torch's methods for hooks are not annotated
+        if any(parameter.is_cuda for parameter in self._parameters):
+            note_reduction(group)
         self._limits = [first_bucket_bytes, bucket_bytes]
         self._as_views = as_views
         self._can_rebuild = not find_unused

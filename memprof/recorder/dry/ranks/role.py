@@ -17,6 +17,8 @@ from memprof.trace.files.rank_roles import RankRole
 #: Results up to this size are not compared: one rank may log a loss.
 _LEAST_BYTES = 512
 _LISTS = (list, tuple)
+#: Sums of digests are taken modulo this number.
+_TOTALS = 1 << 62
 
 
 class Role:
@@ -33,7 +35,8 @@ class Role:
         self.world_size = 0
         self._groups: dict[tuple[int, ...], None] = {}
         self._peers: set[int] = set()
-        self._digest = 0
+        self._digest = self._total = 0
+        self._part: int | None = None
         #: Peers of each NCCL communicator, by its key: none for those that only run collectives among all members.
         self._communicators: dict[str, set[int]] = {}
 
@@ -53,7 +56,21 @@ class Role:
         """Notes an operator's name and the size of its result."""
         size = _size(result)
         if size > _LEAST_BYTES:
-            self._digest = zlib.crc32(f"{func} {size}".encode(), self._digest)
+            text = f"{func} {size}".encode()
+            self._digest = zlib.crc32(text, self._digest)
+            self._total = (self._total + zlib.crc32(text)) % _TOTALS
+            if self._part is not None:
+                self._part = zlib.crc32(text, self._part)
+
+    def begin_part(self) -> int:
+        """Starts a digest of the next operators alone; returns that of all before."""
+        self._part = 0
+        return self._digest
+
+    def end_part(self) -> int:
+        """Returns the digest of the operators since ``begin_part``."""
+        part, self._part = self._part or 0, None
+        return part
 
     def note_collective(self, func: Any, args: Any) -> None:
         """Notes the communicator of a collective on the device; an all-to-all connects each rank to all others.
@@ -63,8 +80,17 @@ class Role:
             args: Its arguments.
         """
         group = device_group(func, args)
-        if group is not None and group.size() > 1:
-            peers = torch.distributed.get_process_group_ranks(group) if connects_all(func) else ()
+        if group is not None:
+            self.note_reduction(group, torch.distributed.get_process_group_ranks(group) if connects_all(func) else ())
+
+    def note_reduction(self, group: Any, peers: Sequence[int] = ()) -> None:
+        """Notes the communicator of a process group, which runs collectives on the device.
+
+        Args:
+            group: The group.
+            peers: Ranks to which this one sends, besides its neighbours.
+        """
+        if group.size() > 1:
             self._communicate(group.group_name, peers)
 
     def note_transfer(self, rank: int, group: Any, *, is_batched: bool) -> None:
@@ -93,7 +119,13 @@ class Role:
         """
         groups = [list(group) for group in self._groups]
         RankRole(
-            self.rank, self.world_size, groups, sorted(self._peers), self._digest, self._count_communicators()
+            self.rank,
+            self.world_size,
+            groups,
+            sorted(self._peers),
+            self._digest,
+            self._count_communicators(),
+            self._total,
         ).write(spool)
 
     def _count_communicators(self) -> dict[str, int]:
