@@ -105,7 +105,9 @@ class _Held:
     """Looks up what holds storages."""
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
-        self._holders, self._sources, self._steps_of = trace.table(Holders), sources, steps_of
+        holders = trace.table(Holders)
+        self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
+        self._sources, self._steps_of = sources, steps_of
         self._trace = trace
         self._origins: dict[int, set[int]] = {}
 
@@ -126,6 +128,9 @@ class _Held:
         rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
         if len(rows):
             return held_by(holders, int(rows[0]), self._sources, is_by_graph=False)
+        rows = np.flatnonzero(np.isin(self._by_graph.storage_id, storages.storage_id[some]))
+        if len(rows):
+            return held_by(self._by_graph, int(rows[0]), self._sources, is_by_graph=True)
         alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
         if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
             return None  # it may be one of those that were not looked up
