@@ -57,8 +57,12 @@ def find_leaks(trace: Trace) -> LeakReport:
                 "peak, by line, with `memprof report`."
             )
         return LeakReport(Growth(None, why_unknown=why), ())
-    found = _from_storages(trace, ends, find_sources(trace.table(Stacks))) if is_rising(ends) else []
-    grown = sum(leak.bytes_per_step for leak in found) or steady_rise(ends.alive_bytes())
+    sources, rise = find_sources(trace.table(Stacks)), steady_rise(ends.alive_bytes())
+    if is_rising(ends):
+        found = _from_storages(trace, ends, sources)
+        grown = sum(leak.bytes_per_step for leak in found) or rise
+    else:
+        found, grown = _replaced(trace, ends, sources) if rise else [], rise
     return LeakReport(Growth(grown, int(ends.steps[0]), int(ends.steps[-1]), "storages"), _sorted(found))
 
 
@@ -111,6 +115,43 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
                 module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
                 line="" if source is None else source.place,
                 held_by=holder,
+            )
+        )
+    return leaks
+
+
+def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
+    """Finds the lines whose tensor is replaced by a larger one in every step, such as a history that is joined anew."""
+    ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
+    groups: dict[str, list[int]] = {}
+    for row in np.flatnonzero((storages.created_op_id >= ends.first_op[0]) & (storages.name != ELSEWHERE)).tolist():
+        line = sources.of_stack(int(ops.stack_id[int(storages.created_op_id[row])]))
+        if line is not None:
+            groups.setdefault(line.place, []).append(row)
+    held = _Held(trace, sources, ops.step[storages.created_op_id])
+    leaks = []
+    for place, rows in groups.items():
+        sizes = ends.alive_bytes(np.array(rows))
+        alive = [
+            row for row in rows if storages.freed_op_id[row] == NONE or storages.freed_op_id[row] > ends.last_op[-1]
+        ]
+        if not alive or not (rise := steady_rise(sizes)):
+            continue
+        largest = max(alive, key=lambda row: int(storages.allocated_bytes[row]))
+        op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
+        leaks.append(
+            Leak(
+                bytes_per_step=rise,
+                kept_bytes=int(sizes[-1]),
+                tensors=len(alive),
+                since_step=None,
+                category=str(storages.category[largest]),
+                shape=str(storages.shape[largest]),
+                dtype=str(storages.dtype[largest]),
+                op=str(ops.name[op]),
+                module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
+                line=place,
+                held_by=held.of(storages, [largest], [int(ops.step[op])]),
             )
         )
     return leaks
