@@ -316,6 +316,8 @@ class Observation(ThreadObservation):
             self._kept.count()
         elif self.watch is Watch.RECORDED and following is not Watch.RECORDED:
             self._kept.state(self._last_step)
+        else:
+            self._kept.begin_step()
 
     def _write_step(self, step: int, end_ns: int, *, is_complete: bool) -> None:
         self._last_step = step

@@ -20,6 +20,7 @@ from memprof.analysis.leaks.leak import HeldBy, Leak, held_by
 from memprof.analysis.leaks.whole_run import leaks_of_run
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
+from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
 from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
 from memprof.trace.store import Trace
 
@@ -50,9 +51,18 @@ def find_leaks(trace: Trace) -> LeakReport:
     count = 0 if ends is None else len(ends.steps)
     if ends is None or count < LEAST_STEPS:
         why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
+        if not count:
+            why += (
+                " A step ends when an optimizer updates; a loop without one is a single step: see what it holds at its "
+                "peak, by line, with `memprof report`."
+            )
         return LeakReport(Growth(None, why_unknown=why), ())
-    found = _from_storages(trace, ends, find_sources(trace.table(Stacks))) if is_rising(ends) else []
-    grown = sum(leak.bytes_per_step for leak in found) or steady_rise(ends.alive_bytes())
+    sources, rise = find_sources(trace.table(Stacks)), steady_rise(ends.alive_bytes())
+    if is_rising(ends):
+        found = _from_storages(trace, ends, sources)
+        grown = sum(leak.bytes_per_step for leak in found) or rise
+    else:
+        found, grown = _replaced(trace, ends, sources) if rise else [], rise
     return LeakReport(Growth(grown, int(ends.steps[0]), int(ends.steps[-1]), "storages"), _sorted(found))
 
 
@@ -66,6 +76,9 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
     kept = ends.is_kept(len(ends.steps) - 1) & (storages.created_op_id >= ends.first_op[0])
     groups: dict[str, list[int]] = {}
     for row in np.flatnonzero(kept).tolist():
+        if storages.name[row] == ELSEWHERE:  # the operator of then has not made it
+            groups.setdefault(ELSEWHERE, []).append(row)
+            continue
         op = int(storages.created_op_id[row])
         line = sources.of_stack(int(ops.stack_id[op]))
         place = line.place if line is not None else f"{ops.name[op]} {storages.module_id[row]}"
@@ -81,8 +94,14 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
             continue
         largest = max(rows, key=lambda row: int(storages.allocated_bytes[row]))
         op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
-        source = sources.of_stack(int(ops.stack_id[op]))
+        is_elsewhere = storages.name[largest] == ELSEWHERE
+        source = None if is_elsewhere else sources.of_stack(int(ops.stack_id[op]))
         sizes = [int(storages.allocated_bytes[np.array(rows)[steps == step]].sum()) for step in sorted(set(steps))]
+        shape, dtype = str(storages.shape[largest]), str(storages.dtype[largest])
+        if is_elsewhere:
+            holder, shape, dtype = held.of_elsewhere(sizes)
+        else:
+            holder = held.of(storages, rows, steps.tolist())
         leaks.append(
             Leak(
                 bytes_per_step=int(np.median(sizes)),
@@ -90,12 +109,49 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
                 tensors=len(rows),
                 since_step=int(steps.min()),
                 category=str(storages.category[largest]),
+                shape=shape,
+                dtype=dtype,
+                op="" if is_elsewhere else str(ops.name[op]),
+                module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
+                line="" if source is None else source.place,
+                held_by=holder,
+            )
+        )
+    return leaks
+
+
+def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
+    """Finds the lines whose tensor is replaced by a larger one in every step, such as a history that is joined anew."""
+    ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
+    groups: dict[str, list[int]] = {}
+    for row in np.flatnonzero((storages.created_op_id >= ends.first_op[0]) & (storages.name != ELSEWHERE)).tolist():
+        line = sources.of_stack(int(ops.stack_id[int(storages.created_op_id[row])]))
+        if line is not None:
+            groups.setdefault(line.place, []).append(row)
+    held = _Held(trace, sources, ops.step[storages.created_op_id])
+    leaks = []
+    for place, rows in groups.items():
+        sizes = ends.alive_bytes(np.array(rows))
+        alive = [
+            row for row in rows if storages.freed_op_id[row] == NONE or storages.freed_op_id[row] > ends.last_op[-1]
+        ]
+        if not alive or not (rise := steady_rise(sizes)):
+            continue
+        largest = max(alive, key=lambda row: int(storages.allocated_bytes[row]))
+        op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
+        leaks.append(
+            Leak(
+                bytes_per_step=rise,
+                kept_bytes=int(sizes[-1]),
+                tensors=len(alive),
+                since_step=None,
+                category=str(storages.category[largest]),
                 shape=str(storages.shape[largest]),
                 dtype=str(storages.dtype[largest]),
                 op=str(ops.name[op]),
                 module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
-                line="" if source is None else source.place,
-                held_by=held.of(storages, rows, steps.tolist()),
+                line=place,
+                held_by=held.of(storages, [largest], [int(ops.step[op])]),
             )
         )
     return leaks
@@ -105,7 +161,9 @@ class _Held:
     """Looks up what holds storages."""
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
-        self._holders, self._sources, self._steps_of = trace.table(Holders), sources, steps_of
+        holders = trace.table(Holders)
+        self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
+        self._sources, self._steps_of = sources, steps_of
         self._trace = trace
         self._origins: dict[int, set[int]] = {}
 
@@ -126,6 +184,9 @@ class _Held:
         rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
         if len(rows):
             return held_by(holders, int(rows[0]), self._sources, is_by_graph=False)
+        rows = np.flatnonzero(np.isin(self._by_graph.storage_id, storages.storage_id[some]))
+        if len(rows):
+            return held_by(self._by_graph, int(rows[0]), self._sources, is_by_graph=True)
         alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
         if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
             return None  # it may be one of those that were not looked up
@@ -140,6 +201,24 @@ class _Held:
         # Of several graphs, any may hold it.
         row = next(iter(roots.values())) if len(roots) == 1 else NONE
         return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
+
+    def of_elsewhere(self, sizes: list[int]) -> tuple[HeldBy | None, str, str]:
+        """Returns what holds memory that another thread took: tensors of no recorded storage that make up a step's.
+
+        Args:
+            sizes: Bytes of each step.
+
+        Returns:
+            The holder, None if unknown or if there are several, and the tensors' shape and element type.
+        """
+        holders = self._holders
+        unseen = (holders.storage_id == NONE) & (holders.chain != "")
+        rows = np.flatnonzero(unseen & (holders.total_bytes == np.median(sizes) * holders.tensors))
+        if len({str(holders.chain[row]).partition("[")[0] for row in rows}) != 1:
+            return None, "", ""
+        row = int(rows[0])
+        held = held_by(holders, row, self._sources, is_by_graph=False)
+        return held, str(holders.shape[row]), str(holders.dtype[row])
 
     def _computed_from(self, storage_id: int) -> set[int]:
         """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""

@@ -66,7 +66,7 @@ def _fill(page: Page, report: LeakReport, rows: int) -> None:
 
 
 def _row(leak: Leak) -> list[Text]:
-    made = leak.line or leak.op or f"{leak.shape} {leak.dtype}"
+    made = leak.line or leak.op or f"{leak.shape} {leak.dtype}".strip() or "another thread, or C++"
     return [
         cell(format_bytes(leak.bytes_per_step)),
         cell(format_bytes(leak.kept_bytes)),

@@ -11,6 +11,10 @@ import torch
 _Line = TypeVar("_Line")
 #: Nodes of one graph that are followed.
 _MOST_NODES = 5_000
+#: The same of all graphs that are searched for the same lines.
+_MOST_NODES_OF_ALL = 15_000
+#: Nodes that accumulate gradients all have the largest number.
+_ACCUMULATE = 2**63
 
 
 def graph_holders(lines: Mapping[_Line, frozenset[int]], computed: list[torch.Tensor]) -> dict[_Line, torch.Tensor]:
@@ -18,17 +22,47 @@ def graph_holders(lines: Mapping[_Line, frozenset[int]], computed: list[torch.Te
 
     Args:
         lines: The sequence numbers of the autograd nodes of each line's operators.
-        computed: Tensors with a graph, those to be preferred first.
+        computed: Tensors with a graph. Of several graphs that hold a line's tensors, the smallest counts: that of a
+            state that carries its history, not that of a loss computed from it.
     """
     owner = {number: line for line, numbers in lines.items() for number in numbers}
-    found: dict[_Line, torch.Tensor] = {}
+    graphs: list[tuple[list[int], torch.Tensor]] = []
+    left = _MOST_NODES_OF_ALL
     for tensor in computed if owner else ():
-        for number in _nodes(tensor, min(owner)):
+        numbers = list(_nodes(tensor, min(owner)))
+        graphs.append((numbers, tensor))
+        left -= len(numbers)
+        if left <= 0:
+            break
+    found: dict[_Line, torch.Tensor] = {}
+    for numbers, tensor in sorted(graphs, key=lambda one: len(one[0])):
+        for number in numbers:
             if number in owner:
                 found.setdefault(owner[number], tensor)
-        if len(found) == len(lines):
-            break
     return found
+
+
+def graphs_over_steps(
+    computed: list[torch.Tensor], first: int, step_began_at: int
+) -> list[tuple[list[int], torch.Tensor]]:
+    """Returns the graphs that reach back beyond the last step, each with its tensor, the smallest graph first.
+
+    A hidden state that carries its history into the next step's loss has a smaller graph than this loss.
+
+    Args:
+        computed: Tensors with a graph.
+        first: Sequence number of the first node that counts.
+        step_began_at: That of the first node of the last step.
+
+    Returns:
+        The sequence numbers of the nodes, and the tensor.
+    """
+    found = []
+    for tensor in computed:
+        numbers = [number for number in _nodes(tensor, first) if first <= number < _ACCUMULATE]
+        if numbers and min(numbers) < step_began_at:
+            found.append((sorted(numbers), tensor))
+    return sorted(found, key=lambda one: len(one[0]))
 
 
 def _nodes(tensor: torch.Tensor, lowest: int) -> Iterator[int]:

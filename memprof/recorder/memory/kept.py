@@ -12,7 +12,7 @@ import torch
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.graphs import graph_holders
+from memprof.recorder.memory.graphs import graph_holders, graphs_over_steps
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import live_objects
@@ -34,7 +34,10 @@ _FIRST_STEP = 8
 
 #: Tensors whose graphs are searched, the oldest and the latest of each kind.
 _MOST_GRAPHS = 20
+#: The latest of each kind, outside recordings of a whole run.
+_MOST_ROOTS_OF_A_KIND = 6
 _NO_HOLDER = Holder("unknown", "", "", None)
+_sequence_number = torch._C._autograd._get_sequence_nr
 
 #: Shape, element type and device of a tensor, and whether it has an autograd graph.
 Kind = tuple[str, str, str, bool]
@@ -93,6 +96,7 @@ class KeptTensors:
         self._began = time.thread_time()
         self._spent = 0.0
         self._last_step = 0
+        self._counted_at = self._step_began_at = 0  # autograd's counter at the first count, and as the last step began
 
     @property
     def has_counted(self) -> bool:
@@ -103,6 +107,11 @@ class KeptTensors:
         """Counts the tensors that there are, for the next statement to compare with."""
         with torch._C.DisableTorchFunction(), untraced():
             self._counts = {kind: len(alike) for kind, alike in self._by_kind().items()}
+        self._counted_at = self._step_began_at = _sequence_number()
+
+    def begin_step(self) -> None:
+        """Notes where the nodes of a recorded step begin, the last but for the statement's own step."""
+        self._step_began_at = _sequence_number()
 
     def is_due(self, step: int) -> bool:
         """Whether the last statement lies far enough back for another: ever more rarely over a run."""
@@ -148,12 +157,18 @@ class KeptTensors:
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
         examples = self._examples(kinds, survivors)
-        computed = [one for kind, alike in kinds.items() if kind[3] for one in (alike[0], alike[-1])]
+        graphs: list[tuple[list[int], torch.Tensor]] = []
+        if self._is_whole_run:
+            computed = [one for kind, alike in kinds.items() if kind[3] for one in (alike[0], alike[-1])]
+        else:
+            computed = [one for kind, alike in kinds.items() if kind[3] for one in alike[-_MOST_ROOTS_OF_A_KIND:]]
+            graphs = graphs_over_steps(_smallest(computed), self._counted_at, self._step_began_at)
         kinds.clear()
-        if not chosen and not survivors:
+        if not chosen and not survivors and not graphs:
             return []
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
-        held = find_holders([tensor for _, tensor in [*chosen, *examples.values()]], seconds=seconds)
+        roots = [root for _, root in graphs]
+        held = find_holders([*(tensor for _, tensor in [*chosen, *examples.values()]), *roots], seconds=seconds)
         common = {"step": step, "time_ns": clock_ns()}
         records: list[dict[str, Any]] = [
             {
@@ -165,7 +180,19 @@ class KeptTensors:
             }
             for (kind, tensor), one in zip(chosen, held[: len(chosen)], strict=True)
         ]
-        holders = dict(zip(examples, held[len(chosen) :], strict=True))
+        records += [
+            {
+                **common,
+                "address": 0,
+                "tensors": 0,
+                "bytes": 0,
+                "nodes": nodes,
+                **_described(("", "", str(root.device), True), one),
+            }
+            for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=True)
+            if one.chain
+        ]
+        holders = dict(zip(examples, held[len(chosen) : len(chosen) + len(examples)], strict=True))
         by_graph = _held_by_graphs([one for one in survivors if not _chain(holders, one)], computed, seconds)
         for survivor in survivors:
             has_graph = survivor.line in examples and examples[survivor.line][0][3]
@@ -237,10 +264,13 @@ def _held_by_graphs(survivors: Sequence[Survivor], computed: list[torch.Tensor],
     for survivor in survivors:
         lines[survivor.line] = lines.get(survivor.line, frozenset()) | survivor.nodes
     # The smallest first: a loss is what a job keeps by mistake.
-    computed = sorted(computed, key=torch.Tensor.numel)[:_MOST_GRAPHS] if lines else []
-    found = graph_holders(lines, computed)
+    found = graph_holders(lines, _smallest(computed) if lines else [])
     held = find_holders(list(found.values()), seconds=seconds) if found else []
     return {line: one for line, one in zip(found, held, strict=True) if one.chain}
+
+
+def _smallest(computed: list[torch.Tensor]) -> list[torch.Tensor]:
+    return sorted(computed, key=torch.Tensor.numel)[:_MOST_GRAPHS]
 
 
 def _described(kind: Kind, held: Holder) -> dict[str, Any]:

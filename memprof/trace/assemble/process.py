@@ -17,6 +17,7 @@ from memprof.trace.assemble.devices.device_samples import device_samples
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
+from memprof.trace.assemble.memory.graph_holders import with_graphs
 from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
@@ -149,6 +150,7 @@ def _tables(
     eager = ops.replace(stack_id=np.where(is_inside, NONE, ops.stack_id))
     held = held_by_variables(eager, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
+    holders = with_graphs(recording, holders, ops, memory.storages)
     tables: dict[type[Table], Table] = {
         Modules: modules,
         ModuleCalls: calls.table,

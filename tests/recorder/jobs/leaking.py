@@ -148,7 +148,7 @@ def train(steps: int) -> None:
         model.features = [*getattr(model, "features", []), y * 17]  # model.features[ | local
         model.register_buffer(f"seen{step}", y * 18)  # model._buffers['seen | local
         optimizer.state[model[0].weight].setdefault("old", []).append(y * 19)  # .state[ | optimizer
-        AVERAGE = AVERAGE * 0.9 + model[2](y).exp()  # - | unknown
+        AVERAGE = AVERAGE * 0.9 + model[2](y).exp()  # AVERAGE | graph
         KEPT.append(Saving.apply(out.detach().requires_grad_()))
         HISTORY["gradients"].append(model[0].weight.grad)
         unbounded(step)

@@ -1,0 +1,76 @@
+"""Growth of other kinds: in other threads, in a tensor that is replaced, and in a loop without steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks
+from tests.recorder.recorded import record
+
+
+def leaks_of(folder: Path, job: Path) -> LeakReport:
+    """Records a job in a process of its own and returns what grows in it."""
+    return find_leaks(record(folder, "-q", str(job)).trace)
+
+
+POOLED = """\
+import concurrent.futures
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+pool, pending = concurrent.futures.ThreadPoolExecutor(1), []
+for step in range(8):
+    out = model(torch.randn(128, 64))
+    pending.append(pool.submit(torch.exp, out.detach()))
+    concurrent.futures.wait(pending)
+    optimizer.zero_grad()
+    out.square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_what_another_thread_made_has_no_line_of_this_thread(tmp_path: Path) -> None:
+    """The results of a pool's futures are not attributed to the operator during which they appeared."""
+    script = tmp_path / "train.py"
+    script.write_text(POOLED)
+    report = leaks_of(tmp_path, script)
+    (leak,) = report.leaks
+    assert (leak.bytes_per_step, leak.line, leak.op, leak.shape) == (128 * 64 * 4, "", "", "128x64")
+    assert leak.held_by is not None
+    assert re.fullmatch(r"pending\[\d\]\._result", leak.held_by.chain)
+
+
+def test_a_loop_without_an_optimizer_is_said_to_be_one_step(tmp_path: Path) -> None:
+    """What an inference keeps does not grow from step to step: the page says where to look instead."""
+    script = tmp_path / "infer.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8)\nkept = [model(torch.ones(4, 8)) for _ in range(9)]\n"
+    )
+    report = leaks_of(tmp_path, script)
+    assert report.growth.bytes_per_step is None
+    assert "a loop without one is a single step" in report.growth.why_unknown
+
+
+JOINED = """\
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+history = torch.zeros(128, 64)
+for step in range(8):
+    out = model(torch.randn(128, 64))
+    optimizer.zero_grad()
+    out.square().mean().backward()
+    optimizer.step()
+    history = torch.cat((history, out.detach()))
+"""
+
+
+def test_a_history_that_is_joined_anew_in_every_step_is_found_by_its_line(tmp_path: Path) -> None:
+    """No tensor is older than a step, but each is larger than the one that it replaces."""
+    script = tmp_path / "train.py"
+    script.write_text(JOINED)
+    report = leaks_of(tmp_path, script)
+    (leak,) = report.leaks
+    assert (leak.bytes_per_step, leak.op) == (128 * 64 * 4, "aten.cat.default")
+    assert leak.line.endswith("train.py:10")
