@@ -21,7 +21,7 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
         ops: The operators recorded.
         storages: The storages recorded.
     """
-    born, freed = _rows(ops, storages.created_op_id), _rows(ops, storages.freed_op_id)
+    born, freed = rows_of_ops(ops, storages.created_op_id), rows_of_ops(ops, storages.freed_op_id)
     sizes = storages.allocated_bytes
     taken = np.cumsum(sum_at(born, sizes, len(ops))) + sizes[born == NONE].sum()
     given_back = sum_at(freed, sizes, len(ops))
@@ -90,6 +90,6 @@ def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
     return found
 
 
-def _rows(ops: Ops, ids: Ints) -> Ints:
+def rows_of_ops(ops: Ops, ids: Ints) -> Ints:
     """Returns the row of each operator; NONE where there is none."""
     return np.where(ids == NONE, NONE, np.searchsorted(ops.op_id, ids))

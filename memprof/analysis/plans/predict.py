@@ -24,7 +24,7 @@ from memprof.policies.plan.several_steps import transform_all
 from memprof.policies.plan.together import require_composable
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.within import fullest_of
-from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.files.spool import DRY_RUN, GRADIENTS_ENABLED
 from memprof.trace.manifest import PREDICTED, Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
     ModuleCalls,
@@ -179,7 +179,7 @@ def step_warnings(trace: Trace, step: Step) -> list[str]:
             f"{trace.path} has no step without the recorder, so step time is that of a recorded step, which is too "
             "long: let the job run two steps longer than the window."
         )
-    return warnings
+    return [*warnings, *(note for note in manifest.notes if note.startswith(GRADIENTS_ENABLED))]
 
 
 def side_of(step: Step) -> Side:

@@ -14,6 +14,7 @@ from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.devices.allocator_history import segment_table
 from memprof.trace.assemble.devices.device_events import allocator_events
 from memprof.trace.assemble.devices.device_samples import device_samples
+from memprof.trace.assemble.evaluation import notes_on_evaluation, trains_in_training_mode
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
@@ -84,9 +85,10 @@ def _assemble(
 ) -> tuple[Manifest, dict[type[Table], Table]]:
     speed = read_speed(folder, exit_record)
     part = _tables(recording, speed, exit_record)
-    tables = part.tables
+    tables, on_evaluation = part.tables, part.on_evaluation
     for later in open_later(recording.spool, recording.memory_events.device):
-        tables = join(tables, _tables(later, speed, exit_record, is_later=True).tables)
+        more = _tables(later, speed, exit_record, part)
+        tables, on_evaluation = join(tables, more.tables), more.on_evaluation or on_evaluation
     steps, ops, modules = tables[Steps], tables[Ops], tables[Modules]
     assert isinstance(steps, Steps)
     assert isinstance(ops, Ops)
@@ -94,6 +96,7 @@ def _assemble(
     notes = (
         *recording.spool.records.get("notes", []),
         *part.notes,
+        *on_evaluation,
         *_device_notes(recording.memory_events.device, devices),
     )
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
@@ -120,25 +123,29 @@ class _Part:
     Attributes:
         tables: Its tables.
         notes: Caveats for the reader.
+        has_trained: Whether the job has trained, in training mode only.
+        on_evaluation: A note on evaluation, if there is something to say of it.
         op_times: Source of the operator durations.
     """
 
     tables: dict[type[Table], Table]
     notes: tuple[str, ...]
+    has_trained: bool
+    on_evaluation: tuple[str, ...]
     op_times: str
 
 
 def _tables(
-    recording: Recording, speed: Speed, exit_record: Mapping[str, Any] | None, *, is_later: bool = False
+    recording: Recording, speed: Speed, exit_record: Mapping[str, Any] | None, before: _Part | None = None
 ) -> _Part:
-    """Builds the tables of a stretch; a later stretch ran other sizes than the timed step."""
+    """Builds the tables of a stretch; one after the first ran other sizes than the timed step."""
     modules = texts.module_table(recording.spool)
     calls = module_calls(recording)
     stacks, stack_rows = texts.stack_table(recording.spool, recording.raw["stack"])
     ops = operator_table(recording, modules, calls, stack_rows)
     partners = partners_by_step(recording)
     is_dry = recording.epoch.source == DRY_RUN
-    timed = {} if is_later and recording.memory_events.device == CPU else partners
+    timed = {} if before is not None and recording.memory_events.device == CPU else partners
     duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, timed)
     memory = memory_tables(recording, modules, ops, partners)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
@@ -168,7 +175,9 @@ def _tables(
         Optimizers: optimizer_table(recording.spool),
         Stacks: stacks,
     }
-    return _Part(tables, memory.notes, op_times)
+    has_trained = trains_in_training_mode(recording, ops) if before is None else before.has_trained
+    on_evaluation = notes_on_evaluation(recording, ops, memory.storages, has_trained=has_trained)
+    return _Part(tables, memory.notes, has_trained, on_evaluation, op_times)
 
 
 def _device_notes(device: str, devices: tuple[str, ...]) -> list[str]:

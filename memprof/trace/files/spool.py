@@ -137,6 +137,8 @@ UNTRAINED = "untrained"
 COMPILED = "torch.compile"
 #: Part of those notes where a region was not compiled.
 RAN_EAGERLY = "ran eagerly, and a real run differs"
+#: Start of the note that evaluation keeps memory for a backward.
+GRADIENTS_ENABLED = "evaluation runs with gradients enabled"
 #: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.
 UNUSED_DEVICE = "the job allocated nothing on the virtual device"
 
