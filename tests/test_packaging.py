@@ -61,6 +61,8 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
         "memprof_dashboard/app.py",
         "memprof_dashboard/assets/memprof.css",
         "memprof_dashboard/export_page/export.html",
+        "memprof_dashboard/export_page/plotly.js.gz",
+        "memprof_dashboard/export_page/plotly.LICENSE.txt",
     } <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".memprof"))]
 
