@@ -121,10 +121,10 @@ pictures: $(COMPLETE) ## Make the pictures of the README and the documentation f
 
 plot-bundle: ## Build the part of plotly.js that HTML reports hold, with node and npm, from the pinned release.
 	mkdir -p build/plot-bundle
-	cp packaging/plot_bundle/package.json packaging/plot_bundle/report.js build/plot-bundle
+	cp packaging/plot_bundle/* build/plot-bundle
 	cd build/plot-bundle && npm install --ignore-scripts --no-audit --no-fund && npm run --silent build
 	gzip -9 -n -c build/plot-bundle/plotly.js > $(EXPORT)/plotly.js.gz
-	cp build/plot-bundle/node_modules/plotly.js/LICENSE $(EXPORT)/plotly.LICENSE.txt
+	cp build/plot-bundle/licences.txt $(EXPORT)/plotly.LICENSE.txt
 
 screenshots: $(COMPLETE) ## Take screenshots of every view of the dashboard, in both themes and three widths, into build/screenshots.
 	$(BIN)/python -m tests.pictures.screenshots

@@ -61,6 +61,8 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
         "memprof_dashboard/app.py",
         "memprof_dashboard/assets/memprof.css",
         "memprof_dashboard/export_page/export.html",
+        "memprof_dashboard/export_page/plotly.js.gz",
+        "memprof_dashboard/export_page/plotly.LICENSE.txt",
     } <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".memprof"))]
 
@@ -85,7 +87,7 @@ def test_wheel_carries_the_licence(wheel: zipfile.ZipFile, metadata: Message) ->
     text = wheel.read(name).decode()
     assert "Apache License\n                           Version 2.0" in text
     assert "Copyright 2026 the memprof authors" in text
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND ISC AND MIT AND Zlib"
 
 
 def test_metadata_says_what_is_needed(metadata: Message) -> None:

@@ -96,7 +96,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
 def register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks that draw it.
 
-    What can wait for the timeline does: answers share one processor, and the timeline is what is looked at.
+    Callbacks that can wait for the timeline do: answers share one processor, and users look at the timeline first.
     """
 
     @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))

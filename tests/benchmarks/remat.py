@@ -60,7 +60,7 @@ class Outcome:
         row: Its cells.
         over: Highest recorded peak over the budget.
         is_equal: Whether every line that the job printed is that of the plain run.
-        share_error: Predicted minus measured share of recomputed work; 0 where it was not predicted.
+        share_error: Predicted minus measured share of recomputed work; None where it was not predicted.
         slowdown: Time of a step over that of a plain one.
         overhead: The same over what the recomputed operators explain, 0 for small models.
     """
@@ -68,7 +68,7 @@ class Outcome:
     row: tuple[str, ...]
     over: float
     is_equal: bool
-    share_error: float
+    share_error: float | None
     slowdown: float
     overhead: float = 0.0
 
@@ -115,7 +115,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     over = max(outcome.over for outcome in outcomes)
     equal = sum(outcome.is_equal for outcome in outcomes)
     overhead = max((outcome.overhead for outcome in outcomes), default=0.0)
-    errors = sorted(abs(outcome.share_error) for outcome in outcomes)
+    errors = sorted(abs(outcome.share_error) for outcome in outcomes if outcome.share_error is not None)
     text = (
         f"peak over budget at most 1.000: highest {over:.4f}; every printed loss equal to the bit: {equal} of "
         f"{len(outcomes)}; share of recomputation predicted within 1 point: "
@@ -150,10 +150,10 @@ def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, f
     over = max(_peak(trace.step(number)) for number in trace.recorded_steps) / budget
     work = _work(trace.step(step.number), step)
     try:
-        predicted = _share(Remat(budget=str(budget)).transform(step))
+        predicted: float | None = _share(Remat(budget=str(budget)).transform(step))
         told = f"{predicted:.1%}"
     except PolicyError:
-        predicted, told = work, "does not fit"
+        predicted, told = None, "does not fit"
     is_equal = done.stdout == printed
     slowdown = measured.duration_us / step.duration_us
     row = (
@@ -167,7 +167,7 @@ def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, f
         told,
     )
     overhead = slowdown / (1 + _share(measured)) if model.is_ordinary else 0.0
-    return Outcome(row, over, is_equal, predicted - work, slowdown, overhead)
+    return Outcome(row, over, is_equal, None if predicted is None else predicted - work, slowdown, overhead)
 
 
 def _beside_checkpoint(model: Model, step: Step, printed: bytes, folder: Path) -> list[Outcome]:
@@ -188,7 +188,7 @@ def _beside_checkpoint(model: Model, step: Step, printed: bytes, folder: Path) -
         "-",
         "-",
     )
-    found = [Outcome(row, 1.0, done.stdout == printed, 0.0, slowdown)]
+    found = [Outcome(row, 1.0, done.stdout == printed, None, slowdown)]
     try:
         found.append(_within(model, f"as checkpoint: {title}", step, peak, printed, folder))
     except RuntimeError as error:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Read(HTMLParser):
 @pytest.fixture
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omits plotly.js, which does not depend on the recording."""
-    monkeypatch.setattr(export, "plot_bundle", lambda: gzip.compress(b"/* plotly */"))
+    monkeypatch.setattr(export, "plot_bundle", lambda: gzip.compress(b"/* plotly */", mtime=0))
 
 
 def numbers(column: Any) -> np.ndarray:
@@ -226,7 +227,16 @@ def test_a_page_holds_the_part_of_plotly_that_it_draws_with() -> None:
     assert len(page) < 800_000
     release = json.loads((SAMPLES.parent / "packaging" / "plot_bundle" / "package.json").read_text("utf-8"))
     named = f"plotly.js {release['dependencies']['plotly.js']}, in part: scatter, bar and treemap"
-    assert named in gzip.decompress(export.plot_bundle()).decode()
+    bundle = gzip.decompress(export.plot_bundle()).decode()
+    assert named in bundle
+
+
+def test_a_page_holds_the_licences_of_what_it_draws_with() -> None:
+    """They require it of every copy, and a report is passed on alone."""
+    licences = files("memprof_dashboard.export_page").joinpath("plotly.LICENSE.txt").read_text(encoding="utf-8")
+    assert gzip.decompress(export.plot_bundle()).decode().endswith(f"{licences}*/\n")
+    for package in ("plotly.js", "@plotly/d3", "d3-format", "d3-hierarchy", "culori", "gl-mat4", "polybooljs"):
+        assert re.search(rf"^{package} [\d.]+ \((MIT|BSD-3-Clause|Zlib)\)\n\n", licences, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("without_plotly")

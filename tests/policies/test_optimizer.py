@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -145,6 +146,17 @@ def test_forms_become_each_other(name, form, target, monkeypatch):
     phase = "backward" if target == "in-backward" else "optimizer"
     assert peak(predicted, phase) == peak(measured, phase), compare(predicted, measured)
     assert peak(predicted) == peak(measured), compare(predicted, measured)
+
+
+def test_rmsprop_has_no_fused_form(monkeypatch):
+    """Nor is one predicted from a recording that lacks the optimizer's settings."""
+    job = faces.load_job("shared")
+    monkeypatch.setattr(job, "make_optimizer", lambda model: torch.optim.RMSprop(model.parameters()))
+    monkeypatch.setattr(job, "BATCH", 1)
+    monkeypatch.setattr(job, "LENGTH", 8)
+    step = record_step("shared")
+    with pytest.raises(PolicyError, match="RMSprop has no fused form; leave loop out"):
+        OptimizerPolicy(loop="fused").transform(dataclasses.replace(step, optimizers=()))
 
 
 _ON_A_CARD = """

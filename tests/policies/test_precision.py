@@ -277,6 +277,35 @@ def test_states_passed_back_have_the_type_they_had(mode):
     assert torch.equal(second, wanted.float())
 
 
+class Seen(nn.Module):
+    """Notes the argument that reaches it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.argument = x
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_results_changed_in_place_keep_their_new_values(mode):
+    """What a job writes into a result before passing it back is not rounded to the type the result had."""
+    model = Seen().eval()
+    BF16.apply(Job(model))
+    with mode():
+        out = model(torch.randn(2, 4))
+        model(out)
+        assert model.argument.dtype == torch.bfloat16
+        assert torch.equal(model.argument.float(), out)
+    with torch.no_grad():
+        out = model(torch.randn(2, 4))
+        out[:, 0].fill_(1 + 2**-12)
+        model(out)
+    assert model.argument is out
+
+
 def test_exceptions_pass_through():
     """An error inside the model reaches the script as it is, and autocast is off again afterwards."""
     model = nn.Linear(4, 4)

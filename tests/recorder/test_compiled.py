@@ -14,6 +14,7 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.compiled.generated_operators import cpp_kernels
+from memprof.recorder.compiled.graph_cache import GraphCache
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.recorder.recorded import Ended, record_script
@@ -153,7 +154,7 @@ def test_recording_changes_no_loss(tmp_path: Path) -> None:
 def test_graphs_that_inductor_has_in_its_cache_are_lowered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a second run shows the modules and lines inside as well; the setting is restored at the end."""
+    """So that a second run shows the modules and lines inside as well."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/cache")
     first = _record(tmp_path, setup='os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "1"', name="first")
     assert list((tmp_path / "cache" / "fxgraph").iterdir())
@@ -162,6 +163,42 @@ def test_graphs_that_inductor_has_in_its_cache_are_lowered_again(
     assert again.stdout.splitlines()[:5] == first.stdout.splitlines()[:5]
     inside = {name for name, _, kind in _alive_at_peak(again.step) if kind == "activation"}
     assert inside >= {"_orig_mod.layers.0.two", "_orig_mod.layers.1.one"}
+
+
+@_needs_compiler
+@pytest.mark.slow
+def test_a_job_can_save_what_was_compiled_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graphs are written into the cache, though none is read."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/cache")
+    script = _JOB.format(setup="", between="pass", bias=True, activation="hidden.exp()") + (
+        "artifacts, saved = torch.compiler.save_cache_artifacts()\nprint(sorted(saved.artifacts))\n"
+    )
+    done = record_script(tmp_path, script, "--steps", "2")
+    assert done.stdout.splitlines()[-1] == "['aot_autograd', 'inductor']"
+
+
+def test_the_tag_of_cached_graphs_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what the job had set before, unless it has set another since or the environment says what is cached."""
+    from torch.compiler import config
+
+    for variable in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(config, "cache_key_tag", "mine")
+    cache = GraphCache()
+    cache.set_aside()
+    tags = ["mine", config.cache_key_tag]
+    cache.renew()
+    assert len({*tags, config.cache_key_tag}) == 3
+    cache.restore()
+    assert config.cache_key_tag == "mine"
+    cache.set_aside()
+    config.cache_key_tag = "later"
+    cache.renew()
+    cache.restore()
+    assert config.cache_key_tag == "later"
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
+    cache.set_aside()
+    assert config.cache_key_tag == "later"
 
 
 @_needs_compiler

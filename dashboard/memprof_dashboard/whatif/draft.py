@@ -100,9 +100,8 @@ def _basis(rank: Rank) -> Basis:
     if int((rank.steps.first_op_id != NONE).sum()) <= _MOST_STEPS:
         return basis_for(rank)
     number = rank.fullest_number()
-    basis = basis_of(
-        rank.trace.fresh(rank.trace.rank), number
-    )  # whose tables are dropped: the page needs this step alone
+    # From a trace whose tables are dropped afterwards: the page needs this step alone.
+    basis = basis_of(rank.trace.fresh(rank.trace.rank), number)
     warning = f"predicted for step {number} alone, the fullest; a search for plans considers all of them."
     return replace(basis, warnings=(*basis.warnings, warning))
 

@@ -23,7 +23,7 @@ from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
-#: Policies that can be combined with the compiler, and moving the optimizer's state; others change what it compiles.
+#: Policies that can be combined with the compiler, as can moving the optimizer's state; others change what it compiles.
 _COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
 #: The search for the largest share that fits ends at this accuracy.
 _ACCURACY = 0.1

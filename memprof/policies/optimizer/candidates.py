@@ -10,15 +10,15 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.trace.step import Step
 
-#: Algorithms that torch runs as one kernel on a device.
+#: Algorithms whose fused form is proposed for a device.
 _FUSED = ("adam", "sgd")
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns updates within backward or of one parameter at a time, where the step has an optimizer.
 
-    On a device, Adam and SGD can run as one kernel, faster and without temporaries; their state, and RMSprop's and
-    Adagrad's, can be on the host.
+    On a device, Adam and SGD can run as one kernel, faster and without temporaries; the state of these, RMSprop and
+    Adagrad can be kept on the host.
     """
     if not np.any(step.ops.phase == "optimizer"):
         return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})

@@ -28,7 +28,7 @@ _NAMES = (
     | {"_foreach_addcdiv_.ScalarList", "_foreach_maximum_.List"}
     | {f"_fused_{name}_.default" for name in ("adam", "adamw", "sgd")}
 )
-#: Operators that RMSprop and Adagrad run besides those.
+#: The same, with those that only RMSprop and Adagrad run.
 _SQUARES_NAMES = _NAMES | {
     *("addcmul.default", "sqrt_.default", "_foreach_addcmul.Scalar", "_foreach_sqrt_.default"),
     *("_foreach_addcdiv_.Scalar", "_foreach_mul.ScalarList", "_foreach_mul_.ScalarList", "_fused_adagrad_.default"),

@@ -18,7 +18,7 @@ from memprof.policies.optimizer.recognise import (
     gradients_of_earlier_steps,
     recognise_updates,
 )
-from memprof.policies.optimizer.refusals import FUSED_SGD
+from memprof.policies.optimizer.refusals import FUSED_SGD, no_form
 from memprof.policies.optimizer.seen import refuse_gradients, refuse_loop, refuse_optimizers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
@@ -85,6 +85,8 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
     is_short = np.any((parameters.dtype == "bfloat16") & (parameters.device == "cpu"))
     if policy.loop == "fused" and updates.algorithm == "sgd" and is_short:
         raise PolicyError(FUSED_SGD)
+    if policy.loop == "fused" and updates.algorithm == "rmsprop":
+        raise PolicyError(no_form("RMSprop", policy.loop))  # also where the recording lacks the optimizer's settings
     if policy.state == "8bit" and updates.algorithm != "adam":
         raise PolicyError("8-bit state is predicted for Adam and AdamW only.")
     if policy.state == "host" and "cpu" in set(step.storages.device[step.storages.category == "parameter"]):

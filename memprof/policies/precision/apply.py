@@ -131,7 +131,7 @@ class _Returned:
             model: The model that returns them.
         """
         self._model = model
-        self._dtypes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._types: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     @property
     def is_trained(self) -> bool:
@@ -144,20 +144,31 @@ class _Returned:
         def left(tensor: torch.Tensor) -> torch.Tensor:
             copy = leave(tensor)
             if copy.dtype != tensor.dtype and not self.is_trained:
-                self._dtypes[copy] = tensor.dtype
+                self._types[copy] = tensor.dtype, _version(copy)
             return copy
 
         return left
 
     def holds_any(self, arguments: Any) -> bool:
         """Returns whether nested arguments contain such a result."""
-        return bool(self._dtypes) and any(
-            isinstance(each, torch.Tensor) and each in self._dtypes for each in pytree.tree_leaves(arguments)
+        return bool(self._types) and any(
+            isinstance(each, torch.Tensor) and each in self._types for each in pytree.tree_leaves(arguments)
         )
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns an argument in the type in which the model returned it, as autocast alone would pass it."""
-        return tensor.to(self._dtypes[tensor]) if tensor in self._dtypes else tensor
+        """Returns an argument in the type in which the model returned it, as autocast alone would pass it.
+
+        A result that was changed in place since stays float32: the new values may not be representable in that type.
+        """
+        if tensor not in self._types:
+            return tensor
+        dtype, version = self._types[tensor]
+        return tensor.to(dtype) if version == _version(tensor) else tensor
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Returns a number that changes with every change in place; 0 in inference mode, which does not count them."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _PureRoot:

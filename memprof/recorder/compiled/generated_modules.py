@@ -115,8 +115,8 @@ class GeneratedModules:
         return notes
 
     def _hook_lowering(self, module: ModuleType) -> None:
-        with self._noting_faults("inductor's cache cannot be disabled: "):
-            self._cache.disable()
+        with self._noting_faults("inductor's cache cannot be set aside: "):
+            self._cache.set_aside()
         self._hook(module, "GraphLowering", "compile_to_module", "self", self._add_lowered)
 
     def _hook_loading(self, module: ModuleType) -> None:
@@ -166,6 +166,8 @@ class GeneratedModules:
 
     def _add_lowered(self, graph: Any, error: BaseException | None) -> None:
         """Reads where the code of a graph comes from that inductor has just lowered, and loaded last."""
+        with self._noting_faults("inductor's cache cannot be set aside: "):
+            self._cache.renew()
         if error is not None or not self._known:
             return
         with self._noting_faults():

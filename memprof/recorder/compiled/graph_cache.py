@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import os
 import sys
+from uuid import uuid4
 
-_CONFIG = "torch._inductor.config"
-#: Inductor's settings by the variables with which the user chooses them.
-_CACHES = {
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "fx_graph_cache",
-    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "fx_graph_remote_cache",
-}
+_CONFIG, _TAG = "torch.compiler.config", "cache_key_tag"
+#: Variables with which the user chooses whether graphs are cached.
+_VARIABLES = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE")
 
 
 class GraphCache:
-    """Inductor's caches of lowered graphs. Those of compiled kernels are left alone."""
+    """Inductor's caches of lowered graphs, of which none is found while they are set aside.
+
+    Graphs are still written, under keys with a tag of their own: a job may save them (``save_cache_artifacts``). Caches
+    of compiled kernels are left alone.
+    """
 
     def __init__(self) -> None:
         """Changes nothing yet."""
-        self._before: dict[str, bool | None] = {}
+        self._before: str | None = None
+        self._tag = ""
 
-    def disable(self) -> None:
-        """Disables the caches that are on, unless the environment says which to use."""
-        config = sys.modules[_CONFIG]
-        for variable, name in _CACHES.items():
-            before = getattr(config, name, False)
-            if variable not in os.environ and before is not False:
-                self._before[name] = before
-                setattr(config, name, False)
+    def set_aside(self) -> None:
+        """Gives graphs new keys, unless the environment says which caches to use."""
+        before = getattr(sys.modules.get(_CONFIG), _TAG, None)
+        if before is not None and not any(variable in os.environ for variable in _VARIABLES):
+            self._before = before
+            self._set(f"{before}memprof-{uuid4().hex}")
+
+    def renew(self) -> None:
+        """Gives the next graph another key, so that one equal to an earlier one is lowered too."""
+        if self._is_set():
+            self._set(f"{self._before}memprof-{uuid4().hex}")
 
     def restore(self) -> None:
-        """Restores the settings that `disable` changed and nobody since."""
-        config = sys.modules.get(_CONFIG)
-        for name, before in self._before.items():
-            if getattr(config, name, None) is False:
-                setattr(config, name, before)
-        self._before.clear()
+        """Restores the tag, unless the job has set another since."""
+        if self._is_set():
+            setattr(sys.modules[_CONFIG], _TAG, self._before)
+        self._before = None
+
+    def _set(self, tag: str) -> None:
+        self._tag = tag
+        setattr(sys.modules[_CONFIG], _TAG, tag)
+
+    def _is_set(self) -> bool:
+        return self._before is not None and getattr(sys.modules.get(_CONFIG), _TAG, None) == self._tag

@@ -34,7 +34,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def encode_columns(columns: Sequence[Column], read: Callable[[Column], Any]) -> bytes:
-    """Writes columns as `encode_table` does, holding one at a time besides what is written.
+    """Writes columns as `encode_table` does, holding one at a time in addition to what is written.
 
     Args:
         columns: The columns.

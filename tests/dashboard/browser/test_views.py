@@ -445,6 +445,26 @@ def test_view_as_table(look: Show, gpt: Served) -> None:
     assert str(PEAK_BYTES) in re.sub(r"\D+", " ", row.first.inner_text()).split()
 
 
+def test_what_waits_for_the_timeline_follows_its_range(look: Show, gpt: Served) -> None:
+    """The table and the marks in the overview are drawn after the timeline, and for the same range."""
+    shown = look(gpt, "first=0&end=100&at=3")
+    shown.wait_drawn(0, 100)
+    reads = (
+        "() => document.querySelector('#timeline-table tbody')?.textContent ?? ''",
+        "() => JSON.stringify(document.querySelector('#overview .js-plotly-plot')?.layout?.shapes ?? [])",
+    )
+    for read in reads:
+        shown.page.wait_for_function(f"() => ({read})().length > 2")
+    before = [shown.page.evaluate(read) for read in reads]
+    for key, end in (("Home", 3072), ("+", None)):
+        shown.page.keyboard.press(key)
+        if end is not None:
+            shown.wait_drawn(0, end)
+        for number, read in enumerate(reads):
+            shown.page.wait_for_function(f"(before) => ({read})() !== before", arg=before[number])
+        before = [shown.page.evaluate(read) for read in reads]
+
+
 def test_narrow_page_does_not_scroll_sideways(look: Show, two: Served) -> None:
     """On a telephone's width everything stands within it."""
     shown = look(two, viewport={"width": 375, "height": 800})
