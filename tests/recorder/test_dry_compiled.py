@@ -202,16 +202,64 @@ def test_modules_inside_are_unknown_where_inductor_keeps_no_buffers(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_nothing_is_compiled_for_a_virtual_gpu(tmp_path: Path) -> None:
-    """The job runs eagerly there, which the verdict says; a plan that compiles is refused."""
+def test_code_for_a_virtual_gpu_is_generated_without_triton(tmp_path: Path) -> None:
+    """By the job's own call or by a plan; kernels, saved tensors and modules are those of generated code."""
     setup = "model.cuda(); torch.set_default_device('cuda')"
     ended = _dry_run(tmp_path, setup, "--device", "h100-80g")
-    assert "ran eagerly, and a real run differs: nothing is compiled for a virtual GPU" in ended.stderr
+    assert "2 graphs compiled as in a real run, up to the kernels, not compared with a run on a GPU" in ended.stderr
+    assert np.char.startswith(ended.step.ops.name.astype(str), "inductor.triton_").any()
+    assert {"_orig_mod.0", "_orig_mod.1"} & set(ended.step.modules.name[ended.step.saved.module_id])
     with pytest.raises(PolicyError, match=r"torch\.compile generates"):
         Swap().transform(ended.step)
-    refused = _dry_run(tmp_path, setup, "--device", "h100-80g", "--compile", ".")
-    assert refused.returncode == 125
-    assert "a dry run compiles for the CPU only" in refused.stderr
+    planned = record_script(
+        tmp_path,
+        _JOB.format(setup=setup).replace("torch.compile(model)", "model"),
+        *("--dry-run", "--device", "h100-80g", "--skip", "2", "--compile", "."),
+        name="planned.memprof",
+    )
+    assert planned.peak == ended.peak
+    with_pools = _dry_run(tmp_path, setup + "\ntorch._inductor.config.triton.cudagraphs = True", "--device", "h100-80g")
+    assert any("pools of CUDA graphs" in note for note in _compiled_notes(with_pools))
+
+
+_ATTENTION = """
+import torch
+from torch import nn
+class Attention(nn.Module):
+    def __init__(self, drop):
+        super().__init__()
+        self.drop, self.all, self.out = drop, nn.Linear(128, 384), nn.Linear(128, 128)
+    def forward(self, x):
+        query, key, value = self.all(x).unflatten(-1, (3, 2, 64)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        kept = 1 - self.drop
+        mask = (kept + torch.rand((len(x), 1, 1), device=x.device)).floor()
+        return x + self.out(mixed.transpose(1, 2).flatten(2)) / kept * mask
+model = nn.Sequential(Attention(0.1), Attention(0.2)).cuda()
+model = torch.compile(model) if {compiles} else model
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(torch.randn(8, 256, 128, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_attention_and_autocast_are_traced_as_on_the_gpu(tmp_path: Path) -> None:
+    """In one graph, whose attention is the kernel that the eager job runs, on tensors of autocast's type."""
+    window = ("--dry-run", "--device", "h100-80g", "--skip", "2")
+    eager = record_script(tmp_path, _ATTENTION.format(compiles=False), *window, name="eager.memprof")
+    ended = record_script(tmp_path, _ATTENTION.format(compiles=True), *window, name="compiled.memprof")
+    assert any("torch.compile: 2 graphs compiled" in note for note in _compiled_notes(ended))
+    kernels = [{name for name in one.step.ops.name if "attention" in name} for one in (eager, ended)]
+    assert kernels[0] == kernels[1]
+    saved = ended.step.storages.take(np.unique(ended.step.saved.storage_id))
+    of_products = np.isin(saved.shape, ["2048x384", "2048x128", "8x256x128"]) & (saved.category == "activation")
+    assert "bfloat16" in saved.dtype[of_products]
+    assert ended.peak <= eager.peak
 
 
 def test_what_an_unsupported_compiler_leaves_eager_is_known_to_be_compiled(tmp_path: Path) -> None:

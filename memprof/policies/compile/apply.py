@@ -22,15 +22,10 @@ def apply(job: Job, policy: Compile) -> None:
     """Compiles the chosen modules; each is compiled when it is first called.
 
     Raises:
-        PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU; or this is a
-            dry run on a GPU.
+        PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU.
     """
     modules = job.modules_named()
     names = outermost(match_modules(policy.modules, modules))
-    if is_dry_run() and job.device.type != "cpu":
-        raise PolicyError(
-            "a dry run compiles for the CPU only: leave the policy out, or record a real run under the plan."
-        )
     compiler = os.environ.get("CXX") or "g++"
     if job.device.type == "cpu" and not is_dry_run() and not (shutil.which(compiler) or shutil.which("clang++")):
         raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")

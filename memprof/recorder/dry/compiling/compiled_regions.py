@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
@@ -21,6 +22,7 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_operators import allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
+from memprof.recorder.dry.compiling.virtual_compiler import SETTINGS, place_on_device, prepare_compiler
 from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from memprof.recorder.steps.usages import Usages
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_CUDA_GRAPHS = "triton.cudagraphs"
 #: Settings of inductor that would run kernels while compiling, generate no Python, or read what a real run cached.
 _SETTINGS: dict[str, Any] = {
     "force_disable_caches": True,
@@ -40,7 +43,7 @@ _SETTINGS: dict[str, Any] = {
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
     "coordinate_descent_tuning": False,
-    "triton.cudagraphs": False,
+    _CUDA_GRAPHS: False,
     "benchmark_kernel": False,
     "benchmark_fusion": False,
     "cpp.vec_isa_ok": True,
@@ -61,7 +64,7 @@ class CompiledRegions:
         Args:
             mode: The dry run's mode.
             refuse: Ends the job with a message.
-            is_virtual: Whether the job runs on a virtual GPU, for which nothing is compiled.
+            is_virtual: Whether the job runs on a virtual GPU.
         """
         self._mode = mode
         self._refuse = refuse
@@ -75,6 +78,7 @@ class CompiledRegions:
         self._provenance = Provenance()
         self._graphs = self._unplaced = 0
         self._eager: Counter[str] = Counter()
+        self._has_cuda_graphs = False
         self._is_ready: bool | None = None
 
     def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources, usages: Usages) -> None:
@@ -88,7 +92,11 @@ class CompiledRegions:
         """Returns notes on the graphs that were compiled, and on those that were not."""
         notes = []
         if self._graphs:
-            notes.append(f"{COMPILED}: {_count(self._graphs, 'graph')} compiled as in a real run, up to the kernels")
+            compared = ", not compared with a run on a GPU" if self._is_virtual else ""
+            graphs = _count(self._graphs, "graph")
+            notes.append(f"{COMPILED}: {graphs} compiled as in a real run, up to the kernels{compared}")
+        if self._has_cuda_graphs:
+            notes.append(f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted")
         if self._unplaced:
             graphs = _count(self._unplaced, "graph")
             notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
@@ -108,9 +116,6 @@ class CompiledRegions:
         if isinstance(getattr(function, "__self__", None), torch.optim.Optimizer):
             # While it is traced, torch creates the optimizer's state, which the recorder would not see.
             self._eager["an optimizer's step is not compiled in a dry run"] += 1
-            return False
-        if self._is_virtual:
-            self._leave("nothing is compiled for a virtual GPU", function)
             return False
         if self._is_ready is None:
             self._is_ready = self._prepare()
@@ -136,7 +141,9 @@ class CompiledRegions:
             return False
         try:
             replace_generated_calls(self._run_fake, self._born, self._ran)
-        except AttributeError:
+            if self._is_virtual:
+                prepare_compiler(module)
+        except (AttributeError, ImportError):
             return False
         self._provenance.observe()
         folder = tempfile.mkdtemp(prefix="torchinductor_memprof_")
@@ -160,11 +167,14 @@ class CompiledRegions:
         from torch._inductor import config
 
         control = (exc.RestartAnalysis, exc.SkipFrame)  # raised to trace the function again, or not at all
-        settings = {name: value for name, value in _SETTINGS.items() if _has(config, name)}
+        chosen = {**_SETTINGS, **SETTINGS} if self._is_virtual else _SETTINGS
+        settings = {name: value for name, value in chosen.items() if _has(config, name)}
 
         def lower(graph: Any, inputs: Any, **options: Any) -> Any:
             """Returns the compiled graph; it is called again for each variant, such as one without gradients."""
-            patches = {**(options.pop("config_patches", None) or {}), **settings}
+            patches = options.pop("config_patches", None) or {}
+            self._has_cuda_graphs |= bool(patches.get(_CUDA_GRAPHS, config.triton.cudagraphs)) and self._is_virtual
+            patches = {**patches, **settings}
             inner = self._running(options.get("inner_compile", compile_inner))
             options["inner_compile"] = config.patch(patches)(inner)
             try:
@@ -184,6 +194,8 @@ class CompiledRegions:
         @wraps(compile_inner)
         def compile_graph(*args: Any, **kwargs: Any) -> Any:
             placed = self._provenance.graphs
+            if self._is_virtual:
+                place_on_device(args[0])
             compiled = compile_inner(*args, **kwargs)
             self._graphs += 1
             run = getattr(compiled, "current_callable", None)
@@ -263,11 +275,17 @@ class CompiledRegions:
 
 
 def _examples(graph: Any, inputs: Any) -> list[Any]:
-    """Returns the tensors that the graph was traced with in place of the job's."""
+    """Returns the tensors that the graph was traced with in place of the job's.
+
+    Numbers that TorchDynamo made tensors of stay what they are: it reads their values.
+    """
     traced = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
     if len(traced) != len(inputs):
         return list(inputs)
-    return [given if example is None else example for given, example in zip(inputs, traced, strict=True)]
+    return [
+        example if example is not None and isinstance(given, FakeTensor) else given
+        for given, example in zip(inputs, traced, strict=True)
+    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -16,8 +16,8 @@ from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
 from memprof.recorder.dry.device.tensor_types import dtype_named
 
 _Tensor: Any = torch.Tensor
-#: Internal calls of torch functions, inside which the mode is off.
-_NESTED: tuple[tuple[Any, str], ...] = (
+#: Attention, which torch also calls inside its own functions, where the mode is off.
+ATTENTION: tuple[tuple[Any, str], ...] = (
     (torch.nn.functional, "scaled_dot_product_attention"),
     (torch._C._nn, "scaled_dot_product_attention"),
 )
@@ -34,6 +34,10 @@ _PLACES = {
 _OF_TUPLES = (_Tensor, slice, type(None), type(Ellipsis), list, tuple)
 #: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
+
+#: Places of the device, and of further dispatch keys, among the arguments of ``Tensor._make_wrapper_subclass``.
+_WRAPPED_DEVICE, _EXTRA_KEYS = 7, 13
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -81,13 +85,15 @@ class DeviceCalls(TorchFunctionMode):
         make = _Tensor._make_wrapper_subclass
 
         def make_wrapper(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > _EXTRA_KEYS and is_cuda(args[_WRAPPED_DEVICE]):  # functional tensors of torch's tracing
+                args = (*args[:_EXTRA_KEYS], args[_EXTRA_KEYS] | _AUTOCAST, *args[_EXTRA_KEYS + 1 :])
             return make(*args, **{name: down(value) for name, value in kwargs.items()})
 
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         # A data loader pins its batches in a thread of its own, where no mode is on.
         _Tensor.pin_memory, _Tensor.is_pinned = _as_it_is, _never
         _Tensor.record_stream = _nothing  # torch's own refuses streams of a dry run before any mode sees the call
-        for owner, name in _NESTED:
+        for owner, name in ATTENTION:
             original = getattr(owner, name, None)
             if original is not None:
                 setattr(owner, name, self._standing_in(original))

@@ -51,8 +51,10 @@ def up(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_on_device(tensor: Any) -> bool:
-    """Whether a tensor is a fake tensor on the device."""
-    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
+    """Whether a value is a fake tensor on the device, or one of torch's wrappers of it while it traces."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_device.type == "cuda"
+    return isinstance(tensor, torch.Tensor) and tensor.device.type in _NAMES
 
 
 def answer_device(tensor: Any) -> torch.device:
