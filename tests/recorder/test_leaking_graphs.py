@@ -130,3 +130,33 @@ def test_the_graph_of_a_tensor_that_was_computed_from_others_is_not_named(tmp_pa
     assert held["7"] is None
     assert held["10"] is not None
     assert held["10"].chain.startswith("losses[")
+
+
+FLATTENED = """\
+import torch
+flat = torch.nn.Parameter(torch.randn(128))
+optimizer = torch.optim.SGD([flat], 0.01)
+class Model(torch.nn.Module):
+    def forward(self, x):
+        self.views = flat.split(64)
+        first, second = self.views
+        return (x @ first.view(8, 8)).tanh() @ second.view(8, 8)
+model, outputs = Model(), []
+for step in range(8):
+    out = model(torch.randn(16, 8))
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    outputs.append(out.detach())
+"""
+
+
+def test_views_of_a_flat_parameter_that_was_updated_do_not_end_the_recording(tmp_path: Path) -> None:
+    """Torch raises an error when the graph of such a view is read; those of other tensors are followed."""
+    script = tmp_path / "train.py"
+    script.write_text(FLATTENED)
+    ended = record(tmp_path, str(script), "8")
+    assert "failed" not in ended.stderr
+    (held,) = {leak.held_by for leak in find_leaks(ended.trace).leaks}
+    assert held is not None
+    assert held.chain.startswith("outputs[")

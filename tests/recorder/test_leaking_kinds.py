@@ -22,8 +22,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.01)
 pool, pending = concurrent.futures.ThreadPoolExecutor(1), []
 for step in range(8):
     out = model(torch.randn(128, 64))
-    pending.append(pool.submit(torch.exp, out.detach()))
-    concurrent.futures.wait(pending)
+    pending.append(pool.submit(torch.ones, 128, 64))
+    pool.submit(int).result()  # the worker has released the work before
     optimizer.zero_grad()
     out.square().mean().backward()
     optimizer.step()
@@ -39,6 +39,19 @@ def test_what_another_thread_made_has_no_line_of_this_thread(tmp_path: Path) -> 
     assert (leak.bytes_per_step, leak.line, leak.op, leak.shape) == (128 * 64 * 4, "", "", "128x64")
     assert leak.held_by is not None
     assert re.fullmatch(r"pending\[\d\]\._result", leak.held_by.chain)
+
+
+def test_what_another_thread_makes_at_the_end_of_a_step_is_listed(tmp_path: Path) -> None:
+    """It appears in the next step, so the last recorded step shows that of the step before."""
+    script = tmp_path / "train.py"
+    submit, wait = (line for line in POOLED.splitlines() if "pool.submit" in line)
+    others = [line for line in POOLED.splitlines() if line not in (submit, wait)]
+    # From the first recorded step on, which therefore shows none.
+    script.write_text("\n".join([*others, "    if step > 1:", f"    {submit}", f"    {wait}", ""]))
+    report = leaks_of(tmp_path, script)
+    (leak,) = report.leaks
+    assert report.growth.bytes_per_step == 128 * 64 * 4
+    assert (leak.bytes_per_step, leak.since_step, leak.line, leak.shape) == (128 * 64 * 4, 2, "", "128x64")
 
 
 def test_a_loop_without_an_optimizer_is_said_to_be_one_step(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def find_leaks(trace: Trace) -> LeakReport:
         found = _from_storages(trace, ends, sources)
         grown = sum(leak.bytes_per_step for leak in found) or rise
     else:
-        found, grown = _replaced(trace, ends, sources) if rise else [], rise
+        found = [*_replaced(trace, ends, sources), *_from_storages(trace, ends, sources, is_late=True)] if rise else []
+        grown = rise
     return LeakReport(Growth(grown, int(ends.steps[0]), int(ends.steps[-1]), "storages"), _sorted(found))
 
 
@@ -70,10 +71,21 @@ def _sorted(leaks: list[Leak]) -> tuple[Leak, ...]:
     return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
 
 
-def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
-    """Groups the storages kept from recorded steps by the line that made them; keeps the groups that always grow."""
+def _from_storages(trace: Trace, ends: StepEnds, sources: Sources, *, is_late: bool = False) -> list[Leak]:
+    """Groups the storages kept from recorded steps by the line that made them; keeps the groups that always grow.
+
+    Args:
+        trace: The recording.
+        ends: Its steps.
+        sources: Its lines.
+        is_late: Only what other threads made, which appears one step later if they made it at the end of a step.
+    """
     ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
     kept = ends.is_kept(len(ends.steps) - 1) & (storages.created_op_id >= ends.first_op[0])
+    if is_late:
+        created, freed, last = storages.created_op_id, storages.freed_op_id, ends.last_op[-1]
+        kept = (created >= ends.first_op[1]) & (created <= last) & ((freed == NONE) | (freed > last))
+        kept &= storages.name == ELSEWHERE
     groups: dict[str, list[int]] = {}
     for row in np.flatnonzero(kept).tolist():
         if storages.name[row] == ELSEWHERE:  # the operator of then has not made it
@@ -83,7 +95,7 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]
         line = sources.of_stack(int(ops.stack_id[op]))
         place = line.place if line is not None else f"{ops.name[op]} {storages.module_id[row]}"
         groups.setdefault(place, []).append(row)
-    steps_of = ops.step[storages.created_op_id]
+    steps_of = ops.step[storages.created_op_id] - int(is_late)
     held = _Held(trace, sources, steps_of)
     made_in = ends.steps[:-1].tolist()
     leaks = []

@@ -11,7 +11,7 @@ import torch
 _Line = TypeVar("_Line")
 #: Nodes of one graph that are followed.
 _MOST_NODES = 5_000
-#: The same of all graphs that are searched for the same lines.
+#: The same of all graphs that are searched together.
 _MOST_NODES_OF_ALL = 15_000
 #: Nodes that accumulate gradients all have the largest number.
 _ACCUMULATE = 2**63
@@ -71,7 +71,10 @@ def _nodes(tensor: torch.Tensor, lowest: int) -> Iterator[int]:
     A node has a higher number than those that it leads to. The lowest that is known is followed first: of a loss summed
     over steps, that is the sum of the step before.
     """
-    root = tensor.grad_fn
+    try:
+        root = tensor.grad_fn
+    except RuntimeError:  # one of several views whose base was written to, such as FSDP's of a flat parameter
+        return
     if root is None:
         return
     seen = {root._sequence_nr()}

@@ -180,18 +180,21 @@ class KeptTensors:
             }
             for (kind, tensor), one in zip(chosen, held[: len(chosen)], strict=True)
         ]
-        records += [
-            {
-                **common,
-                "address": 0,
-                "tensors": 0,
-                "bytes": 0,
-                "nodes": nodes,
-                **_described(("", "", str(root.device), True), one),
-            }
-            for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=True)
-            if one.chain
-        ]
+        written: set[int] = set()
+        for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=True):
+            added = [number for number in nodes if number not in written] if one.chain else []
+            written.update(added)
+            if added:  # a node of several graphs belongs to the first
+                records.append(
+                    {
+                        **common,
+                        "address": 0,
+                        "tensors": 0,
+                        "bytes": 0,
+                        "nodes": added,
+                        **_described(("", "", str(root.device), True), one),
+                    }
+                )
         holders = dict(zip(examples, held[len(chosen) : len(chosen) + len(examples)], strict=True))
         by_graph = _held_by_graphs([one for one in survivors if not _chain(holders, one)], computed, seconds)
         for survivor in survivors:
