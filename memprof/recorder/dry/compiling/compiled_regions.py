@@ -22,7 +22,12 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_operators import allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
-from memprof.recorder.dry.compiling.virtual_compiler import SETTINGS, place_on_device, prepare_compiler
+from memprof.recorder.dry.compiling.virtual_compiler import (
+    GRAPH_SAFE_STATES,
+    SETTINGS,
+    place_on_device,
+    prepare_compiler,
+)
 from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
 
 if TYPE_CHECKING:
@@ -169,6 +174,9 @@ class CompiledRegions:
         control = (exc.RestartAnalysis, exc.SkipFrame)  # raised to trace the function again, or not at all
         chosen = {**_SETTINGS, **SETTINGS} if self._is_virtual else _SETTINGS
         settings = {name: value for name, value in chosen.items() if _has(config, name)}
+        for_tracing: dict[str, Any] = {"enable_autograd_cache": False}
+        if self._is_virtual and _has(tracing, GRAPH_SAFE_STATES):
+            for_tracing[GRAPH_SAFE_STATES] = False
 
         def lower(graph: Any, inputs: Any, **options: Any) -> Any:
             """Returns the compiled graph; it is called again for each variant, such as one without gradients."""
@@ -178,7 +186,7 @@ class CompiledRegions:
             inner = self._running(options.get("inner_compile", compile_inner))
             options["inner_compile"] = config.patch(patches)(inner)
             try:
-                with config.patch(patches), tracing.patch(enable_autograd_cache=False):
+                with config.patch(patches), tracing.patch(for_tracing):
                     return compile_fx(graph, _examples(graph, inputs), **options)
             except control:
                 raise

@@ -15,6 +15,9 @@ from memprof.recorder.dry.device.ordinals import ORDINALS
 #: Settings of inductor that would compute with tensors on the GPU while it compiles.
 SETTINGS: dict[str, Any] = {"joint_graph_constant_folding": False}
 
+#: Setting of AOTAutograd that keeps the states of the GPU's random generators, which a dry run lacks, in graphs.
+GRAPH_SAFE_STATES = "graphsafe_rng_functionalization"
+
 
 def prepare_compiler(compiler: Any) -> None:
     """Replaces, for the rest of the process, what torch's compiler asks of a GPU and of Triton.
@@ -32,8 +35,10 @@ def prepare_compiler(compiler: Any) -> None:
     from torch.utils import _triton
 
     _hide_device_calls(torch_function)
+    torch_module: Any = torch
+    setattr(torch_module, FACE.type, torch.cuda)  # checkpointing asks for the module of a traced tensor's device
     for owner, name in ATTENTION:
-        torch.compiler.allow_in_graph(getattr(owner, name))  # chooses its kernel while AOTAutograd traces
+        torch_module.compiler.allow_in_graph(getattr(owner, name))  # chooses its kernel while AOTAutograd traces
     _replace(compiler, "_recursive_joint_graph_passes", _placing)
     _replace(scheduler, "has_triton", _answering(True))
     _replace(_triton, "triton_hash_with_backend", _answering("none"))
