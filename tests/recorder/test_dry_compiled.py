@@ -222,6 +222,21 @@ def test_code_for_a_virtual_gpu_is_generated_without_triton(tmp_path: Path) -> N
     assert any("pools of CUDA graphs" in note for note in _compiled_notes(with_pools))
 
 
+@pytest.mark.slow
+def test_what_torch_fails_to_trace_for_a_virtual_gpu_runs_eagerly(tmp_path: Path) -> None:
+    """Within a job that goes on; the verdict says why."""
+    setup = (
+        "model.cuda(); torch.set_default_device('cuda')\n"
+        "from torch._dynamo.output_graph import OutputGraph\n"
+        "def fails(*_, **__):\n"
+        "    raise KeyError('an unknown operator')\n"
+        "OutputGraph.compile_and_call_fx_graph = fails"
+    )
+    ended = _dry_run(tmp_path, setup, "--device", "h100-80g")
+    assert ended.returncode == 0
+    assert "ran eagerly, and a real run differs: InternalTorchDynamoError: KeyError" in ended.stderr
+
+
 _ATTENTION = """
 import torch
 from torch import nn

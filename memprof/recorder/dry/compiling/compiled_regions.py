@@ -25,6 +25,7 @@ from memprof.recorder.dry.compiling.generated_code import Kernel, replace_genera
 from memprof.recorder.dry.compiling.virtual_compiler import (
     GRAPH_SAFE_STATES,
     SETTINGS,
+    left_eager,
     place_on_device,
     prepare_compiler,
 )
@@ -154,6 +155,8 @@ class CompiledRegions:
         folder = tempfile.mkdtemp(prefix="torchinductor_memprof_")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[_CACHE] = folder
+        if self._is_virtual:
+            entry.__call__ = left_eager(entry.__call__, self._note_failure)
         entry.__call__ = self._suspended_in(entry.__call__)
         module.compile_fx = self._lowering(module.compile_fx, module.compile_fx_inner)
         return True
@@ -191,10 +194,13 @@ class CompiledRegions:
             except control:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever inductor raises, the region can still run eagerly
-                self._eager[_first_line(error)] += 1
+                self._note_failure(error)
                 return graph
 
         return lower
+
+    def _note_failure(self, error: Exception) -> None:
+        self._eager[_first_line(error)] += 1
 
     def _running(self, compile_inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps inductor's compiler of one graph: forward, backward, or both."""

@@ -48,6 +48,27 @@ def prepare_compiler(compiler: Any) -> None:
     _replace(torch._C._dynamo.guards, "assert_size_stride", _answering(None))
 
 
+def left_eager(compile_frame: Callable[..., Any], note: Callable[[Exception], None]) -> Callable[..., Any]:
+    """Has functions run eagerly whose tracing fails in torch itself; errors of the job's own stay errors.
+
+    Args:
+        compile_frame: TorchDynamo's compiler of one function.
+        note: Called with each failure.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+    from torch._dynamo.types import ConvertFrameReturn
+
+    @wraps(compile_frame)
+    def compile_or_skip(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compile_frame(*args, **kwargs)
+        except (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError) as error:
+            note(error)
+            return ConvertFrameReturn()
+
+    return compile_or_skip
+
+
 def place_on_device(graph: torch.fx.GraphModule) -> None:
     """Gives the operators of a traced graph the device that Python sees, in place of the one that C++ sees."""
 
