@@ -51,7 +51,7 @@ def _svg(label: str, fact: str) -> str:
 FACTS = {
     "badge-python": ("Python", _pythons()),
     "badge-torch": ("PyTorch", f"{_minor(OLDEST)} - {_minor(NEWEST)}"),
-    "badge-license": ("license", str(_project()["license"])),
+    "badge-license": ("license", str(_project()["license"]).partition(" AND ")[0]),
 }
 #: The drawing of each.
 BADGES = {name: partial(_svg, label, fact) for name, (label, fact) in FACTS.items()}
