@@ -21,16 +21,30 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
         ops: The operators recorded.
         storages: The storages recorded.
     """
-    born, freed = rows_of_ops(ops, storages.created_op_id), rows_of_ops(ops, storages.freed_op_id)
-    sizes = storages.allocated_bytes
-    taken = np.cumsum(sum_at(born, sizes, len(ops))) + sizes[born == NONE].sum()
-    given_back = sum_at(freed, sizes, len(ops))
-    during = taken - (np.cumsum(given_back) - given_back) + ops.workspace_bytes
+    during = live_during(ops, storages) + ops.workspace_bytes
     peaks = {}
     for row in np.flatnonzero(cuttable_steps(steps))[np.argsort(steps.step[cuttable_steps(steps)], kind="stable")]:
         inside = rows_between(ops, steps.first_op_id[row], steps.last_op_id[row])
         peaks[int(steps.step[row])] = int(during[inside].max(initial=0))
     return peaks
+
+
+def live_during(ops: Ops, storages: Storages) -> Ints:
+    """Returns the bytes of storages that are alive during each operator of a recording, without workspace.
+
+    Args:
+        ops: The operators recorded.
+        storages: The storages, or some of them.
+
+    Returns:
+        The bytes, shape ``(ops,)``.
+    """
+    born, freed = rows_of_ops(ops, storages.created_op_id), rows_of_ops(ops, storages.freed_op_id)
+    sizes = storages.allocated_bytes
+    taken = np.cumsum(sum_at(born, sizes, len(ops))) + sizes[born == NONE].sum()
+    given_back = sum_at(freed, sizes, len(ops))
+    during: Ints = taken - (np.cumsum(given_back) - given_back)
+    return during
 
 
 def find_fullest_step(steps: Steps, ops: Ops, storages: Storages, *, is_whole: bool = False) -> int | None:

@@ -28,12 +28,12 @@ class GraphCache:
         before = getattr(sys.modules.get(_CONFIG), _TAG, None)
         if before is not None and not any(variable in os.environ for variable in _VARIABLES):
             self._before = before
-            self._set(f"{before}memprof-{uuid4().hex}")
+            self._change()
 
     def renew(self) -> None:
         """Gives the next graph another key, so that one equal to an earlier one is lowered too."""
         if self._is_set():
-            self._set(f"{self._before}memprof-{uuid4().hex}")
+            self._change()
 
     def restore(self) -> None:
         """Restores the tag, unless the job has set another since."""
@@ -41,9 +41,9 @@ class GraphCache:
             setattr(sys.modules[_CONFIG], _TAG, self._before)
         self._before = None
 
-    def _set(self, tag: str) -> None:
-        self._tag = tag
-        setattr(sys.modules[_CONFIG], _TAG, tag)
+    def _change(self) -> None:
+        self._tag = f"{self._before}memprof-{uuid4().hex}"
+        setattr(sys.modules[_CONFIG], _TAG, self._tag)
 
     def _is_set(self) -> bool:
         return self._before is not None and getattr(sys.modules.get(_CONFIG), _TAG, None) == self._tag

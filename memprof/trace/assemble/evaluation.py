@@ -6,9 +6,8 @@ import numpy as np
 
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.spool import FLAG_EVAL_MODE, FLAG_GRAD_ENABLED, GRADIENTS_ENABLED
-from memprof.trace.fullest import rows_of_ops
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
-from memprof.trace.step import sum_at
+from memprof.trace.fullest import live_during, rows_of_ops
+from memprof.trace.schema import NONE, Bools, Ops, Storages
 from memprof.units import format_bytes
 
 #: Evaluation is mentioned from this share of the highest peak on, and from this size.
@@ -19,8 +18,9 @@ def trains_in_training_mode(recording: Recording, ops: Ops) -> bool:
     """Returns whether the job trains in training mode, and not in evaluation mode to freeze running statistics."""
     is_trained = np.isin(ops.phase, ("backward", "optimizer"))
     last = np.flatnonzero(is_trained)[-1:]
-    in_evaluation_mode = recording.spread((recording.raw["flags"] & FLAG_EVAL_MODE) != 0, fill=False)
-    return bool(last.size) and not (in_evaluation_mode & (ops.phase == "forward"))[: int(last[0])].any()
+    return (
+        bool(last.size) and not (_has_flag(recording, FLAG_EVAL_MODE) & (ops.phase == "forward"))[: int(last[0])].any()
+    )
 
 
 def notes_on_evaluation(recording: Recording, ops: Ops, storages: Storages, *, has_trained: bool) -> tuple[str, ...]:
@@ -36,8 +36,8 @@ def notes_on_evaluation(recording: Recording, ops: Ops, storages: Storages, *, h
     if not is_kept.any():
         return ()
     born = rows_of_ops(ops, storages.created_op_id)
-    live = _live(ops, storages)
-    own = _live(ops, storages.take((born != NONE) & is_kept[born]))
+    live = live_during(ops, storages)
+    own = live_during(ops, storages.take((born != NONE) & is_kept[born]))
     fullest = int(np.argmax(np.where(is_kept, own, -1)))
     if own[fullest] < max(_LEAST_BYTES, _SHARE * live.max()):
         return ()
@@ -54,19 +54,14 @@ def _keeps_graph(recording: Recording, ops: Ops, *, has_trained: bool) -> Bools:
 
     A last forward in evaluation mode counts as well, since memory may have run out before its end.
     """
-    flags = recording.raw["flags"]
-    has_gradients = recording.spread((flags & FLAG_GRAD_ENABLED) != 0, fill=False)
-    is_in_mode = recording.spread((flags & FLAG_EVAL_MODE) != 0, fill=False)
     trained = np.flatnonzero(np.isin(ops.phase, ("backward", "optimizer")))
     is_last = has_trained & (np.arange(len(ops)) > trained.max(initial=-1))
-    found: Bools = has_gradients & ((ops.phase == "evaluation") | (is_in_mode & is_last & (ops.phase == "forward")))
+    is_last &= _has_flag(recording, FLAG_EVAL_MODE) & (ops.phase == "forward")
+    found: Bools = _has_flag(recording, FLAG_GRAD_ENABLED) & ((ops.phase == "evaluation") | is_last)
     return found
 
 
-def _live(ops: Ops, storages: Storages) -> Ints:
-    """Returns the bytes of some storages that are alive during each operator; shape (ops,)."""
-    born, freed = rows_of_ops(ops, storages.created_op_id), rows_of_ops(ops, storages.freed_op_id)
-    sizes = storages.allocated_bytes
-    given_back = sum_at(freed, sizes, len(ops))
-    live: Ints = np.cumsum(sum_at(born, sizes, len(ops)) - given_back) + given_back + sizes[born == NONE].sum()
-    return live
+def _has_flag(recording: Recording, flag: int) -> Bools:
+    """Returns which operators ran with a flag set; shape (ops,)."""
+    has_flag: Bools = recording.spread((recording.raw["flags"] & flag) != 0, fill=False)
+    return has_flag
