@@ -124,7 +124,7 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources, *, is_late: b
                 shape=shape,
                 dtype=dtype,
                 op="" if is_elsewhere else str(ops.name[op]),
-                module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
+                module=_title(modules, module),
                 line="" if source is None else source.place,
                 held_by=holder,
             )
@@ -161,12 +161,17 @@ def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
                 shape=str(storages.shape[largest]),
                 dtype=str(storages.dtype[largest]),
                 op=str(ops.name[op]),
-                module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
+                module=_title(modules, module),
                 line=place,
                 held_by=held.of(storages, [largest], [int(ops.step[op])]),
             )
         )
     return leaks
+
+
+def _title(modules: Modules, module: int) -> str:
+    """Returns a module's name, or the type of the root; "" for none."""
+    return "" if module == NONE else str(modules.name[module]) or str(modules.type[module])
 
 
 class _Held:
