@@ -10,7 +10,7 @@ import torch
 from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
 from memprof.policies.plan.plan_file import parse_plan
-from memprof.policies.swap.states import elements
+from memprof.policies.swap.owned.states import elements
 from tests.emit.running import run
 from tests.policies.faces import compare, load_job
 
@@ -29,6 +29,7 @@ PLANS = {
     "scaled parts": ("resnet", "[accumulate]\nmicro_batches = 2\n[precision]\ndtype = 'fp16'", None),
     "swap": ("gpt", "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = 0", 0),
     "states": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nminimum_bytes = 1", 0),
+    "states one by one": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nminimum_bytes = 1\none_by_one = true", 0),
     "some states": ("gpt", "[swap]\nwhat = 'optimizer'\nto = 'disk'\nmodules = ['layers.1', 'token']", 0),
     "in backward": ("gpt", "[optimizer]\nin_backward = true\nloop = 'foreach'", 0),
     "fused": ("gpt", "[optimizer]\nloop = 'fused'", 0),

@@ -24,7 +24,7 @@ import torch
 import memprof
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.states import elements
+from memprof.policies.swap.owned.states import elements
 from memprof.replay.live import alive_at, live_bytes, peak_op
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -26,6 +26,7 @@ CHANGES = (
     "swap=layers:disk",
     "swap=parameters:disk",
     "swap=optimizer:disk",
+    "swap=optimizer,one-by-one:disk",
     "compress=layers",
     "optimizer=in-backward",
     "optimizer=fused",

@@ -20,7 +20,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
-from memprof.policies.swap.owned_transform import STAND_IN
+from memprof.policies.swap.owned.stays import STAND_IN
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
 from memprof.trace.schema import NONE, TABLES
 from memprof.trace.store import Trace

@@ -157,32 +157,93 @@ class _StateElsewhere:
     def __init__(self, optimizer, carrier, minimum_bytes, modules=None):
         self.optimizer, self.carrier, self.minimum_bytes = optimizer, carrier, max(minimum_bytes, 1)
         self.chosen = None if modules is None else {p for module in modules for p in module.parameters()}
-        self.out = []
-        optimizer.register_step_pre_hook(self.bring_back)
-        optimizer.register_step_post_hook(self.send)
-        optimizer.register_state_dict_pre_hook(self.bring_back)
-        optimizer.register_load_state_dict_pre_hook(self.bring_back)
+        self.out = {}
+        optimizer.register_step_pre_hook(self.before_step)
+        optimizer.register_step_post_hook(self.after_step)
+        optimizer.register_state_dict_pre_hook(self.bring_all)
+        optimizer.register_load_state_dict_pre_hook(self.bring_all)
 
-    def send(self, *_):
-        """Moves every state tensor that is a storage of its own."""
-        for parameter, state in self.optimizer.state.items():
-            if self.chosen is not None and parameter not in self.chosen:
+    def before_step(self, optimizer, args, kwargs):
+        self.bring_all()
+
+    def after_step(self, *_):
+        self.send(list(self.optimizer.state))
+
+    def bring_all(self, *_):
+        self.bring_back(list(self.out))
+
+    def send(self, parameters):
+        """Moves every state tensor of some parameters that is a storage of its own."""
+        for parameter in parameters:
+            if parameter in self.out or (self.chosen is not None and parameter not in self.chosen):
                 continue
+            state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor) or value.device.type != self.carrier.device_type:
                     continue
                 if value.nbytes >= self.minimum_bytes and value.untyped_storage().nbytes() == value.nbytes:
                     place = self.carrier.send(value.untyped_storage())
-                    self.out.append((state, key, place, value.dtype, value.device, value.size(), value.stride()))
+                    out = (state, key, place, value.dtype, value.device, value.size(), value.stride())
+                    self.out.setdefault(parameter, []).append(out)
                     state[key] = _nothing(value.dtype, value.device).expand(value.size())
 
-    def bring_back(self, *_):
-        """Moves everything back in."""
-        for state, key, place, dtype, device, size, stride in self.out:
-            storage = self.carrier.fetch(place)
-            state[key] = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
-            self.carrier.forget(place)
-        self.out.clear()
+    def bring_back(self, parameters):
+        """Moves the state of some parameters back in."""
+        for parameter in parameters:
+            for state, key, place, dtype, device, size, stride in self.out.pop(parameter, ()):
+                storage = self.carrier.fetch(place)
+                state[key] = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
+                self.carrier.forget(place)
+'''
+
+_ONE_BY_ONE = '''
+class _StateOneByOne(_StateElsewhere):
+    """Has the state of one parameter at a time in memory: step() updates one after another."""
+
+    hidden, changes = (), ()
+
+    def before_step(self, optimizer, args, kwargs):
+        """Updates every parameter that has a gradient; the optimizer's own step then finds no gradients."""
+        self.show()
+        closure, given = args[1] if len(args) > 1 else kwargs.get("closure"), None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            given = (optimizer, lambda: loss), {key: each for key, each in kwargs.items() if key != "closure"}
+        step, self.hidden, self.changes = type(optimizer).step, [], []
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        groups = optimizer.param_groups
+        for group in groups:
+            parameters, before, after = group["params"], dict(group), {}
+            for parameter in parameters:
+                if parameter.grad is None:
+                    continue
+                self.bring_back([parameter])
+                group["params"], optimizer.param_groups = [parameter], [group]
+                try:
+                    step(optimizer)
+                finally:
+                    after = {key: value for key, value in group.items() if key != "params"}
+                    group.clear()
+                    group.update(before)
+                    optimizer.param_groups = groups
+                    self.send([parameter])
+                self.hidden.append((parameter, parameter.grad))
+            self.changes.append((group, after))
+        for parameter, _ in self.hidden:
+            parameter.grad = None
+        return given
+
+    def after_step(self, *_):
+        """Shows the gradients again; one step counts once in a group."""
+        for group, after in self.changes:
+            group.update(after)
+        self.show()
+
+    def show(self):
+        for parameter, gradient in self.hidden:
+            parameter.grad = gradient
+        self.hidden, self.changes = (), ()
 '''
 
 _WAITED = (
@@ -207,8 +268,9 @@ def swap_code(policy: Swap, number: int) -> Code:
             imports += MODULES_IMPORTS
             helpers.append(MODULES)
             chosen = f", modules={call('_modules', 'model', list_of(expressions(policy.modules)))}.values()"
-        made = f"_StateElsewhere(optimizer, {carrier}, minimum_bytes={policy.minimum_bytes}{chosen})"
-        return Code(tuple(imports), (*helpers, _NOTHING, _STATE), (made,), needs_optimizer=True)
+        kind, own = ("_StateOneByOne", (_STATE, _ONE_BY_ONE)) if policy.one_by_one else ("_StateElsewhere", (_STATE,))
+        made = f"{kind}(optimizer, {carrier}, minimum_bytes={policy.minimum_bytes}{chosen})"
+        return Code(tuple(imports), (*helpers, _NOTHING, *own), (made,), needs_optimizer=True)
     imports += [
         "import weakref",
         "from torch import nn",

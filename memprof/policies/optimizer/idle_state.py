@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.policies.optimizer.blocks import SWAPS
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
-
-#: Copies that swap inserted between the updates.
-SWAPS = (SWAP_IN, SWAP_OUT)
 
 
 def keep_out(step: Step) -> Step:

@@ -171,6 +171,9 @@ class InBackward:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._settings.pop(id(optimizer), None)
+        known = self._known.get(id(optimizer))
+        if known is not None and known.optimizer is optimizer:
+            known.end_round()
         self._stepping = None
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._is_unreset |= bool(self._updated & own)

@@ -46,7 +46,7 @@ def needs_whole(kind: str) -> str:
     """Returns the sentence for an optimizer that cannot update without a closure."""
     return (
         f"{kind} recomputes the loss inside its step and needs all parameters there; it cannot update one parameter at "
-        "a time. Leave in_backward and host out."
+        "a time. Leave in_backward, one_by_one and host out."
     )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.blocks import CALL_US, SWAPS, blocks_of
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.optimizer.forms import FormWriter
-from memprof.policies.optimizer.idle_state import SWAPS, keep_out
+from memprof.policies.optimizer.idle_state import keep_out
 from memprof.policies.optimizer.recognise import (
     GRADIENT,
     PARAMETER,
@@ -27,10 +28,6 @@ from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
-
-#: Overhead of one optimizer call for one parameter, without its operators: hook, Python, groups. Adam and SGD inside
-#: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more per parameter (torch 2.13, one CPU core).
-_CALL_US = 75.0
 
 #: Default host-device transfer rate for pinned memory, if none was measured: PCIe 4.0 x16 in practice.
 _HOST_BYTES_PER_US = 24_000.0
@@ -62,6 +59,8 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     if policy.in_backward:
         draft.remove_storages(gradients_of_earlier_steps(step, updates))
     if policy.in_backward and form == updates.form == "loop" and not policy.state:
+        if not updates.algorithm:
+            blocks_of(step, updates)  # raises if updates depend on each other
         _move(draft, step, updates)
     elif form != updates.form or policy.in_backward or policy.state:
         _rewrite(draft, step, updates, form, policy)
@@ -133,7 +132,7 @@ def _move(draft: Draft, step: Step, updates: Updates) -> None:
     draft.storages = storages.replace(created_op_id=new_of[created], freed_op_id=new_freed)
     _free_with_blocks(draft, step, updates, last_of)
     draft.remove_ops(moved)
-    draft.duration_us += _CALL_US * (len(updates.updates) - 1)
+    draft.duration_us += CALL_US * (len(updates.updates) - 1)
 
 
 def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: OptimizerPolicy) -> None:
@@ -175,7 +174,7 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
     draft.remove_ops(updates.ops)
     pace = step.duration_us / max(float(durations.sum()), 1e-9)
     calls = len(updates.updates) - 1 if policy.in_backward or policy.state == "host" else 0
-    draft.duration_us += pace * (insertion.duration_us - spent) + _CALL_US * calls
+    draft.duration_us += pace * (insertion.duration_us - spent) + CALL_US * calls
 
 
 def _write_calls(writer: FormWriter, step: Step, form: str, updates: Updates) -> Ints:

@@ -39,6 +39,8 @@ class Updates:
         self._stepping = optimizer
         self._step = unhooked_step(optimizer)  # now, because the optimizer's own step may be replaced later
         self.lock = threading.RLock()  # backward runs one thread per device
+        #: What one call of the step changes in the settings of each group, such as a count of steps.
+        self._changes: dict[int, dict[str, Any]] = {}
 
     def prepare(self, job: Job) -> None:
         """Replaces the optimizer's step where necessary."""
@@ -49,20 +51,35 @@ class Updates:
             for parameter in list(group["params"]):
                 if parameter.grad is not None:
                     self.single(number, parameter)
+        self.end_round()
 
     def single(self, number: int, parameter: torch.Tensor) -> None:
-        """Updates one parameter of the group with the given index."""
+        """Updates one parameter of the group with the given index.
+
+        What this changes in the group's settings takes effect in ``end_round``: one step counts once in a group.
+        """
         optimizer = self._stepping
         with self.lock:
             groups = optimizer.param_groups
             group = groups[number]
-            parameters = group["params"]
-            # The group itself, not a copy, so that writes by the step persist.
+            parameters, before = group["params"], dict(group)
             group["params"], optimizer.param_groups = [parameter], [group]
             try:
                 self._step(optimizer)
             finally:
-                group["params"], optimizer.param_groups = parameters, groups
+                optimizer.param_groups = groups
+                changed = {key for key in group if key not in before or group[key] is not before[key]} - {"params"}
+                self._changes[number] = {key: group[key] for key in changed}
+                for key in changed - before.keys():
+                    del group[key]
+                group.update(before, params=parameters)
+
+    def end_round(self) -> None:
+        """Gives the settings of each group the values that one step has left, after all of its parameters."""
+        with self.lock:
+            for number, changes in self._changes.items():
+                self._stepping.param_groups[number].update(changes)
+            self._changes.clear()
 
 
 class HostUpdates(Updates):

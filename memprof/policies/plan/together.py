@@ -36,6 +36,11 @@ def _contradiction(first: Policy, second: Policy) -> str:
             "Loss scaling for fp16 checks gradients for overflow before the update, but step-in-backward has used them "
             "by then: write precision bf16, or leave in_backward out of the plan."
         )
+    if getattr(first, "one_by_one", False) and (updates_in_backward or getattr(second, "state", "")):
+        return (
+            "swap updates one parameter at a time within step(), and the optimizer policy changes when or with which "
+            "state it is updated: leave one_by_one, or in_backward and state, out of the plan."
+        )
     if first.name == "compile" and second.name == "remat":
         return (
             "Operators that torch.compile has compiled are invisible to remat: leave one of the two out, or set a "

@@ -14,7 +14,7 @@ from memprof.policies.runtime.own_types import is_dry_run
 from memprof.policies.swap.disk import DiskCarrier, is_in_memory
 from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
-from memprof.policies.swap.owned_transform import NO_HISTORY
+from memprof.policies.swap.owned.moved_state import NO_HISTORY
 from memprof.policies.swap.packing import SavedTensors
 from memprof.policies.swap.pinned_copies import HostCarrier
 
@@ -49,13 +49,13 @@ def apply(job: Job, policy: Swap) -> None:
     carrier = _carrier(job, policy)
     job.on_undo(carrier.close)
     if policy.what == "optimizer":
-        from memprof.policies.swap.states import swap_states
+        from memprof.policies.swap.owned.states import swap_states
 
         modules = job.modules_named()
         chosen = None if policy.is_whole else frozenset(p for name in names for p in modules[name].parameters())
-        swap_states(job, carrier, policy.minimum_bytes, chosen)
+        swap_states(job, carrier, policy.minimum_bytes, chosen, one_by_one=policy.one_by_one)
     elif policy.what == "parameters":
-        from memprof.policies.swap.parameters import swap_parameters
+        from memprof.policies.swap.owned.parameters import swap_parameters
 
         swap_parameters(job, names, carrier, policy.minimum_bytes)
     else:

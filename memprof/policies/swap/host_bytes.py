@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memprof.policies.swap.owned_transform import parameters_to_move, state_to_move
+from memprof.policies.swap.owned.moved_parameters import parameters_to_move
+from memprof.policies.swap.owned.moved_state import state_to_move
 from memprof.policies.swap.records import find_records
 from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from memprof.trace.step import Step

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PREFETCHES = (1, 2, 4)
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
+_ONE_BY_ONE = "one-by-one"
 #: Defaults without a measurement. disk: reading and writing 1 MiB to 16 MiB through the page cache took 0.07 to 0.1 ms
 #: per MiB on a virtual machine with two cores. host: pinned memory over PCIe 4.0 x16, one direction at a time.
 DEFAULT_GBPS = {"disk": 12.0, "host": 24.0}
@@ -39,17 +40,20 @@ class Swap(Policy):
         gbps: Speed of the copies in 1e9 bytes per second, for the prediction; 0 uses the recording's measurement, or
             DEFAULT_GBPS.
         folder: Folder of the file on disk; "" for the system's temporary folder.
+        one_by_one: For optimizer state: ``step()`` updates one parameter at a time, with the state of that one in
+            memory, instead of all at once.
     """
 
     name: ClassVar[str] = "swap"
-    flag_words: ClassVar[tuple[str, ...]] = ("optimizer", "parameters", "layers.*")
+    flag_words: ClassVar[tuple[str, ...]] = ("optimizer", "optimizer,one-by-one", "parameters", "layers.*")
     tried_by_default: ClassVar[bool] = True
     tried_live: ClassVar[bool] = True
     takes_inputs: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
-        "those instead; :disk or :host selects the destination"
+        "those instead; optimizer,one-by-one: have the state of one parameter at a time in memory; :disk or :host "
+        "selects the destination"
     )
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
@@ -64,6 +68,7 @@ class Swap(Policy):
     prefetch: int = 1
     gbps: float = 0.0
     folder: str = ""
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         """Validates the settings."""
@@ -81,6 +86,10 @@ class Swap(Policy):
             raise PolicyError(f"swap: invalid gbps {self.gbps}; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
         if self.folder and self.to != "disk":
             raise PolicyError("swap uses a folder only on disk; write to = 'disk' or leave folder out.")
+        if not isinstance(self.one_by_one, bool):
+            raise PolicyError(f"swap: invalid one_by_one {self.one_by_one!r}; write true or false.")
+        if self.one_by_one and self.what != "optimizer":
+            raise PolicyError("swap moves only optimizer state one by one; write what = 'optimizer', or leave it out.")
 
     @property
     def is_whole(self) -> bool:
@@ -111,6 +120,8 @@ class Swap(Policy):
     def from_flag(cls, text: str) -> Self:
         """Reads ``layers.*,head``, ``optimizer`` or ``parameters``, optionally followed by ``:disk`` or ``:host``.
 
+        ``optimizer`` may be followed by ``,one-by-one`` and module names, ``parameters`` by module names.
+
         Raises:
             PolicyError: The text is invalid.
         """
@@ -124,7 +135,9 @@ class Swap(Policy):
         if parts[0] in WHAT:
             # The whole model at once would bring in all its parameters; so each called module gets its own region.
             everything = ("**",) if parts[0] == "parameters" else (".",)
-            return cls(modules=parts[1:] or everything, what=parts[0], to=place)
+            chosen = tuple(part for part in parts[1:] if part != _ONE_BY_ONE)
+            singly = len(chosen) < len(parts) - 1
+            return cls(modules=chosen or everything, what=parts[0], to=place, one_by_one=singly)
         return cls(modules=parts, to=place)
 
     @property
@@ -168,4 +181,5 @@ class Swap(Policy):
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )
-        return f"swap {self.what}{chosen} to {self.to}{small}"
+        singly = ", one parameter at a time" if self.one_by_one else ""
+        return f"swap {self.what}{chosen} to {self.to}{small}{singly}"

@@ -11,7 +11,8 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us
 from memprof.policies.swap.link import link_of
-from memprof.policies.swap.owned_transform import transform_parameters, transform_state
+from memprof.policies.swap.owned.moved_parameters import transform_parameters
+from memprof.policies.swap.owned.moved_state import transform_state
 from memprof.policies.swap.records import Records, find_records
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step

@@ -11,11 +11,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.one_by_one import OneByOne
+from memprof.policies.optimizer.refusals import needs_whole
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.per_optimizer import PerOptimizer
 from memprof.policies.runtime.replaced import hook_weakly
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
+from memprof.recorder.steps.usages import needs_closure
 
 NO_VALUES = (
     "swap: the optimizer would update a tensor made from values that were moved out at the time: a weight read by its "
@@ -25,7 +28,12 @@ NO_VALUES = (
 
 
 def swap_states(
-    job: Job, carrier: Carrier, minimum_bytes: int, parameters: frozenset[torch.Tensor] | None = None
+    job: Job,
+    carrier: Carrier,
+    minimum_bytes: int,
+    parameters: frozenset[torch.Tensor] | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> None:
     """Installs hooks around the updates of all optimizers, and around saving and loading their state.
 
@@ -34,7 +42,15 @@ def swap_states(
         carrier: Moves storages out and back.
         minimum_bytes: Smaller tensors stay.
         parameters: Those whose state is moved; None for all.
+        one_by_one: Update one parameter at a time, with its own state in memory, instead of all with all state.
+
+    Raises:
+        PolicyError: An optimizer cannot update one parameter at a time.
     """
+    if one_by_one:
+        for optimizer in job.optimizers:
+            if needs_closure(type(optimizer)):
+                raise PolicyError(needs_whole(type(optimizer).__name__))
     for optimizer in job.optimizers:
         known = _moving.get(optimizer)
         if known is not None:  # it updates another model, too
@@ -42,8 +58,13 @@ def swap_states(
             continue
         states = _States(optimizer, carrier, max(minimum_bytes, 1), parameters)
         _moving.keep(job, states)
+        before: Any = states.before_step
+        if one_by_one:
+            updates = OneByOne(optimizer, states.around)
+            before = updates.before_step
+            job.on_undo(optimizer.register_step_post_hook(updates.after_step).remove)
         for hook in (
-            optimizer.register_step_pre_hook(states.before_step),
+            optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(states.send),
             optimizer.register_state_dict_pre_hook(states.bring_back),
             optimizer.register_load_state_dict_pre_hook(states.bring_back),
@@ -121,7 +142,8 @@ class _States:
     def _send(self, parameters: list[torch.Tensor]) -> None:
         leaving = []
         for parameter in parameters:
-            if self._parameters is not None and parameter not in self._parameters:
+            is_chosen = self._parameters is None or parameter in self._parameters
+            if not is_chosen or parameter in self._out:  # a stand-in for a single number looks like the number itself
                 continue
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():

@@ -1,4 +1,4 @@
-"""Predicts a step whose optimizer state or parameters are in memory only while they are needed."""
+"""Predicts a step whose parameters are in memory only while they are used."""
 
 from __future__ import annotations
 
@@ -7,63 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.func_transforms import is_in_transform
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
-from memprof.policies.runtime.model_names import chosen_modules, with_children
-from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
-from memprof.policies.swap.link import link_of, longer_us
+from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
 from memprof.policies.swap.records import called_modules, node_bounds, require_untouched
-from memprof.replay.rounding import rounded
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
-
-#: Name of the one element that stands for all tensors of its type that are out.
-STAND_IN = "stands for tensors that are out"
-#: Source file of LBFGS updates, in the stacks of its operators.
-HISTORY = "torch/optim/lbfgs.py"
-NO_HISTORY = (
-    "swap cannot move LBFGS' state: it is a history of gradients in lists, in use while the closure runs. Lower its "
-    "history_size, or do not swap the optimizer."
-)
-
-
-def transform_state(step: Step, policy: Swap) -> Step:
-    """Keeps optimizer state in memory during its update only.
-
-    Raises:
-        PolicyError: The step has no update, or no state of that size.
-    """
-    moved = state_to_move(step, policy)
-    start, end = _update_of(step, moved)
-    return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
-
-
-def state_to_move(step: Step, policy: Swap) -> Ints:
-    """Returns the storages of optimizer state that the policy moves.
-
-    Raises:
-        PolicyError: There is no state of that size, or it is in use while a closure runs.
-    """
-    updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
-    if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
-        raise PolicyError(NO_HISTORY)
-    can_move = _can_move(step, policy, "optimizer_state")
-    if not policy.is_whole:
-        owner = step.storages.module_id
-        can_move &= (owner != NONE) & with_children(step, chosen_modules(step, policy.modules))[owner]
-    moved = np.flatnonzero(can_move)
-    if not len(moved):
-        where = "" if policy.is_whole else " of the chosen modules"
-        raise PolicyError(
-            f"The step has no optimizer state{where} of {policy.minimum_bytes:,} bytes or more; swap has no effect."
-        )
-    return moved
 
 
 def transform_parameters(step: Step, policy: Swap) -> Step:
@@ -74,7 +26,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     """
     moved, top_of = parameters_to_move(step, policy)
     calls, tops = step.module_calls, _outermost_modules(step, policy)
-    at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
+    at, starts, ends, is_new = [moved], *([column] for column in update_of(step, moved)), [np.ones(len(moved), bool)]
     is_call = ~calls.is_recompute & (calls.first_op_id != NONE)
     for call in np.flatnonzero(is_call & (tops[calls.module_id] == calls.module_id)):
         own = moved[top_of[moved] == calls.module_id[call]]
@@ -89,7 +41,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         np.concatenate([*ends, end]),
         np.concatenate([*is_new, np.zeros(len(leased), dtype=np.bool_)]),
     )
-    return _with_stays(step, policy, *columns)
+    return with_stays(step, policy, *columns)
 
 
 def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:
@@ -101,7 +53,7 @@ def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:
     storages = step.storages
     tops = _outermost_modules(step, policy)
     require_untouched(step, tops != NONE)
-    is_parameter = _can_move(step, policy, "parameter") & (storages.module_id != NONE)
+    is_parameter = can_move(step, policy, "parameter") & (storages.module_id != NONE)
     top_of = np.where(is_parameter, tops[storages.module_id], NONE)
     top_of[_used_elsewhere(step, top_of, tops)] = NONE
     moved = np.flatnonzero(top_of != NONE)
@@ -111,86 +63,6 @@ def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:
             "outside of torch.func; choose other modules or a smaller minimum_bytes."
         )
     return moved, top_of
-
-
-def _can_move(step: Step, policy: Swap, category: str) -> Bools:
-    """Returns which storages of a category are in memory all through the step and large enough, ``(storages,)``."""
-    storages = step.storages
-    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
-    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
-    can_move: Bools = (storages.category == category) & is_there & is_large
-    return can_move
-
-
-def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools) -> Step:
-    """Replaces storages that were always in memory by intervals (stays).
-
-    Args:
-        step: The step.
-        policy: The settings.
-        at: The storage of each stay.
-        start: The operator before which it begins.
-        end: The operator after which it ends.
-        is_changed: Whether it is copied out at its end; otherwise the outside copy is still valid.
-    """
-    draft = Draft(step)
-    like = np.minimum(start, len(step.ops) - 1)
-    link = link_of(step, policy)
-    ins = copy_ops(step, start, at, like, SWAP_IN, link.in_bytes_per_us)
-    in_ids = draft.insert_ops(ins, start)
-    changed = np.flatnonzero(is_changed)
-    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], SWAP_OUT, link.out_bytes_per_us)
-    out_ids = draft.insert_ops(outs, end[changed] + 1)
-    last = end.copy()
-    last[changed] = out_ids
-    stays = draft.copy_storages(at, in_ids, last)
-    draft.redirect_uses(at, stays, in_ids, last)
-    draft.use(in_ids, stays, "write")
-    draft.use(out_ids, stays[changed], "read")
-    moved = np.unique(at)
-    draft.remove_storages(moved)
-    _insert_stand_ins(draft, step, moved)
-    # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
-    copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
-    draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
-    return draft.build()
-
-
-def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
-    """Inserts the elements that stand for what is out, one for each device and type; other swaps share them."""
-    storages = step.storages
-    known = {(storages.device[row], storages.dtype[row]) for row in np.flatnonzero(storages.name == STAND_IN)}
-    first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
-    new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
-    rows = storages.take(new)
-    size = element_bytes(rows.dtype)
-    nowhere = np.full(len(new), NONE)
-    draft.insert_storages(
-        rows.replace(
-            name=np.full(len(new), STAND_IN, dtype=np.object_),
-            module_id=nowhere,
-            requested_bytes=size,
-            allocated_bytes=rounded(size, rows.device),
-            created_op_id=nowhere,
-            freed_op_id=nowhere,
-            shape=np.full(len(new), "", dtype=np.object_),
-        )
-    )
-
-
-def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
-    """Returns the first and the last operator of the update that uses each storage, by default of the first update."""
-    is_update = step.ops.phase == "optimizer"
-    edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
-    first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
-    if not len(first):
-        raise PolicyError("The step has no optimizer update, so it does not show when state and parameters are used.")
-    uses = step.uses
-    inside = is_update[uses.op_id]
-    used = np.full(len(step.storages), NONE, dtype=np.int64)
-    used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
-    number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
-    return first[number], last[number]
 
 
 def _outermost_modules(step: Step, policy: Swap) -> Ints:

@@ -14,10 +14,10 @@ from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import hook_weakly, replace_weakly
 from memprof.policies.swap.moves import Carrier
+from memprof.policies.swap.owned.readers import bring_in_for_casts, bring_in_for_readers
+from memprof.policies.swap.owned.states import require_values
 from memprof.policies.swap.packing import callable_modules, is_plain, require_unhooked
-from memprof.policies.swap.readers import bring_in_for_casts, bring_in_for_readers
 from memprof.policies.swap.regions import MovedParameter, Region, is_moved
-from memprof.policies.swap.states import require_values
 
 
 def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_bytes: int) -> None:

@@ -1,0 +1,1 @@
+"""Moves what lives through all steps: optimizer state and parameters."""

@@ -1,0 +1,112 @@
+"""Predicts a step whose optimizer state is in memory only while it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.optimizer.blocks import CALL_US, blocks_of
+from memprof.policies.optimizer.recognise import recognise_updates
+from memprof.policies.optimizer.refusals import needs_whole
+from memprof.policies.rewrite.draft import Draft
+from memprof.policies.runtime.model_names import chosen_modules, with_children
+from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.step import Step
+from memprof.trace.usages import NEEDS_CLOSURE
+
+if TYPE_CHECKING:
+    from memprof.policies.swap.policy import Swap
+
+#: Source file of LBFGS updates, in the stacks of its operators.
+HISTORY = "torch/optim/lbfgs.py"
+NO_HISTORY = (
+    "swap cannot move LBFGS' state: it is a history of gradients in lists, in use while the closure runs. Lower its "
+    "history_size, or do not swap the optimizer."
+)
+
+
+def transform_state(step: Step, policy: Swap) -> Step:
+    """Keeps optimizer state in memory during its update only.
+
+    Raises:
+        PolicyError: The step has no update, or no state of that size.
+    """
+    moved = state_to_move(step, policy)
+    if policy.one_by_one:
+        return _one_by_one(step, policy, moved)
+    start, end = update_of(step, moved)
+    return with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
+
+
+def state_to_move(step: Step, policy: Swap) -> Ints:
+    """Returns the storages of optimizer state that the policy moves.
+
+    Raises:
+        PolicyError: There is no state of that size, or it is in use while a closure runs.
+    """
+    updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
+    if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
+        raise PolicyError(NO_HISTORY)
+    is_movable = can_move(step, policy, "optimizer_state")
+    if not policy.is_whole:
+        owner = step.storages.module_id
+        is_movable &= (owner != NONE) & with_children(step, chosen_modules(step, policy.modules))[owner]
+    moved = np.flatnonzero(is_movable)
+    if not len(moved):
+        where = "" if policy.is_whole else " of the chosen modules"
+        raise PolicyError(
+            f"The step has no optimizer state{where} of {policy.minimum_bytes:,} bytes or more; swap has no effect."
+        )
+    return moved
+
+
+def _one_by_one(step: Step, policy: Swap, moved: Ints) -> Step:
+    """Keeps the state of each parameter in memory during its own update only.
+
+    Raises:
+        PolicyError: The optimizer does not update one parameter after another.
+    """
+    for optimizer in step.optimizers:
+        if NEEDS_CLOSURE in optimizer.words:
+            raise PolicyError(needs_whole(optimizer.name))
+    updates = recognise_updates(step)
+    if updates.form != "loop":
+        raise PolicyError(
+            f"To move state one parameter at a time, swap needs an optimizer that loops over its parameters; this one "
+            f"runs its {updates.form} form. Create it with foreach=False and record again, or leave one_by_one out; on "
+            "a GPU, write optimizer host."
+        )
+    first, last = blocks_of(step, updates)
+    owner = np.full(len(step.storages), NONE, dtype=np.int64)
+    for row, update in enumerate(updates.updates):
+        owner[list(update.storages.values())] = row
+    at = moved[owner[moved] != NONE]  # the rest stays out: a parameter without a gradient
+    rewritten = with_stays(
+        _freed_with_calls(step, updates.ops, first, last),
+        policy,
+        at,
+        first[owner[at]],
+        last[owner[at]],
+        np.ones(len(at), dtype=np.bool_),
+        moved=moved,
+    )
+    return dataclasses.replace(rewritten, duration_us=rewritten.duration_us + CALL_US * (len(updates.updates) - 1))
+
+
+def _freed_with_calls(step: Step, ops: Ints, first: Ints, last: Ints) -> Step:
+    """Frees what a loop's variables hold until the next parameter with the call for its own parameter."""
+    order = np.argsort(first)
+    storages = step.storages
+    is_own = np.append(np.isin(np.arange(len(step.ops)), ops), False)
+    created, freed = storages.created_op_id, storages.freed_op_id
+    block = np.maximum(np.searchsorted(first[order], created, side="right") - 1, 0)
+    end = last[order][block]
+    is_held = is_own[created] & ((freed == NONE) | (freed > end)) & (storages.category != "optimizer_state")
+    is_held &= is_own[np.where(freed == NONE, created, freed)]
+    draft = Draft(step)
+    draft.storages = draft.storages.replace(freed_op_id=np.where(is_held, end, freed))
+    return draft.build()

@@ -1,0 +1,106 @@
+"""Rewrites a step in which optimizer state or parameters are in memory during given operators only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.elements import element_bytes
+from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
+from memprof.policies.swap.link import link_of, longer_us
+from memprof.replay.rounding import rounded
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.swap.policy import Swap
+
+#: Name of the one element that stands for all tensors of its type that are out.
+STAND_IN = "stands for tensors that are out"
+
+
+def can_move(step: Step, policy: Swap, category: str) -> Bools:
+    """Returns which storages of a category are in memory all through the step and large enough, ``(storages,)``."""
+    storages = step.storages
+    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
+    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
+    is_movable: Bools = (storages.category == category) & is_there & is_large
+    return is_movable
+
+
+def with_stays(
+    step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools, *, moved: Ints | None = None
+) -> Step:
+    """Replaces storages that were always in memory by intervals (stays).
+
+    Args:
+        step: The step.
+        policy: The settings.
+        at: The storage of each stay.
+        start: The operator before which it begins.
+        end: The operator after which it ends.
+        is_changed: Whether it is copied out at its end; otherwise the outside copy is still valid.
+        moved: All storages that are out otherwise, those of ``at`` by default.
+    """
+    draft = Draft(step)
+    like = np.minimum(start, len(step.ops) - 1)
+    link = link_of(step, policy)
+    ins = copy_ops(step, start, at, like, SWAP_IN, link.in_bytes_per_us)
+    in_ids = draft.insert_ops(ins, start)
+    changed = np.flatnonzero(is_changed)
+    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], SWAP_OUT, link.out_bytes_per_us)
+    out_ids = draft.insert_ops(outs, end[changed] + 1)
+    last = end.copy()
+    last[changed] = out_ids
+    stays = draft.copy_storages(at, in_ids, last)
+    draft.redirect_uses(at, stays, in_ids, last)
+    draft.use(in_ids, stays, "write")
+    draft.use(out_ids, stays[changed], "read")
+    moved = np.unique(at) if moved is None else moved
+    draft.remove_storages(moved)
+    _insert_stand_ins(draft, step, moved)
+    # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
+    copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
+    draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
+    return draft.build()
+
+
+def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
+    """Inserts the elements that stand for what is out, one for each device and type; other swaps share them."""
+    storages = step.storages
+    known = {(storages.device[row], storages.dtype[row]) for row in np.flatnonzero(storages.name == STAND_IN)}
+    first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
+    new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
+    rows = storages.take(new)
+    size = element_bytes(rows.dtype)
+    nowhere = np.full(len(new), NONE)
+    draft.insert_storages(
+        rows.replace(
+            name=np.full(len(new), STAND_IN, dtype=np.object_),
+            module_id=nowhere,
+            requested_bytes=size,
+            allocated_bytes=rounded(size, rows.device),
+            created_op_id=nowhere,
+            freed_op_id=nowhere,
+            shape=np.full(len(new), "", dtype=np.object_),
+        )
+    )
+
+
+def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
+    """Returns the first and the last operator of the update that uses each storage, by default of the first update."""
+    is_update = step.ops.phase == "optimizer"
+    edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
+    first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    if not len(first):
+        raise PolicyError("The step has no optimizer update, so it does not show when state and parameters are used.")
+    uses = step.uses
+    inside = is_update[uses.op_id]
+    used = np.full(len(step.storages), NONE, dtype=np.int64)
+    used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
+    number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
+    return first[number], last[number]
