@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.policies.optimizer.blocks import SWAPS
+from memprof.policies.optimizer.single_updates import SWAPS
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step

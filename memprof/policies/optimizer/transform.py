@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.blocks import CALL_US, SWAPS, blocks_of
+from memprof.policies.optimizer.single_updates import CALL_US, SWAPS, blocks_of
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.optimizer.forms import FormWriter
 from memprof.policies.optimizer.idle_state import keep_out

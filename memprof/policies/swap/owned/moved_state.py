@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.blocks import CALL_US, blocks_of
+from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.policies.optimizer.refusals import needs_whole
 from memprof.policies.rewrite.draft import Draft
