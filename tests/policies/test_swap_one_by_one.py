@@ -16,7 +16,6 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
-from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.policies.faces import compare, faces, recorded, train, trained
 

@@ -23,8 +23,8 @@ def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> 
         world_size: Number of ranks; shards are tried from two on.
 
     Returns:
-        The combinations of policies that can be combined, the empty one among them; shortest steps first, by the sum of the policies' own times, and of
-        about equal ones those of fewer policies.
+        The combinations of policies that can be combined, the empty one among them; shortest steps first, by the sum of
+        the policies' own times, and of about equal ones those of fewer policies.
     """
     alternatives = []
     for kind in policy_types():

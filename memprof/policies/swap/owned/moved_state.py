@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.policies.optimizer.refusals import needs_whole
+from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
