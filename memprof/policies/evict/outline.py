@@ -148,5 +148,11 @@ def outline_of(step: Step, units: Units) -> Outline:
         floor_bytes=(live.during - (after + gone)).tolist(),
         floor_after_bytes=(live.after - after).tolist(),
         reads=reads,
-        what=[f"{name} in {phase}" for name, phase in zip(ops.name, ops.phase, strict=True)],
+        what=[_what(str(name), str(phase)) for name, phase in zip(ops.name, ops.phase, strict=True)],
     )
+
+
+def _what(name: str, phase: str) -> str:
+    """Names an operator in a message: torch's marks of a profiler's ranges stand for the job at that moment."""
+    where = "outside of forward and backward" if phase == "other" else f"in {phase}"
+    return f"{'the job' if name.startswith('profiler.') else name} {where}"

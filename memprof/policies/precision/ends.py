@@ -88,7 +88,8 @@ class Nodes:
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
         by_variables = variable_ends(self._step, rows, call, end)
-        return np.maximum(end, np.maximum(by_variables, self._step.storages.held_op_id[rows]))
+        held = self._step.storages.held_op_id[rows]
+        return np.maximum(end, np.where(held != NONE, held, by_variables))
 
 
 @dataclass(frozen=True)
