@@ -37,7 +37,9 @@ def count_states(kept: Mapping[int, int], gradients: Mapping[int, int], updated:
     """
     states = dict.fromkeys(kept, 0)
     trained = {size: count for size, count in kept.items() if gradients.get(size)}
-    each = min((round(count / gradients[size]) - 1 for size, count in trained.items() if size >= _LEAST_BYTES), default=0)
+    each = min(
+        (round(count / gradients[size]) - 1 for size, count in trained.items() if size >= _LEAST_BYTES), default=0
+    )
     for size, count in trained.items():
         states[size] = min(max(each, 0) * gradients[size], count)
     others = {size: count for size, count in kept.items() if size not in trained}

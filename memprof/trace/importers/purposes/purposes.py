@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.machines.architectures import cublas_workspace_sizes
-from memprof.trace.importers.kept_memory import count_states, data_sizes
+from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
 from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
