@@ -29,7 +29,7 @@ _LEAST_GROWTH = 2
 #: of it so that short runs have some too, and begin in this step.
 _SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
-_LEAST_S = 0.2
+_LEAST_S = 0.4
 _FIRST_STEP = 8
 
 #: Tensors whose graphs are searched, the oldest and the latest of each kind.
@@ -168,7 +168,9 @@ class KeptTensors:
             return []
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
-        held = find_holders([*(tensor for _, tensor in [*chosen, *examples.values()]), *roots], seconds=seconds)
+        ours = (chosen, *chosen, examples, *examples.values(), graphs, *graphs, roots, computed)
+        followed = [*(tensor for _, tensor in [*chosen, *examples.values()]), *roots]
+        held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
         common = {"step": step, "time_ns": clock_ns()}
         records: list[dict[str, Any]] = [
             {
