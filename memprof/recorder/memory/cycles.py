@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,23 +15,34 @@ import torch
 _UNNAMED = (torch.Tensor, dict, list, tuple, set, deque, types.CellType, types.MethodType, types.FunctionType)
 
 
-def cycle_above(tensor: torch.Tensor, above: Mapping[int, Any]) -> Any:
+def cycle_above(tensor: torch.Tensor, above: Mapping[int, Any], counted: Mapping[int, int]) -> Any:
     """Returns the object of a reference cycle that is nearest to a tensor it alone keeps alive, else None.
+
+    As the collector does, it compares the number of references to each object with those that the others have to it.
 
     Args:
         tensor: The tensor.
         above: All objects that lead to the tensor, by identity.
+        counted: References that the caller has to each of them, in addition to `above`.
     """
     objects = {**above, id(tensor): tensor}
-    children = {number: {id(one) for one in gc.get_referents(each)} & objects.keys() for number, each in objects.items()}
+    below = {number: [id(one) for one in gc.get_referents(each)] for number, each in objects.items()}
+    references = Counter(child for children in below.values() for child in children if child in objects)
+    others = {number: objects.keys() & set(children) - {number} for number, children in below.items()}
     parents: dict[int, set[int]] = {number: set() for number in objects}
-    for number, below in children.items():
-        for child in below - {number}:
+    for number, children in others.items():
+        for child in children:
             parents[child].add(number)
-    if not all(parents.values()):
-        return None  # something that the collector does not see refers to one of them
+    # Of tensors, only references that the collector sees count: torch and the caller have others.
+    if not all(parents.values()) or any(
+        # Those of `above`, of `objects`, and of the call.
+        sys.getrefcount(above[number]) > references[number] + counted.get(number, 0) + 3
+        for number in above
+        if not issubclass(type(above[number]), torch.Tensor)
+    ):
+        return None
     rest = dict(parents)
-    while ends := [number for number in rest if not children[number] & rest.keys() - {number}]:
+    while ends := [number for number in rest if not rest.keys() & others[number]]:
         for number in ends:
             del rest[number]
     nearest = [id(tensor)]

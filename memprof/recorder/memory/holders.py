@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +110,8 @@ def _find(tensors: list[torch.Tensor], until: float, ignored: set[int]) -> list[
             break
     search.is_complete &= not frontier
     # Before names are read, which may give objects their dictionaries.
-    cycles = [_cycle(search, tensor) for tensor in tensors]
+    counted = Counter([*search.seen, *map(id, search.below.values())])
+    cycles = [_cycle(search, tensor, counted) for tensor in tensors]
     return [_holder(search, tensor, cycle) for tensor, cycle in zip(tensors, cycles, strict=True)]
 
 
@@ -181,12 +182,19 @@ def _is_own_frame(referrer: Any) -> bool:
     return type(referrer) is types.FrameType and str(referrer.f_globals.get("__name__", "")).startswith("memprof.")
 
 
-def _cycle(search: _Search, tensor: torch.Tensor) -> Any:
-    """Returns an object of the cycle that alone keeps a tensor alive; None if a variable or something unseen does."""
+def _cycle(search: _Search, tensor: torch.Tensor, counted: Counter[int]) -> Any:
+    """Returns an object of the cycle that alone keeps a tensor alive; None if a variable or something unseen does.
+
+    Args:
+        search: The search.
+        tensor: The tensor.
+        counted: References that the search has to each object, by identity.
+    """
     if id(tensor) in search.found or not search.is_complete:
         return None
     leading = [number for number, target in search.below if target == id(tensor)]
-    return cycle_above(tensor, {number: search.seen[number] for number in leading if number in search.seen})
+    above = {number: search.seen[number] for number in leading if number in search.seen}
+    return cycle_above(tensor, above, counted)
 
 
 def _holder(search: _Search, tensor: torch.Tensor, cycle: Any) -> Holder:
