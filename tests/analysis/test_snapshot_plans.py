@@ -188,7 +188,7 @@ def test_layers_are_checkpointed_where_memory_runs_out_before_backward_reaches_t
     assert layers.saved_bytes == LAYERS * 5 * MIB
     before = peak_under(planned.step)
     assert before == LAYERS * 5 + 1 + (2 + 4 if in_backward else 4)
-    # The inputs stay for recomputing: one more than layers, with the output. In the last layer its own 5 are there, too.
+    # The inputs stay for recomputing: with the output, one more than layers. In the last layer its own 5 are there.
     every = checkpoint_change(layers, LAYERS)
     assert peak_under(planned.step, every) == max(1 + LAYERS + (2 + 4 if in_backward else 4), 1 + LAYERS + 5)
     found = search_snapshot(trace, planned, int(before * MIB) - 1, allow=["checkpoint"])

@@ -103,7 +103,10 @@ def test_the_graph_of_the_latest_output_does_not_hold_those_of_before(tmp_path: 
     """Arrays share the outputs' memory, and Python's collector does not see them: the holder is unknown."""
     leak = leak_of(
         tmp_path,
-        "arrays = []\nfor step in range(8):\n    out = train(torch.ones(128, 64))\n    arrays.append(out.detach().numpy())\n",
+        "arrays = []\n"
+        "for step in range(8):\n"
+        "    out = train(torch.ones(128, 64))\n"
+        "    arrays.append(out.detach().numpy())\n",
         7,
     )
     assert leak.bytes_per_step == 128 * 64 * 4

@@ -53,8 +53,8 @@ def find_leaks(trace: Trace) -> LeakReport:
         why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
         if not count:
             why += (
-                " A step ends when an optimizer updates. In a loop without one, `memprof record --light` counts each call "
-                "of the model as a step; `memprof report` shows what it holds at its peak, by line."
+                " A step ends when an optimizer updates. In a loop without one, `memprof record --light` counts each "
+                "call of the model as a step; `memprof report` shows what it holds at its peak, by line."
             )
         return LeakReport(Growth(None, why_unknown=why), ())
     sources, rise = find_sources(trace.table(Stacks)), steady_rise(ends.alive_bytes())

@@ -111,7 +111,9 @@ def module_tree(modules: Modules) -> ModuleTree:
 
 
 def folded_tree(modules: Modules) -> ModuleTree:
-    """Builds the tree in which numbered layers of one type under one parent share a node (``layers.*``, ``GPT.Block.*``).
+    """Builds the tree in which numbered layers of one type under one parent share a node.
+
+    Its name has ``*`` for the number: ``layers.*``, or ``GPT.Block.*`` in imported stacks.
 
     Descendants of folded layers are folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
     separate.
@@ -139,7 +141,7 @@ def folded_tree(modules: Modules) -> ModuleTree:
 
 
 def _starred(label: str) -> str:
-    """Returns a label with ``*`` for its number: of ``3``, and of ``Block.3``, as layers in imported stacks are named."""
+    """Returns a label with ``*`` for its number: of ``3``, or of ``Block.3``, as imported layers are named."""
     stem, dot, number = label.rpartition(".")
     return f"{stem}{dot}*" if number.isdecimal() else label
 
