@@ -119,7 +119,7 @@ def find_purposes(lives: Lives) -> Purposes:
     settle(is_setup & _are_data(lives, is_setup, category), "input", BY_SIZE)
     settle(is_setup, "parameter", BY_PHASES)
     settle(is_other & (gone == "backward"), "activation", BY_PHASES)
-    is_loss = is_other & (_next_phases(lives) == "backward")
+    is_loss = is_other & (_next_phases(lives, lives.created) == "backward")
     settle(is_other & ~is_loss & _spans(lives, "forward") & ~stays, "input", BY_PHASES)
     settle(is_other & (gone == "other"), "temporary", BY_PHASES)
     settle(is_older & (gone == "backward"), "activation", BY_PHASES)
@@ -224,11 +224,11 @@ def _spans(lives: Lives, name: str) -> Bools:
     return np.asarray(rows[last + 1] - rows[np.minimum(first, last)] > 0)
 
 
-def _next_phases(lives: Lives) -> Texts:
-    """Returns the phase that begins next after each life does; "" where none does, shape ``(lives,)``."""
+def _next_phases(lives: Lives, after: Ints) -> Texts:
+    """Returns the first phase but other after some rows; "" where there is none, shape as ``after``."""
     rows = np.append(np.flatnonzero(lives.phase != "other"), len(lives.phase))
     phases = np.append(lives.phase, "").astype(object)
-    following: Texts = phases[rows[np.searchsorted(rows, lives.created + 1)]]
+    following: Texts = phases[rows[np.searchsorted(rows, after + 1)]]
     return following
 
 
@@ -242,7 +242,8 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
     """Returns which lives end together with many others: a graph was dropped without backward."""
     ends = np.bincount(lives.freed[mask & (lives.freed != NONE)], minlength=len(lives.phase))
     dropped: Bools = (lives.freed != NONE) & (ends[np.maximum(lives.freed, 0)] >= _GRAPH)
-    return dropped
+    # What goes before a backward is not of its graph, such as the parts of a stacked output.
+    return dropped & (_next_phases(lives, lives.freed) != "backward")
 
 
 def _before_first(lives: Lives, name: str) -> Bools:
