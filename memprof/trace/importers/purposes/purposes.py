@@ -243,7 +243,8 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
     ends = np.bincount(lives.freed[mask & (lives.freed != NONE)], minlength=len(lives.phase))
     dropped: Bools = (lives.freed != NONE) & (ends[np.maximum(lives.freed, 0)] >= _GRAPH)
     # What goes before a backward is not of its graph, such as the parts of a stacked output.
-    return dropped & (_next_phases(lives, lives.freed) != "backward")
+    dropped &= _next_phases(lives, lives.freed) != "backward"
+    return dropped
 
 
 def _before_first(lives: Lives, name: str) -> Bools:
