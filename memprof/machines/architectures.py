@@ -47,6 +47,13 @@ def data_version() -> int:
 
 
 @cache
+def cublas_workspace_sizes() -> tuple[int, ...]:
+    """Returns the bytes that a handle's workspace may have on a device of unknown architecture, the smallest first."""
+    known = _by_capability().values()
+    return tuple(sorted({size for one in known for size in (one.cublas_workspace_bytes, one.older_workspace_bytes)}))
+
+
+@cache
 def _by_capability() -> dict[str, Architecture]:
     return {
         capability: Architecture(

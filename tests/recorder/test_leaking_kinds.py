@@ -62,7 +62,7 @@ def test_a_loop_without_an_optimizer_is_said_to_be_one_step(tmp_path: Path) -> N
     )
     report = leaks_of(tmp_path, script)
     assert report.growth.bytes_per_step is None
-    assert "a loop without one is a single step" in report.growth.why_unknown
+    assert "In a loop without one, `memprof record --light` counts each call of the model" in report.growth.why_unknown
 
 
 JOINED = """\

@@ -31,11 +31,13 @@ if sys.argv[1] == "frozen":
     for part in model[:3]:
         part.requires_grad_(False)
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-optimizer = torch.optim.SGD(trained, 0.1) if sys.argv[1] == "sgd" else torch.optim.AdamW(trained)
+optimizer = torch.optim.AdamW(trained, fused=sys.argv[1] == "accumulated")
+data = torch.randint(0, 3000, (20_000 if sys.argv[1] == "data" else 8, 128), device="cuda")
 for step in range(5):
-    x, y = torch.randint(0, 3000, (8, 128), device="cuda"), torch.randint(0, 3000, (8, 128), device="cuda")
-    loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    loss.backward()
+    for _ in range(3 if sys.argv[1] == "accumulated" else 1):
+        x, y = data[:8], torch.randint(0, 3000, (8, 128), device="cuda")
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -60,7 +62,7 @@ def at_peak(trace: Trace) -> dict[str, int]:
     return {str(part.key): part.bytes for part in build_report(trace).at_peak.by_category.parts}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "frozen"])
+@pytest.mark.parametrize("kind", ["adamw", "frozen", "accumulated", "data"])
 def test_bytes_at_the_peak_have_the_right_category(kind: str, tmp_path: Path) -> None:
     """95 % of the bytes at the peak are in the category that the recording knows, and less than 5 % are unknown."""
     trace = record_script(tmp_path, JOB, "-q", "--dry-run", "--device", "rtx4090", words=(kind,)).trace

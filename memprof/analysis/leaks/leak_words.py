@@ -47,5 +47,7 @@ def describe_holder(held: HeldBy) -> str:
         return "something outside Python's references"
     graph = "the autograd graph of " if held.is_by_graph else ""
     through = f", through {_KINDS[held.kind]}" if held.kind in _KINDS else ""
+    if held.kind == "cycle":
+        through = ", in a reference cycle, which only Python's garbage collector frees"
     place = f" in {held.place}" if held.place else ""
     return f"{graph}`{held.chain}` ({held.container}){place}{through}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -53,8 +53,8 @@ def find_leaks(trace: Trace) -> LeakReport:
         why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
         if not count:
             why += (
-                " A step ends when an optimizer updates; a loop without one is a single step: see what it holds at its "
-                "peak, by line, with `memprof report`."
+                " A step ends when an optimizer updates. In a loop without one, `memprof record --light` counts each "
+                "call of the model as a step; `memprof report` shows what it holds at its peak, by line."
             )
         return LeakReport(Growth(None, why_unknown=why), ())
     sources, rise = find_sources(trace.table(Stacks)), steady_rise(ends.alive_bytes())
@@ -80,7 +80,7 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources, *, is_late: b
         sources: Its lines.
         is_late: Only what other threads made, which appears one step later if they made it at the end of a step.
     """
-    ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
+    ops, storages = trace.table(Ops), ends.storages
     kept = ends.is_kept(len(ends.steps) - 1) & (storages.created_op_id >= ends.first_op[0])
     if is_late:
         created, freed, last = storages.created_op_id, storages.freed_op_id, ends.last_op[-1]
@@ -104,37 +104,19 @@ def _from_storages(trace: Trace, ends: StepEnds, sources: Sources, *, is_late: b
         # Made and kept in every step but the last, from the first of them on.
         if set(steps.tolist()) != set(range(int(steps.min()), made_in[-1] + 1)) or len(set(steps.tolist())) < 2:
             continue
-        largest = max(rows, key=lambda row: int(storages.allocated_bytes[row]))
-        op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
-        is_elsewhere = storages.name[largest] == ELSEWHERE
-        source = None if is_elsewhere else sources.of_stack(int(ops.stack_id[op]))
         sizes = [int(storages.allocated_bytes[np.array(rows)[steps == step]].sum()) for step in sorted(set(steps))]
-        shape, dtype = str(storages.shape[largest]), str(storages.dtype[largest])
-        if is_elsewhere:
+        leak = _leak(trace, storages, rows, int(np.median(sizes)), sum(sizes), int(steps.min()), sources)
+        if leak.op:
+            leaks.append(replace(leak, held_by=held.of(storages, rows, steps.tolist())))
+        else:  # of another thread
             holder, shape, dtype = held.of_elsewhere(sizes)
-        else:
-            holder = held.of(storages, rows, steps.tolist())
-        leaks.append(
-            Leak(
-                bytes_per_step=int(np.median(sizes)),
-                kept_bytes=sum(sizes),
-                tensors=len(rows),
-                since_step=int(steps.min()),
-                category=str(storages.category[largest]),
-                shape=shape,
-                dtype=dtype,
-                op="" if is_elsewhere else str(ops.name[op]),
-                module=_title(modules, module),
-                line="" if source is None else source.place,
-                held_by=holder,
-            )
-        )
+            leaks.append(replace(leak, held_by=holder, shape=shape, dtype=dtype))
     return leaks
 
 
 def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
     """Finds the lines whose tensor is replaced by a larger one in every step, such as a history that is joined anew."""
-    ops, modules, storages = trace.table(Ops), trace.table(Modules), ends.storages
+    ops, storages = trace.table(Ops), ends.storages
     groups: dict[str, list[int]] = {}
     for row in np.flatnonzero((storages.created_op_id >= ends.first_op[0]) & (storages.name != ELSEWHERE)).tolist():
         line = sources.of_stack(int(ops.stack_id[int(storages.created_op_id[row])]))
@@ -142,31 +124,66 @@ def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
             groups.setdefault(line.place, []).append(row)
     held = _Held(trace, sources, ops.step[storages.created_op_id])
     leaks = []
-    for place, rows in groups.items():
+    for rows in groups.values():
         sizes = ends.alive_bytes(np.array(rows))
         alive = [
             row for row in rows if storages.freed_op_id[row] == NONE or storages.freed_op_id[row] > ends.last_op[-1]
         ]
         if not alive or not (rise := steady_rise(sizes)):
             continue
-        largest = max(alive, key=lambda row: int(storages.allocated_bytes[row]))
-        op, module = int(storages.created_op_id[largest]), int(storages.module_id[largest])
-        leaks.append(
-            Leak(
-                bytes_per_step=rise,
-                kept_bytes=int(sizes[-1]),
-                tensors=len(alive),
-                since_step=None,
-                category=str(storages.category[largest]),
-                shape=str(storages.shape[largest]),
-                dtype=str(storages.dtype[largest]),
-                op=str(ops.name[op]),
-                module=_title(modules, module),
-                line=place,
-                held_by=held.of(storages, [largest], [int(ops.step[op])]),
-            )
-        )
+        leak = _leak(trace, storages, alive, rise, int(sizes[-1]), None, sources)
+        largest = _largest(storages, alive)
+        step = int(ops.step[storages.created_op_id[largest]])
+        leaks.append(replace(leak, held_by=held.of(storages, [largest], [step])))
     return leaks
+
+
+def _variable(holders: Holders, row: int) -> str:
+    """Returns the variable that a holder's chain begins with, up to its first index."""
+    return str(holders.chain[row]).partition("[")[0]
+
+
+def _leak(
+    trace: Trace,
+    storages: Storages,
+    rows: list[int],
+    bytes_per_step: int,
+    kept_bytes: int,
+    since_step: int | None,
+    sources: Sources,
+) -> Leak:
+    """Returns the leak of some storages of one line, described by the largest, without its holder.
+
+    Args:
+        trace: The recording.
+        storages: Its storages.
+        rows: Those that stay.
+        bytes_per_step: Growth per step.
+        kept_bytes: Their bytes at the end of the observation.
+        since_step: Step in which the oldest was made; None if unknown.
+        sources: Lines of the recording.
+    """
+    ops, largest = trace.table(Ops), _largest(storages, rows)
+    op = int(storages.created_op_id[largest])
+    is_elsewhere = storages.name[largest] == ELSEWHERE  # the operator of then has not made it
+    source = None if is_elsewhere else sources.of_stack(int(ops.stack_id[op]))
+    return Leak(
+        bytes_per_step=bytes_per_step,
+        kept_bytes=kept_bytes,
+        tensors=len(rows),
+        since_step=since_step,
+        category=str(storages.category[largest]),
+        shape=str(storages.shape[largest]),
+        dtype=str(storages.dtype[largest]),
+        op="" if is_elsewhere else str(ops.name[op]),
+        module=_title(trace.table(Modules), int(storages.module_id[largest])),
+        line="" if source is None else source.place,
+        held_by=None,
+    )
+
+
+def _largest(storages: Storages, rows: list[int]) -> int:
+    return max(rows, key=lambda row: int(storages.allocated_bytes[row]))
 
 
 def _title(modules: Modules, module: int) -> str:
@@ -203,21 +220,34 @@ class _Held:
             return held_by(holders, int(rows[0]), self._sources, is_by_graph=False)
         rows = np.flatnonzero(np.isin(self._by_graph.storage_id, storages.storage_id[some]))
         if len(rows):
-            return held_by(self._by_graph, int(rows[0]), self._sources, is_by_graph=True)
+            row = self._of_several_steps(self._by_graph, rows.tolist())
+            return None if row == NONE else held_by(self._by_graph, row, self._sources, is_by_graph=True)
         alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
         if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
             return None  # it may be one of those that were not looked up
         has_graph: Bools = holders.has_graph & is_known & (holders.storage_id != NONE)
         kept = set(storages.storage_id[some].tolist())
-        roots: dict[str, int] = {}
+        roots = []
         for row in np.flatnonzero(has_graph).tolist():
             storage = int(holders.storage_id[row])
             is_made_then = storage < len(self._steps_of) and int(self._steps_of[storage]) in steps
             if is_made_then and not kept.isdisjoint(self._computed_from(storage)):
-                roots.setdefault(str(holders.chain[row]).partition("[")[0], row)
+                roots.append(row)
         # Of several graphs, any may hold it.
-        row = next(iter(roots.values())) if len(roots) == 1 else NONE
+        is_one = len({_variable(holders, row) for row in roots}) == 1
+        row = self._of_several_steps(holders, roots) if is_one else NONE
         return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
+
+    def _of_several_steps(self, holders: Holders, rows: list[int]) -> int:
+        """Returns the first row of a variable whose graphs are of several steps, NONE if there is none.
+
+        The graph of the latest output is of one step, and keeps nothing of those before.
+        """
+        seen: dict[str, set[int]] = {}
+        for row in rows:
+            step = int(self._steps_of[int(holders.storage_id[row])])
+            seen.setdefault(_variable(holders, row), set()).add(step)
+        return next((row for row in rows if len(seen[_variable(holders, row)]) > 1), NONE)
 
     def of_elsewhere(self, sizes: list[int]) -> tuple[HeldBy | None, str, str]:
         """Returns what holds memory that another thread took: tensors of no recorded storage that make up a step's.

@@ -111,7 +111,9 @@ def module_tree(modules: Modules) -> ModuleTree:
 
 
 def folded_tree(modules: Modules) -> ModuleTree:
-    """Builds the tree in which numbered layers of one type under one parent share a node (``layers.*``).
+    """Builds the tree in which numbered layers of one type under one parent share a node.
+
+    Its name has ``*`` for the number: ``layers.*``, or ``GPT.Block.*`` in imported stacks.
 
     Descendants of folded layers are folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
     separate.
@@ -126,14 +128,22 @@ def folded_tree(modules: Modules) -> ModuleTree:
     keys: list[tuple[object, ...]] = [()] * len(modules)
     for level in range(int(depth.max(initial=-1)) + 1):
         rows = np.flatnonzero(depth == level).tolist()
-        layers = defaultdict(set)
-        for row in rows:
-            layers[_fold(modules, keys, row)].add(_label(modules, row))
+        layers: dict[tuple[object, ...], set[str]] = defaultdict(set)
         for row in rows:
             fold, label = _fold(modules, keys, row), _label(modules, row)
-            is_layer = level > 0 and label.isdecimal() and len(layers[fold]) >= SMALLEST_FOLD
-            keys[row] = (*fold, "*") if is_layer else (*fold, label if level else row)
+            layers[*fold, _starred(label)].add(label)
+        for row in rows:
+            fold, label = _fold(modules, keys, row), _label(modules, row)
+            alike = (*fold, _starred(label))
+            is_layer = level > 0 and alike[-1] != label and len(layers[alike]) >= SMALLEST_FOLD
+            keys[row] = alike if is_layer else (*fold, label if level else row)
     return _share_nodes(modules, depth, keys)
+
+
+def _starred(label: str) -> str:
+    """Returns a label with ``*`` for its number: of ``3``, or of ``Block.3``, as imported layers are named."""
+    stem, dot, number = label.rpartition(".")
+    return f"{stem}{dot}*" if number.isdecimal() else label
 
 
 def _fold(modules: Modules, keys: list[tuple[object, ...]], row: int) -> tuple[object, ...]:
@@ -155,7 +165,8 @@ def _share_nodes(modules: Modules, depth: Ints, keys: list[tuple[object, ...]]) 
         if node < len(firsts):
             continue
         parent = modules.parent_id[row]
-        label = "*" if keys[row][-1] == "*" else _label(modules, row)
+        last = keys[row][-1]
+        label = last if isinstance(last, str) and last.endswith("*") else _label(modules, row)
         above = names[node_of_module[parent]] if parent != NONE else ""
         names.append(f"{above}.{label}" if above else (label if parent != NONE else modules.name[row]))
         labels.append(label)

@@ -99,10 +99,9 @@ def search_snapshot(
         refused.append(("checkpoint layers", _why_no_layers(step)))
     replayed = (_replayed(combined, alone) for combined in _combinations(possible))
     plans = [plan for plan in replayed if plan is not None]
-    fitting = [
-        _with_reserved(_with_fewest_layers(one, layers, fits, alone), manifest)
-        for one in islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN)
-    ]
+    fitting = list(islice(_minimal(one for one in plans if fits(one)), _MOST_SHOWN))
+    if not planned.remark:  # else the rest of the step needs more: as few layers as fit until then would not do
+        fitting = [_with_fewest_layers(one, layers, fits, alone) for one in fitting]
     lowest = min((recorded, *plans), key=lambda one: one.bounds[1])
     others = [one for one in plans if len(one.changes) == 1 or one is lowest]
     others = [one for one in others if not fits(one) and one.peak_bytes < recorded.peak_bytes]
@@ -111,7 +110,7 @@ def search_snapshot(
         budget_bytes=budget_bytes,
         recorded=recorded,
         recorded_fits=False,
-        fitting=tuple(fitting),
+        fitting=tuple(_with_reserved(one, manifest) for one in fitting),
         others=tuple(sorted(others, key=lambda one: one.peak_bytes)[:_MOST_SHOWN]),
         refused=tuple(refused),
         lowest=lowest,
@@ -235,6 +234,4 @@ def _with_reserved(plan: SnapshotPlan, manifest: Manifest) -> SnapshotPlan:
 def _why_no_layers(step: Step) -> str:
     if not len(step.modules):
         return "The stacks show no modules: record Python stacks, and do not compile the model."
-    if not (step.ops.phase == "backward").any():
-        return "The step shows no backward."
     return "No module of the stacks is called several times in turn and keeps memory for backward."

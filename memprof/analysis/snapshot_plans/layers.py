@@ -46,7 +46,7 @@ class _Call:
         first: Its first operator.
         last: Its last one.
         made: Storages that it makes.
-        saved: Those that only backward frees, without its output.
+        saved: Those that only backward frees, without its output; where the step ends before, those that it would.
         inputs: Storages of its output's size that are alive when it begins, and that forward frees behind that.
     """
 
@@ -117,6 +117,10 @@ def checkpointed(step: Step, modules: tuple[int, ...]) -> Step:
     draft = Draft(step)
     freed, created = step.storages.freed_op_id, step.storages.created_op_id
     for call in calls:
+        if (freed[call.saved] == NONE).all():  # the step ends before backward gets there
+            draft.free(call.saved, call.last)
+            draft.free(call.inputs, NONE)
+            continue
         again = _made_again(step, call)
         until = int(created[call.saved].max())
         rows = np.arange(call.first, until + 1)
@@ -128,8 +132,8 @@ def checkpointed(step: Step, modules: tuple[int, ...]) -> Step:
         ends = np.minimum(np.where(freed[made] == NONE, until, freed[made]), until)
         draft.copy_storages(made, copies[created[made]], np.where(is_saved, freed[made], copies[ends]))
         draft.free(call.saved, call.last)
-        ends = freed[call.saved].max()
-        draft.free(call.inputs, np.maximum(draft.storages.freed_op_id[call.inputs], ends))
+        kept = np.maximum(draft.storages.freed_op_id[call.inputs], freed[call.saved].max())
+        draft.free(call.inputs, NONE if (freed[call.saved] == NONE).any() else kept)
     return draft.build()
 
 
@@ -141,17 +145,26 @@ def _calls(step: Step, modules: list[int] | tuple[int, ...]) -> list[_Call]:
     created, freed, sizes = storages.created_op_id, storages.freed_op_id, storages.allocated_bytes
     phases = np.where(freed != NONE, step.ops.phase[np.maximum(freed, 0)], "")
     in_backward, in_forward = phases == "backward", phases == "forward"
+    ends = np.where(freed == NONE, len(step.ops), freed)
+    if _is_cut_off(step):
+        in_backward = in_backward | ((freed == NONE) & (storages.category == "activation"))
     found = []
     for row in rows[np.argsort(calls.first_op_id[rows], kind="stable")].tolist():
         first, last = int(calls.first_op_id[row]), int(calls.last_op_id[row])
-        if not len(backward) or backward[-1] < last:
+        if not _is_cut_off(step) and (not len(backward) or backward[-1] < last):
             continue
         made = np.flatnonzero((created >= first) & (created <= last))
-        output = _output(step, made[freed[made] > last])
-        saved = made[(freed[made] > last) & in_backward[made] & (made != output)]
+        output = _output(step, made[ends[made] > last])
+        saved = made[(ends[made] > last) & in_backward[made] & (made != output)]
         is_input = (created < first) & (freed >= first) & in_forward & (output != NONE) & (sizes == sizes[output])
         found.append(_Call(first, last, made, saved, np.flatnonzero(is_input)))
     return found
+
+
+def _is_cut_off(step: Step) -> bool:
+    """Returns whether a step ends in forward or backward, as where memory runs out."""
+    phases = step.ops.phase[np.isin(step.ops.phase, ("forward", "backward", "optimizer"))]
+    return bool(len(phases)) and phases[-1] != "optimizer"
 
 
 def _output(step: Step, left: Ints) -> int:
@@ -178,7 +191,8 @@ def _made_again(step: Step, call: _Call) -> int:
     What backward frees last before it frees something of the call itself belongs to the layer behind it.
     """
     storages, ops = step.storages, step.ops
-    first_freed = int(storages.freed_op_id[call.saved].min())
+    freed = storages.freed_op_id[call.saved]
+    first_freed = int(freed[freed != NONE].min())
     later = (storages.created_op_id > call.last) & (storages.freed_op_id < first_freed)
     later &= (storages.freed_op_id != NONE) & (ops.phase[np.maximum(storages.freed_op_id, 0)] == "backward")
     later &= ops.phase[np.maximum(storages.created_op_id, 0)] != "backward"

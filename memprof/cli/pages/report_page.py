@@ -196,7 +196,9 @@ def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[
         further = (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment")
         return [
             *([(f"{command} --by rank", "spread between ranks")] if report.ranks else []),
-            (f"{command} --by module", "each layer"),
+            (f"{command} --by module", "each layer")
+            if len(report.step.modules)
+            else (f"{command} --by stack", "the allocation stacks"),
             further if report.has_history else (f"{command} --allocator", "the segments, and what is free in them"),
         ]
     if table == "storage":

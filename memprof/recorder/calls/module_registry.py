@@ -40,8 +40,10 @@ class ModuleRegistry:
 
     def number(self, module: torch.nn.Module) -> int:
         """Returns a module's number, finding the model it belongs to if it is new."""
-        if self._is_new(module):
-            self._walk_roots()
+        known = self._numbers.get(id(module))
+        if known is not None and known[0]() is module:  # at every call of a module
+            return known[1]
+        self._walk_roots()
         if self._is_new(module) and (module._modules or module._parameters or module._buffers):
             self.scan()
         if self._is_new(module):

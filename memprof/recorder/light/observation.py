@@ -293,9 +293,13 @@ class LightObservation(ThreadObservation):
 
     def _move(self, phase: int, module: int) -> None:
         """Samples the count for the position that the job leaves, and marks the new one."""
-        self._sample()
+        if self._device is None:
+            self._peaks.see(self._count.read(), self._phase, self._module)
+        else:
+            self._sample()
         self._place(phase, module)
-        self._mark()
+        if self._events.is_running or self._device is not None:
+            self._mark()
 
     def _place(self, phase: int, module: int) -> None:
         """Sets the job's position, using the job's own phase name outside training."""

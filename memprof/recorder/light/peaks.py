@@ -42,9 +42,10 @@ class Peaks:
         """Takes a count sampled while the job was at a given position."""
         if count > self.high_bytes:
             self.high_bytes, self._high_phase, self._high_module = count, phase, module
-        if count > self._of_places.get((phase, module), 0):
-            self._of_places[phase, module] = count
-            self._fresh.add((phase, module))
+        place = (phase, module)
+        if count > self._of_places.get(place, 0):
+            self._of_places[place] = count
+            self._fresh.add(place)
 
     def write(
         self, start_ns: int, end_ns: int, *, updates: int, is_complete: bool, phase_now: int, module_now: int

@@ -9,13 +9,14 @@ import re
 import sys
 import time
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from memprof.recorder.memory.cycles import cycle_above
 from memprof.recorder.memory.variables import Variable, global_variable, local_variable, read_locals, running_frames
 
 #: Keys that are shown.
@@ -36,8 +37,9 @@ class Holder:
     """What keeps a tensor alive.
 
     Attributes:
-        kind: ``global``, ``local``, ``class``, ``closure``, ``exception``, ``cache``, ``optimizer`` or ``unknown``.
-        chain: The references, such as ``trainer.history['loss'][3]``.
+        kind: ``global``, ``local``, ``class``, ``closure``, ``exception``, ``cache``, ``optimizer``, ``cycle`` or
+            ``unknown``.
+        chain: The references, such as ``trainer.history['loss'][3]``; of a cycle, from the type of one of its objects.
         container: Type of the object that the variable refers to.
         variable: The variable; None if no chain was found.
     """
@@ -55,15 +57,21 @@ class _Search:
     Attributes:
         below: For an object and a tensor reached from it, the next object of the chain.
         found: The variable of each tensor, with the object it refers to.
+        seen: The objects that were followed, by identity.
+        is_complete: Whether all references were followed.
     """
 
     modules: dict[int, str]
     local: dict[int, Variable]
     below: dict[tuple[int, int], Any] = field(default_factory=dict)
     found: dict[int, tuple[Variable, Any]] = field(default_factory=dict)
+    seen: dict[int, Any] = field(default_factory=dict)
+    is_complete: bool = True
 
 
-def find_holders(tensors: list[torch.Tensor], *, seconds: float = math.inf) -> list[Holder]:
+def find_holders(
+    tensors: list[torch.Tensor], *, seconds: float = math.inf, ignored: Iterable[Any] = ()
+) -> list[Holder]:
     """Returns what keeps each tensor alive.
 
     Nothing is kept alive: all references of the search are gone when it returns. Finalizers and properties of the job
@@ -72,17 +80,18 @@ def find_holders(tensors: list[torch.Tensor], *, seconds: float = math.inf) -> l
     Args:
         tensors: The tensors.
         seconds: Processor time after which references are followed no further; the longest chains then stay unknown.
+        ignored: The caller's own containers, which refer to the tensors.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _find(tensors, time.thread_time() + seconds)
+        return _find(tensors, time.thread_time() + seconds, {id(one) for one in ignored})
     finally:
         if collects:
             gc.enable()
 
 
-def _find(tensors: list[torch.Tensor], until: float) -> list[Holder]:
+def _find(tensors: list[torch.Tensor], until: float, ignored: set[int]) -> list[Holder]:
     search = _Search(
         modules={id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) in _MODULES},
         local={},
@@ -91,14 +100,19 @@ def _find(tensors: list[torch.Tensor], until: float) -> list[Holder]:
         search.modules.setdefault(id(frame.f_globals), str(frame.f_globals.get("__name__", "")))  # run by runpy or exec
         for name, value in read_locals(frame).items():
             search.local.setdefault(value, local_variable(frame, name))
-    own = {id(tensors), id(search.below), id(search.found), id(search.local), id(search.modules)}
+    own = {id(one) for one in (tensors, search.below, search.found, search.local, search.modules, search.seen)}
+    own |= ignored
     reached: dict[int, set[int]] = {id(tensor): {id(tensor)} for tensor in tensors}
     frontier: list[Any] = list(tensors)
     for _ in range(_DEPTH):
         frontier = _round(search, frontier, reached, own)
         if not frontier or time.thread_time() > until:
             break
-    return [_holder(search, tensor) for tensor in tensors]
+    search.is_complete &= not frontier
+    # Before names are read, which may give objects their dictionaries.
+    counted = Counter([*search.seen, *map(id, search.below.values())])
+    cycles = [_cycle(search, tensor, counted) for tensor in tensors]
+    return [_holder(search, tensor, cycle) for tensor, cycle in zip(tensors, cycles, strict=True)]
 
 
 def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], own: set[int]) -> list[Any]:
@@ -143,6 +157,8 @@ def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], o
                     following.append(referrer)
                 reached.setdefault(number, set()).update(fresh)
     del referrers
+    search.is_complete &= len(following) <= _MOST_OBJECTS
+    search.seen.update((id(one), one) for one in following)
     return following[:_MOST_OBJECTS]
 
 
@@ -166,13 +182,35 @@ def _is_own_frame(referrer: Any) -> bool:
     return type(referrer) is types.FrameType and str(referrer.f_globals.get("__name__", "")).startswith("memprof.")
 
 
-def _holder(search: _Search, tensor: torch.Tensor) -> Holder:
+def _cycle(search: _Search, tensor: torch.Tensor, counted: Counter[int]) -> Any:
+    """Returns an object of the cycle that alone keeps a tensor alive; None if a variable or something unseen does.
+
+    Args:
+        search: The search.
+        tensor: The tensor.
+        counted: References that the search has to each object, by identity.
+    """
+    if id(tensor) in search.found or not search.is_complete:
+        return None
+    leading = [number for number, target in search.below if target == id(tensor)]
+    above = {number: search.seen[number] for number in leading if number in search.seen}
+    return cycle_above(tensor, above, counted)
+
+
+def _holder(search: _Search, tensor: torch.Tensor, cycle: Any) -> Holder:
     found = search.found.get(id(tensor))
-    if found is None:
+    if found is not None:
+        variable, one = found
+        chain, kind = _chain(search, tensor, one, variable.name, variable.kind)
+        return Holder(kind, chain, type(one).__name__, variable)
+    if cycle is None:
         return Holder("unknown", "", "", None)
-    variable, one = found
-    chain, kind = variable.name, variable.kind
-    container = type(one).__name__
+    chain, _ = _chain(search, tensor, cycle, type(cycle).__qualname__, "cycle")
+    return Holder("cycle", chain, type(cycle).__name__, None)
+
+
+def _chain(search: _Search, tensor: torch.Tensor, one: Any, chain: str, kind: str) -> tuple[str, str]:
+    """Returns the references from an object with a name down to a tensor, and the kind of the last that tells."""
     is_attribute = False
     for _ in range(_DEPTH):
         if one is tensor:
@@ -193,7 +231,7 @@ def _holder(search: _Search, tensor: torch.Tensor) -> Holder:
             chain += _attribute(one, child) if is_attribute else _step(one, child)
             is_attribute = False
         one = child
-    return Holder(kind, chain[:_LONGEST_TEXT], container, variable)
+    return chain[:_LONGEST_TEXT], kind
 
 
 def _kind(one: Any, kind: str) -> str:

@@ -29,9 +29,11 @@ _LEAST_GROWTH = 2
 #: of it so that short runs have some too, and begin in this step.
 _SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
-_LEAST_S = 0.2
+_LEAST_S = 0.4
 _FIRST_STEP = 8
 
+#: Tensors of shapes of their own that are followed where bytes have grown.
+_MOST_REPLACED = 4
 #: Tensors whose graphs are searched, the oldest and the latest of each kind.
 _MOST_GRAPHS = 20
 #: The latest of each kind, outside recordings of a whole run.
@@ -93,6 +95,7 @@ class KeptTensors:
         self._span = span
         self._is_whole_run = is_whole_run
         self._counts: dict[Kind, int] | None = None
+        self._bytes = 0  # of all tensors, at the first count
         self._began = time.thread_time()
         self._spent = 0.0
         self._last_step = 0
@@ -106,7 +109,9 @@ class KeptTensors:
     def count(self) -> None:
         """Counts the tensors that there are, for the next statement to compare with."""
         with torch._C.DisableTorchFunction(), untraced():
-            self._counts = {kind: len(alike) for kind, alike in self._by_kind().items()}
+            kinds = self._by_kind()
+            self._counts = {kind: len(alike) for kind, alike in kinds.items()}
+            self._bytes = self._sum(kinds)
         self._counted_at = self._step_began_at = _sequence_number()
 
     def begin_step(self) -> None:
@@ -156,6 +161,9 @@ class KeptTensors:
             most = min(most_of_a_kind, most_tensors - len(chosen))
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
+        if not self._is_whole_run and self._sum(kinds) > self._bytes:
+            chosen += self._replaced(kinds, before)
+            sizes |= {kind: self._span(tensor)[1] for kind, tensor in chosen if kind not in sizes}
         examples = self._examples(kinds, survivors)
         graphs: list[tuple[list[int], torch.Tensor]] = []
         if self._is_whole_run:
@@ -168,7 +176,9 @@ class KeptTensors:
             return []
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
-        held = find_holders([*(tensor for _, tensor in [*chosen, *examples.values()]), *roots], seconds=seconds)
+        ours = (chosen, *chosen, examples, *examples.values(), graphs, *graphs, roots, computed)
+        followed = [*(tensor for _, tensor in [*chosen, *examples.values()]), *roots]
+        held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
         common = {"step": step, "time_ns": clock_ns()}
         records: list[dict[str, Any]] = [
             {
@@ -215,6 +225,17 @@ class KeptTensors:
                 }
             )
         return records
+
+    def _sum(self, kinds: dict[Kind, list[torch.Tensor]]) -> int:
+        return sum(self._span(tensor)[1] for alike in kinds.values() for tensor in alike)
+
+    def _replaced(
+        self, kinds: dict[Kind, list[torch.Tensor]], before: dict[Kind, int]
+    ) -> list[tuple[Kind, torch.Tensor]]:
+        """Returns the largest tensors of a shape that none had before: one that each step joins anew has its own."""
+        new = [(kind, alike[0]) for kind, alike in kinds.items() if kind not in before and len(alike) == 1]
+        new = [one for one in new if not one[0][3]]
+        return sorted(new, key=lambda one: -self._span(one[1])[1])[:_MOST_REPLACED]
 
     def _examples(
         self, kinds: dict[Kind, list[torch.Tensor]], survivors: Sequence[Survivor]

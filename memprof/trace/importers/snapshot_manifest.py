@@ -76,7 +76,7 @@ def _capture(facts: DeviceFacts) -> Capture:
         reason = missing_reason(facts)
         return Capture(is_complete=not reason, reason=reason)
     last = facts.out_of_memory[-1]
-    who = last.source or "an allocation without a stack"
+    who = last.source or "code without a stack"
     return Capture(
         is_complete=False,
         reason=(

@@ -11,7 +11,7 @@ from memprof.trace.importers.allocations import pending_after
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.phases import Phases, step_table
-from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
+from memprof.trace.importers.purposes.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
 from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
 from memprof.trace.importers.stacks.frames import NO_STACK, Stack

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from memprof.machines.architectures import cublas_workspace_sizes
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
 
 #: Libraries by the operators that use them; torch keeps cuBLAS's workspace per thread and stream
@@ -22,7 +23,7 @@ _LIBRARIES = (
 
 
 def name_workspaces(
-    is_own: Bools, category: Texts, names: Texts, created: Ints, freed: Ints, used: Ints, ops: Ops
+    is_own: Bools, category: Texts, names: Texts, sizes: Ints, created: Ints, freed: Ints, used: Ints, ops: Ops
 ) -> None:
     """Labels unused storages without recorded facts as workspaces; edits categories and names in place.
 
@@ -30,6 +31,7 @@ def name_workspaces(
         is_own: Storages owned by the device's allocator. Shape (storages,).
         category: Their categories.
         names: Their names.
+        sizes: Their bytes, as requested.
         created: Row that created each; NONE where older.
         freed: Row after which each was freed; NONE where it stays.
         used: Storages that operators use. Shape (uses,).
@@ -48,3 +50,6 @@ def name_workspaces(
         names[row] = f"{library} workspace" if library else f"workspace of {operator}"
     is_older = is_unowned & (created == NONE)
     names[is_older] = np.where(freed[is_older] == NONE, "held by no Python object", "")
+    # Only the operator that made it shows the library, except for sizes that cuBLAS alone has.
+    is_cublas = is_older & (freed == NONE) & np.isin(sizes, cublas_workspace_sizes())
+    category[is_cublas], names[is_cublas] = "workspace", "cuBLAS workspace"

@@ -124,7 +124,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     device = texts.look_up(recording.tensors.device, tensor)
     device[is_own | is_elsewhere | (device == "")] = memory_events.device
     if memory_events.device != CPU:
-        name_workspaces(is_own, category, names, created, freed, uses.storage_id, ops)
+        name_workspaces(is_own, category, names, requested, created, freed, uses.storage_id, ops)
     order = np.argsort(created, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))

@@ -31,6 +31,7 @@ _BACKWARD_PYTHON = re.compile(
 )
 _APPLY_PYTHON = re.compile(r"[/\\]torch[/\\]autograd[/\\]function\.py:apply$")
 _OPTIMIZER_FILE = re.compile(r"[/\\]torch[/\\]optim[/\\]")
+_WEIGHTS_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\](?:modules[/\\]|parameter\.py$|init\.py$)")
 _MODULE_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
 
 
@@ -64,6 +65,7 @@ class Stack:
         is_python: It has a Python frame.
         makes_gradient: It assigns a gradient.
         makes_state: It initialises optimizer state.
+        makes_weights: A module's own code runs in it, which moves or initialises its parameters.
         modules: The modules that run, the outermost first.
     """
 
@@ -75,6 +77,7 @@ class Stack:
     is_python: bool = False
     makes_gradient: bool = False
     makes_state: bool = False
+    makes_weights: bool = False
     modules: tuple[ModuleFrame, ...] = ()
 
 
@@ -154,7 +157,10 @@ class StackTable:
         first = next((place for place, frame in enumerate(read) if frame.is_python), len(read))
         operators = [frame.operator for frame in read[:first] if frame.operator]
         shown = next(iter(own or python), None)
-        marks = "".join(frame.marks for frame in read) + ("." if read[-1].marks else "")
+        marks = "".join(frame.marks for frame in read)
+        # Every other thread's outermost frame is a script's, or one of Python's own that starts threads.
+        if python and _TORCH_FILE.search(python[-1].file) and python[-1].function != "<module>":
+            marks += "b"
         return Stack(
             stack_id=self._rows.setdefault(text, len(self._rows)) if python else NONE,
             operator=operators[-1] if operators else "",
@@ -164,6 +170,7 @@ class StackTable:
             is_python=bool(python),
             makes_gradient="g" in marks,
             makes_state="s" in marks,
+            makes_weights=any(_WEIGHTS_FILE.search(frame.file) for frame in python),
             modules=_modules(python),
         )
 
@@ -176,9 +183,12 @@ class StackTable:
 
 
 def _phase(marks: str) -> str:
-    """Returns the phase of frames, innermost first: backward, then optimizer unless a module runs inside it."""
-    # A stack that begins in a Function's apply is on an autograd thread; in forward, the user's code encloses it.
-    if "b" in marks or marks.endswith("a."):
+    """Returns the phase of frames, innermost first: backward, then optimizer unless a module runs inside it.
+
+    A stack that begins in torch is on an autograd thread, such as a Function's backward, a hook, or what checkpointing
+    computes again; in forward, the user's code encloses it.
+    """
+    if "b" in marks:
         return "backward"
     if "o" in marks:
         # A closure passed to step() runs the model inside the optimizer.

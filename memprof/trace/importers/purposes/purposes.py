@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.machines.architectures import cublas_workspace_sizes
+from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
 from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
-#: Workspaces that torch keeps for each handle of cuBLAS (at::cuda::getChosenWorkspaceSize), Hopper's last.
-_CUBLAS_BYTES = (8_519_680, 33_554_432)
+#: Threads that have a handle of cuBLAS of their own: forward's and backward's.
+_HANDLES = 2
 
 #: How a category was determined, values of ``schema.CATEGORY_SOURCES``.
 BY_STACK, BY_PHASES, BY_SIZE, BY_PROFILER = "stack", "phases", "size", "profiler"
@@ -73,7 +75,8 @@ def find_purposes(lives: Lives) -> Purposes:
       before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
       it, else a gradient. An update's is optimizer state if it stays, else temporary.
     * What is made outside all of these, before the first forward, and stays, is a parameter; what backward frees is an
-      activation (of a loss outside a module); what forward finds is input.
+      activation (of a loss outside a module); what forward finds is input. What the end of the history cuts off is what
+      other memory of the same stack is.
     * Memory from before the history that stays is parameters and optimizer state: of each size as many parameters as
       there are gradients, the rest state. What backward frees was an activation, anything else that goes a gradient.
 
@@ -96,8 +99,9 @@ def find_purposes(lives: Lives) -> Purposes:
     is_forward, is_backward, is_update, is_other, is_older = (
         born == name for name in ("forward", "backward", "optimizer", "other", "before")
     )
-    settle(stays & ~is_update & np.isin(lives.size, _CUBLAS_BYTES), "workspace", BY_SIZE)
+    settle(_are_cublas(lives, stays & ~is_update, is_older), "workspace", BY_SIZE)
     settle((is_forward | is_backward) & (lives.freed == lives.created), "workspace", BY_PHASES)
+    is_setup = is_other & stays & _before_first(lives, "forward")
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
     ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
     settle(is_forward & (in_backward | ends_early | _dies_with_graph(lives, is_forward)), "activation", BY_PHASES)
@@ -106,49 +110,106 @@ def find_purposes(lives: Lives) -> Purposes:
     has_updates = bool((lives.phase == "optimizer").any())
     goes = (gone == "backward") | (has_updates & (freed_in == "backward"))
     settle(is_backward & goes & ~_spans(lives, "optimizer"), "temporary", BY_PHASES)
+    if _ends_in(lives, "backward"):  # where memory ran out, say: gradients have the sizes of what stays
+        kept = np.append(lives.size[stays & (is_older | is_setup)], lives.size[is_backward & ~stays & (how == "")])
+        settle(is_backward & stays & ~np.isin(lives.size, kept), "temporary", BY_SIZE)
     settle(is_backward, "gradient", BY_PHASES)
     settle(is_update & stays, "optimizer_state", BY_PHASES)
     settle(is_update, "temporary", BY_PHASES)
-    settle(is_other & stays & _before_first(lives, "forward"), "parameter", BY_PHASES)
+    settle(is_setup & _are_data(lives, is_setup, category), "input", BY_SIZE)
+    settle(is_setup, "parameter", BY_PHASES)
     settle(is_other & (gone == "backward"), "activation", BY_PHASES)
-    settle(is_other & _spans(lives, "forward") & ~stays, "input", BY_PHASES)
+    is_loss = is_other & (_next_phases(lives, lives.created) == "backward")
+    settle(is_other & ~is_loss & _spans(lives, "forward") & ~stays, "input", BY_PHASES)
     settle(is_other & (gone == "other"), "temporary", BY_PHASES)
     settle(is_older & (gone == "backward"), "activation", BY_PHASES)
     settle(is_older & ~stays & has_backward, "gradient", BY_PHASES)
     _settle_by_size(lives, is_older & stays & (how == ""), category, how)
+    if has_backward or bool((lives.phase == "forward").any()):
+        _settle_like_peers(lives, made & (how == ""), category, how)
+        settle(is_other & ~is_loss & stays & _spans(lives, "forward"), "input", BY_PHASES)
+        settle(((is_other | is_older) & ~stays) | is_loss, "temporary", BY_PHASES)
     return Purposes(category, how)
+
+
+def _are_cublas(lives: Lives, stays: Bools, is_older: Bools) -> Bools:
+    """Returns which lives are cuBLAS's workspaces: all are of one size, and there are few of them.
+
+    Args:
+        lives: The lives.
+        stays: Those that may be one.
+        is_older: Those made before the history.
+    """
+    for size in cublas_workspace_sizes():
+        found = np.flatnonzero(stays & (lives.size == size))
+        if len(found):
+            older = found[is_older[found]]
+            found = np.setdiff1d(found, older[_HANDLES:])
+            return np.isin(np.arange(len(stays)), found)
+    return np.zeros(len(stays), dtype=np.bool_)
+
+
+def _settle_like_peers(lives: Lives, unknown: Bools, category: Texts, how: Texts) -> None:
+    """Gives lives that the history's end cuts off the category of earlier ones with the same stack; in place."""
+    peers: dict[int, Counter[str]] = {}
+    keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)[lives.created]
+    known = np.flatnonzero((lives.created != NONE) & (how != "") & np.isin(keys, keys[unknown]) & (keys != NONE))
+    for row in known.tolist():
+        peers.setdefault(int(keys[row]), Counter())[str(category[row])] += 1
+    for row in np.flatnonzero(unknown).tolist():
+        own = peers.get(int(keys[row]))
+        if own:
+            category[row], how[row] = own.most_common(1)[0][0], BY_PHASES
 
 
 def _settle_by_size(lives: Lives, kept: Bools, category: Texts, how: Texts) -> None:
     """Splits what is always there into parameters and optimizer state; changes both columns in place."""
-    gradients = np.flatnonzero(category == "gradient")
-    most: Counter[int] = Counter()
-    if len(gradients):
-        # Of several steps, the one with the most gradients of a size.
-        ends = np.where(lives.freed[gradients] == NONE, len(lives.phase), lives.freed[gradients])
-        for size in np.unique(lives.size[gradients]).tolist():
-            own = lives.size[gradients] == size
-            starts, stops = np.sort(lives.created[gradients][own]), np.sort(ends[own])
-            alive = np.arange(1, len(starts) + 1) - np.searchsorted(stops, starts, side="right")
-            most[size] = int(alive.max())
+    in_update = (category == "temporary") & (lives.created != NONE) & (lives.phase[lives.created] == "optimizer")
     counts = Counter(lives.size[kept].tolist())
-    # Every trained parameter has as many states: as few as a size of trained parameters alone leaves.
-    states = min(
-        (round(counts[size] / most[size]) - 1 for size in counts if most[size] and size >= _LEAST_BYTES), default=0
-    )
+    gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
+    states = count_states(counts, gradients, _most_at_once(lives, in_update))
+    data = data_sizes(counts, gradients, states)
     for size, count in counts.items():
         rows = np.flatnonzero(kept & (lives.size == size))
-        # Those of no gradient's size are not trained; counts of updates are as small as can be.
-        is_count = bool(most) and not most[size] and size <= _STEP_COUNT_BYTES
-        own = count if is_count else min(max(states, 0) * most[size], count)
-        category[rows], how[rows] = "parameter", BY_SIZE
-        category[rows[count - own :]] = "optimizer_state"
+        category[rows], how[rows] = "input" if size in data else "parameter", BY_SIZE
+        category[rows[count - states[size] :]] = "optimizer_state"
 
 
-#: Smaller tensors have sizes that others have by chance.
-_LEAST_BYTES = 4096
-#: Counts of updates, one for each parameter, are at most this large.
-_STEP_COUNT_BYTES = 8
+def _are_data(lives: Lives, kept: Bools, category: Texts) -> Bools:
+    """Returns which lives that a job's setup keeps are data, by their sizes and by the code that made them."""
+    is_by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
+    counts = Counter(lives.size[kept].tolist())
+    gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
+    sizes = data_sizes(counts, gradients, {}) - set(lives.size[kept & is_by_module].tolist())
+    return kept & np.isin(lives.size, list(sizes))
+
+
+def _most_at_once(lives: Lives, mask: Bools, ends: Ints | None = None) -> Counter[int]:
+    """Returns how many lives of each size exist at once at most.
+
+    Args:
+        lives: The lives.
+        mask: Those to count, shape ``(lives,)``.
+        ends: Count only after these rows, if any life exists then: what is added to another gradient is gone.
+    """
+    chosen = np.flatnonzero(mask)
+    begin, stop = lives.created[chosen], np.where(lives.freed[chosen] == NONE, len(lives.phase), lives.freed[chosen])
+    # What is freed after a row exists in it.
+    at, gone = begin, stop + 1
+    if ends is not None and any(((begin <= row) & (stop > row)).any() for row in ends.tolist()):
+        at, gone = ends, stop
+    most: Counter[int] = Counter()
+    for size in np.unique(lives.size[chosen]).tolist():
+        own = lives.size[chosen] == size
+        starts, stops = np.sort(begin[own]), np.sort(gone[own])
+        most[size] = int((np.searchsorted(starts, at, side="right") - np.searchsorted(stops, at, side="right")).max())
+    return most
+
+
+def _ends_of(lives: Lives, name: str) -> Ints:
+    """Returns the last row of each run of rows of a phase."""
+    inside = lives.phase == name
+    return np.flatnonzero(inside & ~np.append(inside[1:], False)).astype(np.int64)
 
 
 #: As many lives end at once where a graph is dropped.
@@ -163,6 +224,14 @@ def _spans(lives: Lives, name: str) -> Bools:
     return np.asarray(rows[last + 1] - rows[np.minimum(first, last)] > 0)
 
 
+def _next_phases(lives: Lives, after: Ints) -> Texts:
+    """Returns the first phase but other after some rows; "" where there is none, shape as ``after``."""
+    rows = np.append(np.flatnonzero(lives.phase != "other"), len(lives.phase))
+    phases = np.append(lives.phase, "").astype(object)
+    following: Texts = phases[rows[np.searchsorted(rows, after + 1)]]
+    return following
+
+
 def _ends_in(lives: Lives, name: str) -> bool:
     """Returns whether the last row of forward, backward or an update is of one phase."""
     rows = lives.phase[lives.phase != "other"]
@@ -173,6 +242,8 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
     """Returns which lives end together with many others: a graph was dropped without backward."""
     ends = np.bincount(lives.freed[mask & (lives.freed != NONE)], minlength=len(lives.phase))
     dropped: Bools = (lives.freed != NONE) & (ends[np.maximum(lives.freed, 0)] >= _GRAPH)
+    # What goes before a backward is not of its graph, such as the parts of a stacked output.
+    dropped &= _next_phases(lives, lives.freed) != "backward"
     return dropped
 
 

@@ -1,0 +1,1 @@
+"""What imported allocations are for."""
