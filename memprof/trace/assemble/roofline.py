@@ -17,6 +17,11 @@ from memprof.trace.manifest import Speed
 from memprof.trace.schema import Bools, Floats, Ops, Steps
 
 _HALF = ("bfloat16", "float16")
+#: Operators that move nothing: they allocate memory without writing to it, or are views by another name.
+_MOVES_NOTHING = (
+    *("aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default", "aten.empty_permuted.default"),
+    *("aten.new_empty.default", "aten.new_empty_strided.default", "aten._unsafe_view.default"),
+)
 
 
 def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]:
@@ -30,7 +35,8 @@ def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]
     if not speed.memory_bytes_per_us or not speed.fp32_flops_per_us:
         return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
     is_view = recording.spread((recording.raw["flags"] & FLAG_VIEW) != 0, fill=False)
-    moved = np.where(is_view, 0, ops.read_bytes + ops.written_bytes)
+    moves = ~is_view & ~np.isin(ops.name.astype(str), _MOVES_NOTHING)
+    moved = np.where(moves, ops.read_bytes + ops.written_bytes, 0)
     rate = np.where(recording.spread(_is_half(recording), fill=False), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
     least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))
     speeds = "this machine's measured speeds" if recording.memory_events.device == CPU else "the data sheet's speeds"

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.compiled.generated_operators import allocation_traits, kernel_traits
+from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
 from memprof.recorder.dry.compiling.virtual_compiler import (
@@ -79,7 +79,7 @@ class CompiledRegions:
         self._sources: MemorySources | None = None
         self._usages: Usages | None = None
         self._leaves_models = False
-        self._kernels: dict[tuple[str, frozenset[int]], OperatorTraits] = {}
+        self._kernels: dict[tuple[str, KernelAccess], OperatorTraits] = {}
         self._allocation: OperatorTraits | None = None
         self._provenance = Provenance()
         self._graphs = self._unplaced = 0
@@ -249,10 +249,10 @@ class CompiledRegions:
         operators = self._recording()
         if operators is None:
             return
-        key = kernel.name, kernel.written  # kernels of two graphs may have one name
+        key = kernel.name, kernel.access  # kernels of two graphs may have one name
         traits = self._kernels.get(key)
         if traits is None:
-            traits = kernel_traits(kernel, kernel.name, kernel.written, operators.intern)
+            traits = kernel_traits(kernel, kernel.name, kernel.access, operators.intern)
             self._kernels[key] = traits
         self._add_row(operators, traits, arguments, None, frame)
 
