@@ -91,7 +91,7 @@ def test_times_are_those_of_the_recording(tmp_path: Path) -> None:
     base = record(tmp_path, "--stop", _MODELS, "gpt", "--eager", name="run.memprof")
     same = record(tmp_path, "--dry-run", "--skip", "2", "--steps", "3", _MODELS, "gpt", "--eager", name="same.memprof")
     basis = basis_of(Trace.open(base.path))
-    found = steps_of_compiled(basis, Trace.open(same.path))
+    found = steps_of_compiled(basis, Trace.open(same.path), Trace.open(base.path).manifest)
     assert found is not None
     assert found[0].duration_us == pytest.approx(basis.step.duration_us, rel=0.2)
     assert (found[0].ops.duration_us[found[0].ops.flops > 0] > 0).all()

@@ -350,7 +350,11 @@ extern "C"  void  kernel(const float* in_ptr0,
     ("sources", "written", "filled"),
     [
         ((["const float*", "float*", "const int64_t", "float*"], "..."), {1, 3}, set()),
-        (("triton_poi_0", "@triton.jit\ndef triton_poi_0(in_ptr0, in_out_ptr0, out_ptr1, xnumel):\n  pass"), {1, 2}, {2}),
+        (
+            ("triton_poi_0", "@triton.jit\ndef triton_poi_0(in_ptr0, in_out_ptr0, out_ptr1, xnumel):\n  pass"),
+            {1, 2},
+            {2},
+        ),
         ((), set(), set()),
     ],
     ids=["C++", "Triton", "unknown"],
