@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +29,8 @@ from memprof.recorder.dry.compiling.virtual_compiler import (
     place_on_device,
     prepare_compiler,
 )
+from memprof.recorder.dry.mode import lent
+from memprof.recorder.dry.subclasses import lend_parts
 
 if TYPE_CHECKING:
     from memprof.recorder.calls.operator_rows import OperatorRows
@@ -148,9 +150,10 @@ class CompiledRegions:
 
     def _suspended_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        def compile_frame(this: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
             with self._suspended():
-                return function(*args, **kwargs)
+                lend_parts(frame.f_locals.values(), partial(lent, mode=self._mode))
+                return function(this, frame, *args, **kwargs)
 
         return compile_frame
 
