@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from memprof.analysis.plans.basis import basis_of
-from memprof.analysis.plans.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
+from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_compiled import _is_combinable, _shares
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -156,8 +156,8 @@ def test_compiled_plans_on_a_virtual_gpu_have_the_peak_of_their_dry_run(
     from memprof.cli.main import main
 
     monkeypatch.chdir(on_card)
-    allowed = ("--allow", "compile", *(("--allow", "checkpoint") if kind == "own" else ()))
-    words = ["suggest", f"{kind}.memprof", "--budget", "85%", "--compile", "2", *allowed]
+    more = ("--allow", "checkpoint") if kind == "own" else ("--machine", "h100-80g")
+    words = ["suggest", f"{kind}.memprof", "--budget", "85%", "--compile", "2", "--allow", "compile", *more]
     assert main([*words, "--json", "--write", f"{kind}.toml", "--force"]) == 0
     result: dict[str, Any] = json.loads(capfd.readouterr().out)
     best = result["plans"][0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from memprof.analysis.plans.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
+from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_job import DryOutcome
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
