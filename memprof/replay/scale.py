@@ -156,7 +156,7 @@ def _bounds(step: Step, rates: Rates) -> tuple[Floats, Bools]:
     ops = step.ops
     moved = (ops.read_bytes + ops.written_bytes).astype(np.float64)
     by_memory = moved / rates.memory_bytes_per_us if rates.memory_bytes_per_us > 0 else np.zeros(len(ops))
-    precision = _precisions(step)
+    precision = product_kinds(step)
     rate = np.array([rates.flops_per_us.get(kind, 0.0) for kind in precision.tolist()])
     multiplies = ops.flops > 0
     by_products = np.divide(ops.flops, rate, out=np.zeros(len(ops)), where=rate > 0)
@@ -169,8 +169,11 @@ def _bounds(step: Step, rates: Rates) -> tuple[Floats, Bools]:
     return bound, is_known
 
 
-def _precisions(step: Step) -> np.ndarray:
-    """Returns the element type each operator multiplies in: that of the largest storage it makes or changes."""
+def product_kinds(step: Step) -> np.ndarray:
+    """Returns the element type that each operator multiplies in, shape ``(ops,)``: ``fp32``, "" for unknown ones.
+
+    It is that of the largest storage that the operator makes or changes.
+    """
     uses, storages = step.uses, step.storages
     written = np.flatnonzero(uses.role != "read")
     order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]

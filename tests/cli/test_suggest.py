@@ -212,6 +212,7 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "50%", "--also", "resnet.memprof"), "--also gives recordings of other sizes"),
         (("--budget", "50%", "--compiled", "resnet.memprof"), "is not a recording of a compiled run"),
         (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave one out"),
+        (("--budget", "50%", "--machine", "l4", "--compile"), "on the device that it was recorded on"),
     ],
 )
 def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:

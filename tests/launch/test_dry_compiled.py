@@ -11,6 +11,7 @@ import pytest
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
+from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_compiled import _is_combinable, _shares
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -91,7 +92,79 @@ def test_times_are_those_of_the_recording(tmp_path: Path) -> None:
     base = record(tmp_path, "--stop", _MODELS, "gpt", "--eager", name="run.memprof")
     same = record(tmp_path, "--dry-run", "--skip", "2", "--steps", "3", _MODELS, "gpt", "--eager", name="same.memprof")
     basis = basis_of(Trace.open(base.path))
-    found = steps_of_compiled(basis, Trace.open(same.path))
+    found = steps_of_compiled(basis, Trace.open(same.path), Trace.open(base.path).manifest)
     assert found is not None
     assert found[0].duration_us == pytest.approx(basis.step.duration_us, rel=0.2)
     assert (found[0].ops.duration_us[found[0].ops.flops > 0] > 0).all()
+
+
+_CARD = ("--dry-run", "--device", "h100-80g", "--skip", "1", "--steps", "1", "--stop")
+_LAYERS = """
+import sys, torch
+from torch import nn
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))).sigmoid())
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+model = Model().cuda()
+if len(sys.argv) > 1:
+    model = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(16384, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def on_card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job, and dry runs on a virtual GPU: eager, and compiled by the job itself."""
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "job.py").write_text(_LAYERS)
+    for name, words in (("eager", ()), ("own", ("compiled",))):
+        ended = record(folder, *_CARD, "job.py", *words, name=f"{name}.memprof")
+        assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_layers_and_precision_of_a_job_that_compiles_itself_are_known(on_card: Path) -> None:
+    """By the names of its modules, whose calls inside are not recorded, and by the types of its products."""
+    eager, own = (Trace.open(on_card / f"{name}.memprof").fullest_step() for name in ("eager", "own"))
+    assert [compiles_itself(step) for step in (eager, own)] == [False, True]
+    assert [repeated_layers(step) for step in (eager, own)] == [("layers.0", "layers.1", "layers.2")] * 2
+    assert short_precision(own) == (Precision("bf16"),)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eager", "own"])
+def test_compiled_plans_on_a_virtual_gpu_have_the_peak_of_their_dry_run(
+    on_card: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """To the byte, and its time; a job that compiles its model gets budgets of its own regions, and layers inside."""
+    from memprof.cli.main import main
+
+    monkeypatch.chdir(on_card)
+    more = ("--allow", "checkpoint") if kind == "own" else ("--machine", "h100-80g")
+    words = ["suggest", f"{kind}.memprof", "--budget", "85%", "--compile", "2", "--allow", "compile", *more]
+    assert main([*words, "--json", "--write", f"{kind}.toml", "--force"]) == 0
+    result: dict[str, Any] = json.loads(capfd.readouterr().out)
+    best = result["plans"][0]
+    assert "compile the whole model" in best["describe"]
+    least, most = best["peak_interval_bytes"]
+    assert least == best["peak_allocated_bytes"] == most <= result["budget_bytes"]
+    words = ["compiled"] if kind == "own" else []
+    under = record(on_card, *_CARD, "--plan", f"{kind}.toml", "job.py", *words, name="under.memprof")
+    assert under.peak == best["peak_allocated_bytes"]
+    assert under.trace.fullest_step().duration_us == pytest.approx(best["step_time_us"], rel=1e-6)

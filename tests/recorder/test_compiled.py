@@ -247,4 +247,4 @@ def test_kernels_are_read_from_generated_code() -> None:
         "cpp_fused_mul_1 = async_compile.cpp(['float*', 'float*'], '''''')\n"
         "triton_poi_2 = async_compile.triton('triton_poi_2', '''''')\n"
     )
-    assert list(cpp_kernels(source)) == [("cpp_fused_add_0", {1}), ("cpp_fused_mul_1", {0, 1})]
+    assert list(cpp_kernels(source)) == [("cpp_fused_add_0", ({1}, set())), ("cpp_fused_mul_1", ({0, 1}, set()))]

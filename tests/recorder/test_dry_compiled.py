@@ -24,7 +24,7 @@ from memprof.policies.compress.policy import Compress
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.compiled.generated_operators import written_arguments
+from memprof.recorder.compiled.generated_operators import cpp_kernels, kernel_access
 from memprof.recorder.compiled.origins import made_by
 from tests.recorder.recorded import Ended, record, record_script
 
@@ -334,18 +334,41 @@ def test_a_dry_run_leaves_no_files_of_the_compiler(tmp_path: Path) -> None:
     assert not list(folder.rglob("*.py"))
 
 
+_CPP = """
+cpp_fused_gelu_0 = async_compile.cpp_pybinding(['const float*', 'float*', 'float*'], r'''
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* in_out_ptr0,
+                       float* out_ptr1)
+{
+}
+''')
+"""
+
+
 @pytest.mark.parametrize(
-    ("sources", "written"),
+    ("sources", "written", "filled"),
     [
-        ((["const float*", "float*", "const int64_t", "float*"], "..."), {1, 3}),
-        (("triton_poi_0", "@triton.jit\ndef triton_poi_0(in_ptr0, in_out_ptr0, out_ptr1, xnumel):\n  pass"), {1, 2}),
-        ((), set()),
+        ((["const float*", "float*", "const int64_t", "float*"], "..."), {1, 3}, set()),
+        (
+            ("triton_poi_0", "@triton.jit\ndef triton_poi_0(in_ptr0, in_out_ptr0, out_ptr1, xnumel):\n  pass"),
+            {1, 2},
+            {2},
+        ),
+        ((), set(), set()),
     ],
     ids=["C++", "Triton", "unknown"],
 )
-def test_what_a_kernel_writes_is_read_from_its_source(sources: tuple[object, ...], written: set[int]) -> None:
-    """The types of its arguments in C++, the names of its parameters in Triton."""
-    assert written_arguments(sources) == written
+def test_what_a_kernel_writes_is_read_from_its_source(
+    sources: tuple[object, ...], written: set[int], filled: set[int]
+) -> None:
+    """The types of its arguments in C++, the names of its parameters in Triton; not what a buffer held before."""
+    assert kernel_access(sources) == (written, filled)
+
+
+def test_kernels_in_cpp_are_read_from_generated_code() -> None:
+    """Their names, and the arguments they write to, with and without reading them."""
+    assert list(cpp_kernels(_CPP)) == [("cpp_fused_gelu_0", ({1, 2}, {2}))]
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,16 @@ def compile_code(policy: Compile) -> Code:
         ]
         helpers.append(_UNDER_BUDGET)
         backend = f", backend=_compiler({policy.activation_budget!r})"
+    calls = []
+    if policy.activation_budget < 1 and policy.modules in (("",), (".",)):
+        # Also for what the job compiles itself, inside of which the region below is inlined.
+        calls.append(f"functorch_config.activation_memory_budget = {policy.activation_budget!r}")
     found = call("_modules", "model", list_of(expressions(policy.modules)))
     return Code(
         imports=tuple(imports),
         helpers=tuple(helpers),
         calls=(
+            *calls,
             f"for module in _outermost({found}).values():\n    module.forward = torch.compile(module.forward{backend})",
         ),
     )

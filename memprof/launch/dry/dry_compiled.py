@@ -5,19 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
+from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_job import DryOutcome
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
+from memprof.policies.registry import default_policies
 from memprof.policies.swap.policy import Swap
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
@@ -52,43 +57,114 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
 
     The compiler's budget is a share of what it would save by default, and the peak need not fall with it
     (https://github.com/pytorch/pytorch/issues/197838), so the peak of each share is that of its own dry run. The range
-    between a share that fits and one that does not is halved.
+    between a share that fits and one that does not is halved. So is the number of layers that are checkpointed inside
+    what is compiled: the compiler then recomputes these whole layers, in the code that it generates.
 
     Args:
         found: The search result for the job as it is.
         most: Maximum number of dry runs for each set of other policies.
         run: Dry-runs the job under a plan, and writes the recording to a path.
     """
-    steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
-    reason = ""
-    budget_bytes = found.answer.search_request.budget_bytes
-    for others in _combinable(found):
+    is_own = compiles_itself(found.basis.step)
+    trial = _Trial(found, run, is_own=is_own)
+    others: tuple[Policy, ...] = ()
+    for others in _combinable(found, is_own=is_own):
+        if trial.descend(partial(_at_share, others), most):
+            return trial.plans()
+        if is_own and others and trial.has_fit:  # what remains is predicted to be slow
+            break
+    layers = repeated_layers(found.basis.step) if _allows(found, Checkpoint) else ()
+    if layers:
+        trial.descend(partial(_at_layers, others, layers), most)
+    return trial.plans()
+
+
+def _at_share(others: tuple[Policy, ...], share: float) -> tuple[Policy, ...]:
+    return (*others, Compile(activation_budget=share))
+
+
+def _at_layers(others: tuple[Policy, ...], layers: tuple[str, ...], share: float) -> tuple[Policy, ...]:
+    """Returns a plan in which a share of the layers, the last ones, is not checkpointed."""
+    count = len(layers) - round(share * len(layers))
+    return (*others, *((Checkpoint(layers[:count]),) if count else ()), Compile())
+
+
+class _Trial:
+    """Dry runs under plans that compile, each plan once."""
+
+    def __init__(self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], *, is_own: bool) -> None:
+        self._found = found
+        self._run = run
+        self._steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
+        # A job that compiles itself was recorded compiled.
+        self._seen: dict[tuple[Policy, ...], bool | None] = {(Compile(),): False} if is_own else {}
+        self._reason = ""
+
+    def plans(self) -> CompiledPlans:
+        """Returns the plans that were dry-run."""
+        return CompiledPlans(self._steps, "" if self._steps else self._reason)
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether a plan fits."""
+        return any(self._seen.values())
+
+    def descend(self, plan: Callable[[float], tuple[Policy, ...]], most: int) -> bool:
+        """Dry-runs the job at one share after the other; returns whether it fits at the whole."""
         shares = _shares()
         share = next(shares)
         for _ in range(most):
-            policies = (*others, Compile(activation_budget=share))
-            outcome, made = _dry_run(found, policies, run)
-            if made is None:
-                reason = reason or outcome.reason or "the dry run has no step on the recorded inputs."
-                break
-            steps[policies] = made
-            fits = outcome.peak_bytes is not None and outcome.peak_bytes <= budget_bytes
-            if fits and share == 1.0:
-                return CompiledPlans(steps)
+            fits = self.fits(plan(share))
+            if fits is None or (fits and share == 1.0):
+                return bool(fits)
             try:
                 share = shares.send(fits)
             except StopIteration:
                 break
-    return CompiledPlans(steps, "" if steps else reason)
+        return False
+
+    def fits(self, policies: tuple[Policy, ...]) -> bool | None:
+        """Dry-runs the job under a plan; returns whether it fits, None if that is not known."""
+        policies = Plan(policies).policies
+        if policies not in self._seen:
+            outcome, made = _dry_run(self._found, policies, self._run)
+            if made is None:
+                self._reason = self._reason or outcome.reason or "the dry run has no step on the recorded inputs."
+                self._seen[policies] = None
+            else:
+                self._steps[policies] = made
+                self._seen[policies] = _fits(outcome, self._found.answer.search_request)
+        return self._seen[policies]
 
 
-def _combinable(found: Suggestion) -> Iterator[tuple[Policy, ...]]:
-    """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined."""
+def _fits(outcome: DryOutcome, request: SearchRequest) -> bool:
+    """Whether a dry run is within the budget; what was reserved counts where that is a device's."""
+    if outcome.peak_bytes is None:
+        return False
+    return max(outcome.peak_bytes, outcome.reserved_bytes if request.counts_reserved else 0) <= request.budget_bytes
+
+
+def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ...]]:
+    """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined.
+
+    For a job that compiles itself, no plan in another precision is predicted, so that is tried first.
+    """
     yield ()
-    best = found.answer.best or found.answer.least
-    others = tuple(policy for policy in best.policies if _is_combinable(policy))
-    if others:
+    others = tuple(policy for policy in _best(found) if _is_combinable(policy))
+    if is_own and _allows(found, Precision) and (precision := short_precision(found.basis.step)):
+        yield precision
+        yield from ((*precision, *others),) if others else ()
+    elif others:
         yield others
+
+
+def _best(found: Suggestion) -> tuple[Policy, ...]:
+    return (found.answer.best or found.answer.least).policies
+
+
+def _allows(found: Suggestion, kind: type[Policy]) -> bool:
+    request = found.answer.search_request
+    return kind.name in (request.allow or default_policies()) and kind.name not in request.forbid
 
 
 def _is_combinable(policy: Policy) -> bool:
@@ -124,6 +200,6 @@ def _dry_run(
             eager = next((note for note in trace.manifest.notes if RAN_EAGERLY in note), "")
             if eager:
                 return DryOutcome(None, eager), None
-            return outcome, steps_of_compiled(found.basis, trace)
+            return outcome, steps_of_compiled(found.basis, trace, found.manifest, policies)
         except (BadInputError, InconclusiveError) as error:
             return DryOutcome(None, str(error)), None

@@ -11,6 +11,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules, outermost
+from memprof.policies.runtime.compiled_modules import find_compiled
 from memprof.policies.runtime.own_types import is_dry_run
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def apply(job: Job, policy: Compile) -> None:
     """Compiles the chosen modules; each is compiled when it is first called.
+
+    A model that the job compiles itself, as a whole or in parts, stays compiled as it is, under the budget.
 
     Raises:
         PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU.
@@ -32,6 +35,9 @@ def apply(job: Job, policy: Compile) -> None:
     backend = _backend(policy.activation_budget)
     if names == [""] and policy.activation_budget < 1:
         _limit_own_regions(job, policy.activation_budget)
+    if names == [""] and find_compiled(job) is not None:
+        job.notes.append("The job compiles its model itself; its compiled regions stay, under the activation budget.")
+        return
     for name in names:
         job.wrap_forward(modules[name], lambda before: torch.compile(before, backend=backend))
     job.notes.append(
@@ -41,7 +47,7 @@ def apply(job: Job, policy: Compile) -> None:
 
 
 def _limit_own_regions(job: Job, budget: float) -> None:
-    """Sets the budget of what the job compiles itself: a region of this policy inside would only be inlined."""
+    """Sets the budget of what the job compiles itself."""
     import torch._functorch.config as settings
 
     before = settings.activation_memory_budget

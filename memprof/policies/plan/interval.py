@@ -56,7 +56,8 @@ def interval_of(
     errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
     made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
     recording does not show: the lower bound is without it. On a device, blocks that the allocator does not split are
-    larger than requested (``replay/unsplit.py``), and which ones these are changes with the plan.
+    larger than requested (``replay/unsplit.py``), and which ones these are changes with the plan, unless all of it was
+    dry-run.
 
     Args:
         policies: The plan.
@@ -72,7 +73,7 @@ def interval_of(
     errors += [
         policy.errors_combined
         for policy in policies
-        if any(other.handles_saved for other in policies if other is not policy)
+        if modelled and any(other.handles_saved for other in policies if other is not policy)
     ]
     below, above = (sum(shares) for shares in zip(*errors, strict=True))
     least, most = _peak(predicted, -below), max(_peak(fullest, above), _peak(predicted, above))
@@ -80,7 +81,9 @@ def interval_of(
     if held is not None:
         # remat keeps the job below its cap, regardless of other unknowns; how far below depends on measured times.
         most = max(_peak(predicted, 0.0), min(max(most, _peak(recorded, 0.0)), int(held * (1 + OVER_HELD))))
-    if policies and recorded[0].is_on_device() and not any(policy.splits_all_blocks for policy in policies):
+    # A dry run of the whole plan has the blocks that the allocator gives it.
+    is_modelled = bool(modelled) and recorded[0].is_on_device()
+    if is_modelled and not any(policy.splits_all_blocks for policy in policies):
         below, above = _unsplit_bytes(recorded[0], predicted)
         least, most = max(0, least - below), most + above
     if any(policy.changes_forward for policy in modelled):

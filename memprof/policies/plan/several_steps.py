@@ -66,13 +66,17 @@ def host_bytes_under(policies: Sequence[Policy], steps_before: Callable[[tuple[P
         steps_before: Returns the steps under the plan's first policies; the first is the one that it was chosen on.
 
     Raises:
-        PolicyError: A policy does not fit the first step.
+        PolicyError: A policy that takes host memory does not fit the first step.
     """
     total: dict[int, int] = {}
     for count, policy in enumerate(policies):
         if not policy.takes_host:
             continue
-        for number, step in enumerate(steps_before(tuple(policies[:count]))):
+        try:
+            before = steps_before(tuple(policies[:count]))
+        except PolicyError:  # only a dry run of the whole plan shows it; state has the size that was recorded
+            before = steps_before(())
+        for number, step in enumerate(before):
             try:
                 total[number] = total.get(number, 0) + policy.host_bytes(step)
             except PolicyError:  # it leaves another step unchanged

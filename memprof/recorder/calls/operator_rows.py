@@ -255,11 +255,13 @@ class OperatorRows:
         for position, value in enumerate(args):
             if isinstance(value, _Tensor) and value.layout is _STRIDED:
                 address, size = span(value)
-                read_bytes += size
                 if position in mutated:
                     written_bytes += size
+                    if position not in operator.filled:
+                        read_bytes += size
                     touches.extend((op, address, size, MUTATE, -1))
                 else:
+                    read_bytes += size
                     touches.extend((op, address, size, READ, -1))
             elif isinstance(value, _Tensor) or type(value) in _LISTS:
                 values = (value,) if isinstance(value, _Tensor) else value
@@ -273,9 +275,10 @@ class OperatorRows:
                     is_mutated = key in operator.mutated_keywords
                     values = (value,) if isinstance(value, _Tensor) else value
                     size = self._touch_all(op, values, is_mutated=is_mutated)
-                    read_bytes += size
                     if is_mutated:
                         written_bytes += size
+                    if key not in operator.filled_keywords:
+                        read_bytes += size
         # Outputs. A view's base is already an input; so is an in-place result.
         makes_new = not flags & _MAKES_NOTHING
         on_output = self.on_output

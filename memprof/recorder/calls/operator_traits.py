@@ -23,6 +23,8 @@ class OperatorTraits:
 
     Attributes:
         call: Runs it.
+        filled: Positions of the arguments that it writes to without reading them.
+        filled_keywords: Names of the arguments that it writes to without reading them.
         flags: Flags of the `operators` stream that every run has.
         has_flops: Whether torch has a formula for its FLOPs.
         is_higher_order: Whether it takes functions.
@@ -35,6 +37,8 @@ class OperatorTraits:
         "_flops",
         "_formula",
         "call",
+        "filled",
+        "filled_keywords",
         "flags",
         "has_flops",
         "is_higher_order",
@@ -59,6 +63,8 @@ class OperatorTraits:
         self.flags = 0
         self.mutated: frozenset[int] = frozenset()
         self.mutated_keywords: frozenset[str] = frozenset()
+        self.filled: frozenset[int] = frozenset()
+        self.filled_keywords: frozenset[str] = frozenset()
         schema = getattr(operator, "_schema", None)
         if schema is not None:
             written = [
@@ -66,6 +72,7 @@ class OperatorTraits:
             ]
             self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
             self.mutated_keywords = frozenset(a.name for _, a in written)
+            self.filled_keywords = frozenset(a.name for _, a in written if a.is_out)
             if written:
                 self.flags |= FLAG_MUTATES
             if not written and any(r.alias_info is not None for r in schema.returns):

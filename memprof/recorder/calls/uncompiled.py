@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+#: Where TorchDynamo keeps `torch.nn.Module.__init__` as it was when it was imported: it traces that one.
+_INITIALIZER, _KEEPERS = "unpatched_nn_module_init", ("torch._dynamo.mutation_guard", "torch._dynamo.variables.misc")
 
 
 def skip_compiling(*functions: Any) -> None:
@@ -18,3 +22,16 @@ def skip_compiling(*functions: Any) -> None:
             eval_frame.set_code_exec_strategy(function.__code__, skip)
     except (ImportError, AttributeError):
         return  # this torch lacks the entry: compiled regions may be split around the recorder's calls
+
+
+def trace_initializer(replaced: Any, original: Any) -> None:
+    """Has TorchDynamo trace the original initializer of modules where it was imported while that was replaced.
+
+    Args:
+        replaced: What stood for ``torch.nn.Module.__init__``.
+        original: The function itself.
+    """
+    for name in _KEEPERS:
+        keeper = sys.modules.get(name)
+        if getattr(keeper, _INITIALIZER, None) is replaced:
+            setattr(keeper, _INITIALIZER, original)

@@ -24,7 +24,7 @@ from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.recompiled import recompiled
 from memprof.recorder.calls.uncompiled import skip_compiling
-from memprof.recorder.compiled.generated_operators import allocation_traits, cpp_kernels, kernel_traits
+from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, cpp_kernels, kernel_traits
 from memprof.recorder.compiled.graph_cache import GraphCache
 from memprof.recorder.compiled.late_import import LateImport
 from memprof.recorder.compiled.provenance import Provenance, has_origins
@@ -45,11 +45,11 @@ class _Generated:
 
     Attributes:
         module: The module, while it exists.
-        kernels: Names of its kernels in C++, each with the positions of the arguments that it writes to.
+        kernels: Names of its kernels in C++, each with the arguments that it writes to.
     """
 
     module: weakref.ref[ModuleType]
-    kernels: tuple[tuple[str, frozenset[int]], ...]
+    kernels: tuple[tuple[str, KernelAccess], ...]
 
 
 class GeneratedModules:
@@ -217,8 +217,8 @@ class GeneratedModules:
             if name.startswith(_ALLOCATING) and scope[name] is getattr(functions, f"_{name}", None)
         ]
         found += [
-            (name, kernel_traits(scope[name], name, written, mode.intern))
-            for name, written in generated.kernels
+            (name, kernel_traits(scope[name], name, access, mode.intern))
+            for name, access in generated.kernels
             if callable(scope.get(name))
         ]
         for name, traits in found:

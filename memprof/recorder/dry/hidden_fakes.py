@@ -25,11 +25,16 @@ class _Subclasses(ModuleType):
 
     @property
     def FakeTensor(self) -> Any:  # noqa: N802  # torch's name
-        """The class of fake tensors for torch and memprof, and one without instances for the job."""
-        name = str(sys._getframe(1).f_globals.get("__name__"))
-        return FakeTensor if name.partition(".")[0] in _ASKING else _NoTensor
+        """The class of fake tensors for torch and memprof, and one without instances for the job.
+
+        TorchDynamo, which reads attributes for the job's code that it traces, does not name the class.
+        """
+        frame = sys._getframe(1)
+        is_asking = str(frame.f_globals.get("__name__")).partition(".")[0] in _ASKING
+        return FakeTensor if is_asking and "FakeTensor" in frame.f_code.co_names else _NoTensor
 
 
 def hide_fakes() -> None:
     """Hides the class from the job, for good."""
+    vars(torch._subclasses).pop("FakeTensor", None)  # TorchDynamo reads modules by their dictionaries
     torch._subclasses.__class__ = _Subclasses

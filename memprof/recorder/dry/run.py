@@ -16,6 +16,7 @@ import torch
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from memprof.recorder.calls.uncompiled import trace_initializer
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
@@ -165,6 +166,7 @@ class DryRun:
         @wraps(original)
         def begin(this: Any, *args: Any, **kwargs: Any) -> None:
             owner.__init__ = original
+            trace_initializer(begin, original)
             self._begin()
             if self._mode is not None:
                 self._mode.is_begun = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memprof.recorder.calls.sliding import let_operators_through
 from memprof.recorder.dry.values.known import carry
@@ -65,6 +66,25 @@ def let_data_be_assigned(lent: Callable[[Any, Any], Any], mode: FakeTensorMode) 
             carry(given, tensor)
 
     fake.data = property(data.__get__, assign)
+
+
+def lend_parts(values: Iterable[Any], lend: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replaces the tensors with data inside of tensors that also wrap fake ones: torch traces no mixture.
+
+    Such is the state of torchao's optimizers, which wraps a small table made of a list.
+
+    Args:
+        values: What a function is about to be traced with.
+        lend: Returns a fake tensor of the shape of a tensor with data.
+    """
+    for value in values:
+        if not isinstance(value, torch.Tensor) or not is_traceable_wrapper_subclass(value):
+            continue
+        parts = {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+        with_data = [name for name, part in parts.items() if type(part) is torch.Tensor]
+        if any(isinstance(part, FakeTensor) for part in parts.values()):
+            for name in with_data:
+                setattr(value, name, lend(parts[name]))
 
 
 def _let_parameters_be_made() -> None:

@@ -146,8 +146,11 @@ def _tables(
     partners = partners_by_step(recording)
     is_dry = recording.epoch.source == DRY_RUN
     timed = {} if before is not None and recording.memory_events.device == CPU else partners
-    duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, timed)
     memory = memory_tables(recording, modules, ops, partners)
+    if is_dry:
+        duration_us, op_times = roofline(recording, ops, memory.storages, memory.uses, speed)
+    else:
+        duration_us, op_times = durations(recording, timed)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
     steps = with_roofline(steps, ops) if is_dry else steps

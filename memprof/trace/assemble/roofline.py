@@ -9,45 +9,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble import texts
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.files.spool import FLAG_VIEW, WRITE
+from memprof.trace.files.spool import FLAG_VIEW
 from memprof.trace.manifest import Speed
-from memprof.trace.schema import Bools, Floats, Ops, Steps
+from memprof.trace.schema import Bools, Floats, Ops, Steps, Storages, Uses
 
 _HALF = ("bfloat16", "float16")
+#: Operators that move nothing: they allocate memory without writing to it, or are views by another name.
+_MOVES_NOTHING = (
+    *(
+        "aten.empty.memory_format",
+        "aten.empty_like.default",
+        "aten.empty_strided.default",
+        "aten.empty_permuted.default",
+    ),
+    *("aten.new_empty.default", "aten.new_empty_strided.default", "aten._unsafe_view.default"),
+)
 
 
-def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]:
+def roofline(recording: Recording, ops: Ops, storages: Storages, uses: Uses, speed: Speed) -> tuple[Floats, str]:
     """Returns a lower bound on each row's duration (microseconds, NaN between operators), and its source.
 
     Args:
         recording: The raw recording of a dry run.
         ops: Its operators, with their FLOPs and bytes.
+        storages: What they use.
+        uses: How they use it.
         speed: Speed of the machine; durations are 0 where it is unknown.
     """
     if not speed.memory_bytes_per_us or not speed.fp32_flops_per_us:
         return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
     is_view = recording.spread((recording.raw["flags"] & FLAG_VIEW) != 0, fill=False)
-    moved = np.where(is_view, 0, ops.read_bytes + ops.written_bytes)
-    rate = np.where(recording.spread(_is_half(recording), fill=False), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
+    moves = ~is_view & ~np.isin(ops.name.astype(str), _MOVES_NOTHING)
+    moved = np.where(moves, ops.read_bytes + ops.written_bytes, 0)
+    rate = np.where(_is_half(ops, storages, uses), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
     least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))
     speeds = "this machine's measured speeds" if recording.memory_events.device == CPU else "the data sheet's speeds"
     source = f"roofline: a lower bound from operations, bytes and {speeds}; nothing was computed"
     return np.where(recording.is_real, least_us, np.nan), source
 
 
-def _is_half(recording: Recording) -> Bools:
-    """Returns which raw operators have a 16-bit tensor as their first result. Shape (raw,)."""
-    columns = recording.spool.columns("touches")
-    is_result = (columns["role"] == WRITE) & (columns["tensor"] >= 0)
-    op = columns["op"][is_result] - recording.epoch.first_op
-    types = texts.look_up(recording.tensors.dtype, columns["tensor"][is_result])
-    is_inside = (op >= 0) & (op < recording.raw_count)
-    op, types = op[is_inside][::-1], types[is_inside][::-1]
-    found = np.zeros(recording.raw_count, dtype=np.bool_)
-    found[op] = np.isin(types, _HALF)  # where an operator has several results, the first is assigned last
+def _is_half(ops: Ops, storages: Storages, uses: Uses) -> Bools:
+    """Returns which operators have a 16-bit tensor as their largest result, or write to one. Shape (ops,)."""
+    written = np.flatnonzero(uses.role != "read")
+    order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
+    found = np.zeros(len(ops), dtype=np.bool_)
+    found[uses.op_id[order]] = np.isin(storages.dtype[uses.storage_id[order]].astype(str), _HALF)  # the last stays
     return found
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.launch.dry.dry_compiled import CompiledPlans
+    from memprof.machines.catalogue import Accelerator
+    from memprof.trace.manifest import Manifest
 
 
 def check_plans(
@@ -74,3 +76,13 @@ def find_compiled(found: Suggestion, most: int) -> CompiledPlans:
         return CompiledPlans(reason=str(error))
     with CheckLine() as line:
         return checks.compiled(found, most, line.show)
+
+
+def is_recorded_on(machine: Accelerator, manifest: Manifest) -> bool:
+    """Returns whether a job was recorded on a machine of the catalogue, or dry-run on a virtual one."""
+    from memprof.launch.dry.dry_job import find_recorded_device
+
+    try:
+        return find_recorded_device(manifest) == machine.name
+    except MemprofError:
+        return False

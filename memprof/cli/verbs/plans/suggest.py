@@ -180,11 +180,8 @@ def suggest(
             "--check dry-runs the job as it was recorded under the best plans: leave out --explain and other sizes "
             "such as --at-batch."
         )
-    if compile_runs is not None and (at or search_flags["machine"]):
-        raise UsageError(
-            "--compile dry-runs the job as it was recorded, on the same device: leave out --machine and other sizes "
-            "such as --at-batch."
-        )
+    if compile_runs is not None and at:
+        raise UsageError("--compile dry-runs the job as it was recorded: leave out other sizes such as --at-batch.")
     if target is not None and is_json:
         raise UsageError("--emit prints one plan in another form: leave out --json.")
     if compiled and search_flags["machine"]:
@@ -198,7 +195,7 @@ def suggest(
     from memprof.analysis.report.light_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
-    from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled
+    from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled, is_recorded_on
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
@@ -213,6 +210,11 @@ def suggest(
     machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
     search_request = read_search_request(**search_flags)
     refuse_light(opened)
+    if compile_runs is not None and machine is not None and not is_recorded_on(machine, opened.manifest):
+        raise UsageError(
+            "--compile dry-runs the job on the device that it was recorded on: leave out --machine, or record a dry "
+            f"run there (memprof record --dry-run --device {machine.name})."
+        )
     if lacks_operators(opened):
         refused = (written, explained, target, check, compile_runs, cluster_request, size.option, *compiled)
         if any(refused):

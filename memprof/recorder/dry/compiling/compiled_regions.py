@@ -6,10 +6,9 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.compiled.generated_operators import allocation_traits, kernel_traits
+from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
+from memprof.recorder.dry.compiling.region_notes import RegionNotes, first_line
 from memprof.recorder.dry.compiling.virtual_compiler import (
     GRAPH_SAFE_STATES,
     SETTINGS,
@@ -29,7 +29,8 @@ from memprof.recorder.dry.compiling.virtual_compiler import (
     place_on_device,
     prepare_compiler,
 )
-from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
+from memprof.recorder.dry.mode import lent
+from memprof.recorder.dry.subclasses import lend_parts
 
 if TYPE_CHECKING:
     from memprof.recorder.calls.operator_rows import OperatorRows
@@ -79,12 +80,10 @@ class CompiledRegions:
         self._sources: MemorySources | None = None
         self._usages: Usages | None = None
         self._leaves_models = False
-        self._kernels: dict[tuple[str, frozenset[int]], OperatorTraits] = {}
+        self._kernels: dict[tuple[str, KernelAccess], OperatorTraits] = {}
         self._allocation: OperatorTraits | None = None
         self._provenance = Provenance()
-        self._graphs = self._unplaced = 0
-        self._eager: Counter[str] = Counter()
-        self._has_cuda_graphs = False
+        self._notes = RegionNotes(is_virtual=is_virtual)
         self._is_ready: bool | None = None
 
     def adopt(self, operators: OperatorMode, rows: OperatorRows, sources: MemorySources, usages: Usages) -> None:
@@ -96,19 +95,7 @@ class CompiledRegions:
 
     def notes(self) -> list[str]:
         """Returns notes on the graphs that were compiled, and on those that were not."""
-        notes = []
-        if self._graphs:
-            compared = ", not compared with a run on a GPU" if self._is_virtual else ""
-            graphs = _count(self._graphs, "graph")
-            notes.append(f"{COMPILED}: {graphs} compiled as in a real run, up to the kernels{compared}")
-        if self._has_cuda_graphs:
-            notes.append(f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted")
-        if self._unplaced:
-            graphs = _count(self._unplaced, "graph")
-            notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
-        for reason, count in self._eager.items():
-            notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
-        return notes
+        return self._notes.sentences()
 
     def prepare(self, function: Any) -> bool:
         """Replaces torch's compiler, once, before the job uses it.
@@ -121,7 +108,7 @@ class CompiledRegions:
         """
         if isinstance(getattr(function, "__self__", None), torch.optim.Optimizer):
             # While it is traced, torch creates the optimizer's state, which the recorder would not see.
-            self._eager["an optimizer's step is not compiled in a dry run"] += 1
+            self._notes.leave("an optimizer's step is not compiled in a dry run")
             return False
         if self._is_ready is None:
             self._is_ready = self._prepare()
@@ -131,7 +118,7 @@ class CompiledRegions:
 
     def _leave(self, reason: str, function: Any) -> None:
         """Notes what runs eagerly here, and is compiled in a real run."""
-        self._eager[reason] += 1
+        self._notes.leave(reason)
         if isinstance(getattr(function, "__self__", function), torch.nn.Module):
             self._leaves_models = True
             if self._usages is not None:
@@ -156,16 +143,17 @@ class CompiledRegions:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[_CACHE] = folder
         if self._is_virtual:
-            entry.__call__ = left_eager(entry.__call__, self._note_failure)
+            entry.__call__ = left_eager(entry.__call__, self._notes.fail)
         entry.__call__ = self._suspended_in(entry.__call__)
         module.compile_fx = self._lowering(module.compile_fx, module.compile_fx_inner)
         return True
 
     def _suspended_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        def compile_frame(this: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
             with self._suspended():
-                return function(*args, **kwargs)
+                lend_parts(frame.f_locals.values(), partial(lent, mode=self._mode))
+                return function(this, frame, *args, **kwargs)
 
         return compile_frame
 
@@ -184,7 +172,9 @@ class CompiledRegions:
         def lower(graph: Any, inputs: Any, **options: Any) -> Any:
             """Returns the compiled graph; it is called again for each variant, such as one without gradients."""
             patches = options.pop("config_patches", None) or {}
-            self._has_cuda_graphs |= bool(patches.get(_CUDA_GRAPHS, config.triton.cudagraphs)) and self._is_virtual
+            self._notes.has_cuda_graphs |= (
+                bool(patches.get(_CUDA_GRAPHS, config.triton.cudagraphs)) and self._is_virtual
+            )
             patches = {**patches, **settings}
             inner = self._running(options.get("inner_compile", compile_inner))
             options["inner_compile"] = config.patch(patches)(inner)
@@ -194,13 +184,10 @@ class CompiledRegions:
             except control:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever inductor raises, the region can still run eagerly
-                self._note_failure(error)
+                self._notes.fail(error)
                 return graph
 
         return lower
-
-    def _note_failure(self, error: Exception) -> None:
-        self._eager[_first_line(error)] += 1
 
     def _running(self, compile_inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps inductor's compiler of one graph: forward, backward, or both."""
@@ -211,17 +198,17 @@ class CompiledRegions:
             if self._is_virtual:
                 place_on_device(args[0])
             compiled = compile_inner(*args, **kwargs)
-            self._graphs += 1
+            self._notes.graphs += 1
             run = getattr(compiled, "current_callable", None)
             if run is not None:
-                self._unplaced += self._provenance.graphs == placed
+                self._notes.unplaced += self._provenance.graphs == placed
 
                 def run_or_refuse(inputs: Any) -> Any:
                     try:
                         return run(inputs)
                     except Exception as error:  # noqa: BLE001 - the generated code, not the job, failed
                         self._refuse(
-                            f"the code of a compiled region cannot be dry-run: {_first_line(error)}. Dry-run the job "
+                            f"the code of a compiled region cannot be dry-run: {first_line(error)}. Dry-run the job "
                             "with TORCHDYNAMO_DISABLE=1, which runs it eagerly, or record a real run."
                         )
 
@@ -249,10 +236,10 @@ class CompiledRegions:
         operators = self._recording()
         if operators is None:
             return
-        key = kernel.name, kernel.written  # kernels of two graphs may have one name
+        key = kernel.name, kernel.access  # kernels of two graphs may have one name
         traits = self._kernels.get(key)
         if traits is None:
-            traits = kernel_traits(kernel, kernel.name, kernel.written, operators.intern)
+            traits = kernel_traits(kernel, kernel.name, kernel.access, operators.intern)
             self._kernels[key] = traits
         self._add_row(operators, traits, arguments, None, frame)
 
@@ -300,14 +287,6 @@ def _examples(graph: Any, inputs: Any) -> list[Any]:
         example if example is not None and isinstance(given, FakeTensor) else given
         for given, example in zip(inputs, traced, strict=True)
     ]
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _has(config: Any, name: str) -> bool:

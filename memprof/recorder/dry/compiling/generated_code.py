@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.uncompiled import skip_compiling
-from memprof.recorder.compiled.generated_operators import written_arguments
+from memprof.recorder.compiled.generated_operators import KernelAccess, kernel_access
 
 #: Allocating functions of torch's C++ library, with the device of what they return.
 _ALLOCATING = {
@@ -34,18 +34,18 @@ class Kernel:
 
     Attributes:
         name: Its name in the generated code.
-        written: Positions of the arguments that it writes to.
+        access: Which of its arguments it writes to.
     """
 
-    def __init__(self, written: frozenset[int], ran: Callable[[Kernel, Sequence[Any], FrameType], None]) -> None:
+    def __init__(self, access: KernelAccess, ran: Callable[[Kernel, Sequence[Any], FrameType], None]) -> None:
         """Creates a kernel without a name.
 
         Args:
-            written: Positions of the arguments that it writes to.
+            access: Which of its arguments it writes to.
             ran: Called with the kernel, its arguments and the calling frame, whenever the generated code runs it.
         """
         self.name = "kernel"
-        self.written = written
+        self.access = access
         self._ran = ran
 
     def __call__(self, *arguments: Any, **_: Any) -> None:
@@ -102,7 +102,7 @@ def replace_generated_calls(
     compiler: Any = AsyncCompile
     for name in _KERNELS:
         if hasattr(compiler, name):
-            setattr(compiler, name, lambda _, *sources, **__: Kernel(written_arguments(sources), ran))
+            setattr(compiler, name, lambda _, *sources, **__: Kernel(kernel_access(sources), ran))
     compiler.wait = lambda _, scope: _name_kernels(scope)
 
 

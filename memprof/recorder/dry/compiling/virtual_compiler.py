@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.calls import ATTENTION, DeviceCalls
-from memprof.recorder.dry.device.face import FACE
-from memprof.recorder.dry.device.ordinals import ORDINALS
+from memprof.recorder.dry.device.face import FACE, as_seen
 
 #: Settings of inductor that would compute with tensors on the GPU while it compiles.
 SETTINGS: dict[str, Any] = {"joint_graph_constant_folding": False}
@@ -55,14 +54,20 @@ def left_eager(compile_frame: Callable[..., Any], note: Callable[[Exception], No
         compile_frame: TorchDynamo's compiler of one function.
         note: Called with each failure.
     """
-    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError, Unsupported
     from torch._dynamo.types import ConvertFrameReturn
+    from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 
     @wraps(compile_frame)
     def compile_or_skip(*args: Any, **kwargs: Any) -> Any:
         try:
             return compile_frame(*args, **kwargs)
         except (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError) as error:
+            note(error)
+            return ConvertFrameReturn()
+        except Unsupported as error:
+            if not isinstance(error.__cause__, UnsupportedFakeTensorException):
+                raise
             note(error)
             return ConvertFrameReturn()
 
@@ -73,7 +78,7 @@ def place_on_device(graph: torch.fx.GraphModule) -> None:
     """Gives the operators of a traced graph the device that Python sees, in place of the one that C++ sees."""
 
     def place(value: Any) -> Any:
-        return ORDINALS.current() if isinstance(value, torch.device) and value.type == FACE.type else value
+        return as_seen(value) if isinstance(value, torch.device) else value
 
     for node in graph.graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, place)

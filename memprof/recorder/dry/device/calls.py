@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memprof.machines.architectures import Architecture
-from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
+from memprof.recorder.dry.device.face import FACE, answer_wrapped_device, down, is_cuda, is_on_device
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
 from memprof.recorder.dry.device.tensor_types import dtype_named
@@ -87,6 +87,8 @@ class DeviceCalls(TorchFunctionMode):
         def make_wrapper(*args: Any, **kwargs: Any) -> Any:
             if len(args) > _EXTRA_KEYS and is_cuda(args[_WRAPPED_DEVICE]):  # functional tensors of torch's tracing
                 args = (*args[:_EXTRA_KEYS], args[_EXTRA_KEYS] | _AUTOCAST, *args[_EXTRA_KEYS + 1 :])
+            if is_cuda(kwargs.get("device")):
+                answer_wrapped_device(args[0])
             return make(*args, **{name: down(value) for name, value in kwargs.items()})
 
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes

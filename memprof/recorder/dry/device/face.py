@@ -21,6 +21,7 @@ from memprof.recorder.dry.device.ordinals import ORDINALS
 #: and composite operators choose the same fused kernels for it as for CUDA (dropout).
 FACE = torch.device("lazy:0")
 _NAMES = ("cuda", "lazy")
+_DEVICE: Any = torch.Tensor.device
 _PRIM_DEVICE = torch.ops.prim.device.default
 
 
@@ -62,6 +63,21 @@ def answer_device(tensor: Any) -> torch.device:
     if tensor.fake_mode.in_kernel_invocation:
         return torch.device("meta")
     return FACE if tensor.fake_device.type == "cuda" else tensor.fake_device
+
+
+def answer_wrapped_device(kind: Any) -> None:
+    """Has tensors of a library's class, which wrap others on the device, report the device that Python sees.
+
+    Args:
+        kind: The class, made by ``torch.Tensor._make_wrapper_subclass``.
+    """
+    if "device" not in vars(kind) and kind.device is _DEVICE:
+        kind.device = property(lambda tensor: as_seen(_DEVICE.__get__(tensor)))
+
+
+def as_seen(device: torch.device) -> torch.device:
+    """Returns the device that Python sees in place of the one that C++ sees."""
+    return ORDINALS.current() if device.type == FACE.type else device
 
 
 def install() -> None:

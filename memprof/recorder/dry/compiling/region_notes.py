@@ -1,0 +1,63 @@
+"""Notes on the regions of a dry run: how many graphs were compiled, and what ran eagerly instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
+
+
+class RegionNotes:
+    """Counts of graphs and regions.
+
+    Attributes:
+        graphs: Graphs that were compiled.
+        unplaced: Those among them whose modules and lines are unknown.
+        has_cuda_graphs: Whether a real run keeps memory in the pools of CUDA graphs.
+    """
+
+    def __init__(self, *, is_virtual: bool) -> None:
+        """Counts from 0.
+
+        Args:
+            is_virtual: Whether the job runs on a virtual GPU.
+        """
+        self.graphs = self.unplaced = 0
+        self.has_cuda_graphs = False
+        self._is_virtual = is_virtual
+        self._eager: Counter[str] = Counter()
+
+    def leave(self, reason: str) -> None:
+        """Counts a region that runs eagerly."""
+        self._eager[reason] += 1
+
+    def fail(self, error: Exception) -> None:
+        """Counts a region that torch fails to compile here."""
+        self.leave(first_line(error))
+
+    def sentences(self) -> list[str]:
+        """Returns notes for the reader of the recording."""
+        notes = []
+        if self.graphs:
+            compared = ", not compared with a run on a GPU" if self._is_virtual else ""
+            graphs = _count(self.graphs, "graph")
+            notes.append(f"{COMPILED}: {graphs} compiled as in a real run, up to the kernels{compared}")
+        if self.has_cuda_graphs:
+            notes.append(f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted")
+        if self.unplaced:
+            graphs = _count(self.unplaced, "graph")
+            notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
+        for reason, count in self._eager.items():
+            notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
+        return notes
+
+
+def first_line(error: Exception) -> str:
+    """Returns an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
