@@ -154,10 +154,64 @@ _CASTS_PART = _CASTS_BEFORE_PRODUCT.replace("nn.Linear(32, 512)", "nn.Linear(32,
 )
 
 
+#: A norm that computes in float32, and blocks that a function of the job's runs again in backward, which restores no
+#: autocast, as diffusion models have them.
+_OWN_CHECKPOINT = """
+import torch
+from torch import nn
+
+class RunAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, count, *given):
+        ctx.run, ctx.inputs, ctx.parameters = run, list(given[:count]), list(given[count:])
+        with torch.no_grad():
+            return run(*ctx.inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs = [each.detach().requires_grad_(True) for each in ctx.inputs]
+        with torch.enable_grad():
+            output = ctx.run(*[each.view_as(each) for each in inputs])
+        found = torch.autograd.grad(output, inputs + ctx.parameters, gradient, allow_unused=True)
+        return None, None, *found
+
+class WideNorm(nn.GroupNorm):
+    def forward(self, x):
+        return super().forward(x.float()).type(x.dtype)
+
+class Block(nn.Module):
+    def __init__(self, again):
+        super().__init__()
+        self.norm, self.conv, self.again = WideNorm(4, 32), nn.Conv2d(32, 32, 3, padding=1), again
+    def forward(self, x):
+        if self.again:
+            return RunAgain.apply(self.block, 1, x, *self.parameters())
+        return self.block(x)
+    def block(self, x):
+        return x + self.conv(torch.nn.functional.silu(self.norm(x)))
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), Block(False), Block(True), Block(False), Block(True))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+pictures = torch.randn(8, 3, 32, 32)
+for step in range(6):
+    loss = model(pictures).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 @pytest.mark.parametrize(
     "job",
-    [_PARTS, _RECOMPUTES, _CASTS_BEFORE_PRODUCT, _CASTS_PART],
-    ids=["parts of a loss", "checkpointed layers", "cast before a product", "part cast before a product"],
+    [_PARTS, _RECOMPUTES, _CASTS_BEFORE_PRODUCT, _CASTS_PART, _OWN_CHECKPOINT],
+    ids=[
+        "parts of a loss",
+        "checkpointed layers",
+        "cast before a product",
+        "part cast before a product",
+        "own checkpoint",
+    ],
 )
 def test_peak_under_autocast(tmp_path: Path, job: str) -> None:
     """Within a hundredth, which is what a processor's kernels take beside tensors."""

@@ -18,6 +18,7 @@ from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
+from memprof.policies.runtime.own_reruns import OwnReruns
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.policies.runtime.replaced import replace, until_gone
 from memprof.recorder.machine import short_types
@@ -66,7 +67,9 @@ def apply(job: Job, policy: Precision) -> None:
         scaling.watch(model.parameters())
         return map_tensors(scaling.enter, tensors)
 
-    job.wrap_forward(model, lambda forward: _in_autocast(model, forward, device, dtype, begin, leave))
+    reruns = OwnReruns(functools.partial(torch.autocast, device, dtype=dtype))
+    job.on_undo(reruns.install())
+    job.wrap_forward(model, lambda forward: _in_autocast(model, forward, reruns, device, dtype, begin, leave))
 
 
 def _numpy_in_float32(before: Forward) -> Forward:
@@ -101,6 +104,7 @@ def _refuse(job: Job, policy: Precision) -> None:
 def _in_autocast(
     model: torch.nn.Module,
     forward: Forward,
+    reruns: OwnReruns,
     device: str,
     dtype: torch.dtype,
     begin: Callable[[Any], Any],
@@ -111,7 +115,7 @@ def _in_autocast(
         if not any(parameter.dtype == torch.float32 for parameter in model.parameters()):
             return forward(*args, **kwargs)  # the job has cast its model itself
         args, kwargs = begin((args, kwargs))
-        with torch.autocast(device, dtype=dtype):
+        with torch.autocast(device, dtype=dtype), reruns.region():
             outputs = forward(*args, **kwargs)
         return map_tensors(leave, outputs)
 

@@ -132,7 +132,7 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
         is_open = np.True_ if is_pure else may_cast(step)
         rule = np.where((rule == WIDEST) & is_one_of(names, often) & is_open, FLOAT32, rule)
     is_given = runs_float32(step, is_pure=is_pure) & (region != NONE)
-    is_own = is_given & (rule == WIDEST)
+    is_own = is_given & np.isin(rule, (WIDEST, FIRST, FLOAT32))
     rule = np.where(is_own, FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention without a fused kernel in float32, and casts the result to the input type.
@@ -205,7 +205,35 @@ def _regions(step: Step) -> tuple[Ints, Ints]:
     region = np.full(len(step.ops), NONE, dtype=np.int64)
     for number, row in enumerate(rows):
         region[calls.first_op_id[row] : calls.last_op_id[row] + 1] = number
-    return region, calls.last_op_id[rows]
+    return _with_functions(step, region, calls.last_op_id[rows])
+
+
+def _with_functions(step: Step, region: Ints, region_end: Ints) -> tuple[Ints, Ints]:
+    """Extends recomputations to operators around their modules: a checkpoint may run any function again.
+
+    Args:
+        step: The step.
+        region: The region of each operator, NONE outside, ``(ops,)``.
+        region_end: The last operator of each.
+    """
+    is_again = step.ops.is_recompute
+    begins = is_again & ~np.append(False, is_again[:-1])
+    run = np.where(is_again, np.cumsum(begins) - 1, NONE)
+    inside = np.flatnonzero((run != NONE) & (region != NONE))
+    last = len(step.ops)
+    # Regions of modules that one run recomputes are one: the first of them.
+    first_of = np.full(int(run.max(initial=NONE)) + 1, last, dtype=np.int64)
+    np.minimum.at(first_of, run[inside], region[inside])
+    joined = np.arange(len(region_end))
+    joined[region[inside]] = np.minimum(joined[region[inside]], first_of[run[inside]])
+    found = np.where(region == NONE, NONE, joined[region])
+    alone = np.flatnonzero((run != NONE) & (region == NONE))
+    alone = alone[first_of[run[alone]] < last]
+    found[alone] = first_of[run[alone]]
+    numbers, found[found != NONE] = np.unique(found[found != NONE], return_inverse=True)
+    ends = np.full(len(numbers), NONE, dtype=np.int64)
+    np.maximum.at(ends, found[found != NONE], np.flatnonzero(found != NONE))
+    return found, ends
 
 
 def _forward_of(step: Step, region: Ints) -> Ints:

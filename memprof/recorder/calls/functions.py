@@ -12,32 +12,50 @@ import torch
 _FILE = ("autograd/function.py", "autograd\\function.py")
 
 
+#: What a backward calls to run operators again that autograd records.
+_RECORDS_AGAIN = frozenset(("enable_grad", "set_grad_enabled"))
+
+
 class FunctionCode:
-    """Recognizes code that runs with gradients off because torch calls it as a function's forward."""
+    """Recognizes code that torch calls as a custom function's forward, with gradients off, or as its backward."""
 
     def __init__(self) -> None:
         """Starts without known code."""
         self._known: dict[CodeType, bool] = {}
+        self._known_backwards: dict[CodeType, bool] = {}
 
     def is_in(self, code: CodeType) -> bool:
         """Whether code is torch's that calls a custom autograd function, or the forward of one that exists."""
         found = self._known.get(code)
         if found is None:
-            found = code.co_filename.endswith(_FILE) or any(code is each for each in _forwards())
+            found = code.co_filename.endswith(_FILE) or any(code is each for each in _codes("forward"))
             self._known[code] = found
         return found
 
+    def runs_again(self, code: CodeType) -> bool:
+        """Whether code is a custom function's backward that runs operators again, as checkpoints do."""
+        found = self._known_backwards.get(code)
+        if found is None:
+            found = records_again(code) and any(code is each for each in _codes("backward"))
+            self._known_backwards[code] = found
+        return found
 
-def _forwards() -> Iterator[CodeType]:
-    """Yields the code of every function's forward, and of what its decorators wrap."""
+
+def records_again(code: CodeType) -> bool:
+    """Whether code turns autograd on, which is off in a backward that is not differentiated in turn."""
+    return not _RECORDS_AGAIN.isdisjoint(code.co_names)
+
+
+def _codes(name: str) -> Iterator[CodeType]:
+    """Yields the code of every function's method of a name, and of what its decorators wrap."""
     pending: list[Any] = [torch.autograd.Function]
     while pending:
         kind = pending.pop()
         pending += type.__subclasses__(kind)
-        forward = vars(kind).get("forward")
-        forward = getattr(forward, "__func__", forward)
-        while forward is not None:
-            code = getattr(forward, "__code__", None)
+        method = vars(kind).get(name)
+        method = getattr(method, "__func__", method)
+        while method is not None:
+            code = getattr(method, "__code__", None)
             if isinstance(code, CodeType):
                 yield code
-            forward = getattr(forward, "__wrapped__", None)
+            method = getattr(method, "__wrapped__", None)

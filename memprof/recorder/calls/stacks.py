@@ -77,7 +77,7 @@ class StackTable:
         return found
 
     def has_checkpoint(self, number: int) -> bool:
-        """Whether a stack runs through torch.utils.checkpoint."""
+        """Whether a stack runs through torch.utils.checkpoint, or a function of the job's that does the same."""
         return number >= 0 and self._has_checkpoint[number]
 
     def is_in_function(self, number: int) -> bool:
@@ -98,6 +98,7 @@ class StackTable:
             if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from memprof
                 frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
+            through_checkpoint = through_checkpoint or self._functions.runs_again(code)
             in_function = in_function or self._functions.is_in(code)
             is_copying = is_copying or code.co_name == COPYING
             named = storing_phase(code)
