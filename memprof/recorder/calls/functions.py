@@ -33,7 +33,7 @@ class FunctionCode:
         return found
 
     def runs_again(self, code: CodeType) -> bool:
-        """Whether code is a custom function's backward that runs operators again, recorded by autograd: a checkpoint."""
+        """Whether code is a custom function's backward that runs operators again, as checkpoints do."""
         found = self._known_backwards.get(code)
         if found is None:
             found = records_again(code) and any(code is each for each in _codes("backward"))
