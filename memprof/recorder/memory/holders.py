@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.memory.live_objects import find_referrers
 from memprof.recorder.memory.variables import Variable, global_variable, local_variable, read_locals, running_frames
 
 #: Keys that are shown.
@@ -112,7 +113,7 @@ def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], o
     wanted = [one for one in frontier if not all(target in search.found for target in reached[id(one)])]
     if not wanted:
         return []
-    referrers = gc.get_referrers(*wanted)
+    referrers = find_referrers(wanted)
     own |= {id(frontier), id(wanted), id(referrers), id(here), id(reached)}
     following: list[Any] = []
     added: set[int] = set()
