@@ -1,8 +1,8 @@
 """Follows the stages of torch's pipelines, to find ranks that differ only in how many micro-batches they store.
 
-Source: torch.distributed.pipelining. Before its first micro-batch a stage runs its module once, forward and backward, to
-learn the sizes that it exchanges, unless the job has given them. It runs one micro-batch forward or backward in a call
-of its own; the schedule contains the order of these calls on each rank.
+Source: torch.distributed.pipelining. Before its first micro-batch a stage runs its module once, forward and backward,
+to learn the sizes that it exchanges, unless the job has given them. It runs one micro-batch forward or backward in a
+call of its own; the schedule contains the order of these calls on each rank.
 """
 
 from __future__ import annotations
