@@ -83,10 +83,15 @@ def test_groups_that_overlap_span_no_dimension_twice() -> None:
 
 
 def test_no_more_ranks_are_run_than_allowed_and_the_rest_is_left_open() -> None:
-    """All 64 ranks differ: 10 are run, and the others stay unknown."""
-    roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=10)
-    assert len(run) == 10
+    """All 64 ranks differ: 16 are run, half of what is allowed, and the others stay unknown.
+
+    With 32 pairs of equal ranks all 32 are run.
+    """
+    roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=32)
+    assert len(run) == 16
     assert all(others == [one] for one, others in roles.same.items())
+    _, run = _decide(Grid.of(64, []), lambda rank: rank // 2, most=32)
+    assert len(run) == 32
 
 
 def test_stages_are_run_at_equal_distances_where_there_are_more_than_allowed() -> None:

@@ -225,6 +225,11 @@ def test_a_load_of_experts_needs_a_dry_run(tmp_path: Path) -> None:
         ("stages.py 1f1b", 3, 0),
         ("stages.py interleaved", 2, 0),
         ("stages.py zero_bubble", 2, 0),
+        ("combined.py no_sync", 2, 0),
+        ("combined.py late", 2, 0),
+        ("combined.py recomputed", 2, 0),
+        ("combined.py grid", 4, 0),
+        ("combined.py v", 2, 0),
     ],
 )
 def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: int, late_bytes: int) -> None:

@@ -64,8 +64,8 @@ def shard(model: GPT, *, is_recomputed: bool = False) -> GPT:
     model = model.to(device)
     for place, layer in enumerate(model.layers):
         if is_recomputed:
-            model.layers[place] = layer = checkpoint_wrapper(layer)
-        fully_shard(layer, mp_policy=HALVES, reshard_after_forward=place % 2 == 0)
+            model.layers[place] = checkpoint_wrapper(layer)
+        fully_shard(model.layers[place], mp_policy=HALVES, reshard_after_forward=place % 2 == 0)
     return fully_shard(model, mp_policy=HALVES)
 
 
