@@ -80,8 +80,10 @@ def install(settings: dict[str, Any]) -> None:
 def prepare_ranks() -> None:
     """Imports what every dry-run rank imports, before the ranks are forked from this process."""
     from memprof.recorder.dry.ranks.imports import import_all
+    from memprof.recorder.memory.live_objects import freeze_imports
 
     import_all()
+    freeze_imports()
 
 
 def leave_quickly() -> None:

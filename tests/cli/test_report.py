@@ -13,6 +13,7 @@ import pytest
 
 from memprof.cli.main import main
 from memprof.cli.page import Page, cell, make_table, printable
+from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory
 from memprof.trace.store import write_trace
@@ -191,6 +192,22 @@ def test_ranks_have_a_page_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     found = json.loads(report(capsys, tmp_path / "two.memprof", "--by", "rank", "--json"))
     assert found["worst_rank"] == 1
     assert found["peak_spread"]["most_bytes"] == found["ranks"][1]["peak_allocated_bytes"]
+
+
+def test_a_rank_that_was_dry_run_is_listed_with_those_that_do_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight ranks two were run, and the second stands for six more."""
+    dry = Backend(DRY_RUN)
+    manifests = [
+        Manifest(rank=0, world_size=8, backend=dry),
+        Manifest(rank=1, world_size=8, backend=dry, same_ranks=(2, 3, 4, 5, 6, 7)),
+    ]
+    write_trace(tmp_path / "dry.memprof", [(one, model_tables(2)) for one in manifests])
+    out = report(capsys, tmp_path / "dry.memprof", "--by", "rank")
+    assert re.search(r"^ +1 +2 to 7 +cpu ", out, re.MULTILINE)
+    found = json.loads(report(capsys, tmp_path / "dry.memprof", "--by", "rank", "--json"))
+    assert [one["same_ranks"] for one in found["ranks"]] == [[], [2, 3, 4, 5, 6, 7]]
 
 
 def test_very_many_ranks_are_cut_to_the_fullest_and_the_emptiest(

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from memprof.analysis.ranks.rank_report import compare_ranks
+from memprof.trace.schema import Holders
 from memprof.trace.store import Trace
 from tests.recorder.recorded import record
 
@@ -56,21 +57,25 @@ def _contents(trace: Trace) -> list[object]:
         one = trace.rank_trace(rank)
         step = one.steady_step()
         found += [one.manifest_of(rank).same_ranks, list(step.ops.name), list(step.storages.requested_bytes)]
+        found.append(sorted(one.table(Holders).chain))
     return found
 
 
 def test_a_forked_rank_records_what_one_started_anew_does(tmp_path: Path) -> None:
     """A folder in the script's own, by the name of a package of torch's, may hide it: then nothing is forked.
 
-    The script looks whether torch is installed, as transformers and datasets do.
+    The script looks whether torch is installed, as transformers and datasets do. What was imported before the fork is
+    left out of garbage collections, and all the same the variable that holds more with each step is found.
     """
-    _write(tmp_path, first='from importlib.util import find_spec; assert find_spec("torch").origin.endswith(".py")')
-    forked = record(tmp_path, *_RANKS, "job.py", "a", "b c")
+    installed = 'from importlib.util import find_spec; assert find_spec("torch").origin.endswith(".py"); kept = []'
+    _write(tmp_path, first=installed, last="kept.append(torch.ones(1000, device='cuda') * step)")
+    forked = record(tmp_path, *_RANKS, "--steps", "3", "job.py", "a", "b c")
     assert forked.stdout == "forked ['a', 'b c'] None\n"
     (tmp_path / "torchgen").mkdir()
-    anew = record(tmp_path, *_RANKS, "job.py", "a", "b c")
+    anew = record(tmp_path, *_RANKS, "--steps", "3", "job.py", "a", "b c")
     assert anew.stdout == "anew ['a', 'b c'] None\n"
     assert _contents(forked.trace) == _contents(anew.trace)
+    assert any(chain.startswith("kept[") for chain in forked.trace.rank_trace(0).table(Holders).chain)
 
 
 @pytest.mark.slow

@@ -83,10 +83,18 @@ def test_groups_that_overlap_span_no_dimension_twice() -> None:
 
 
 def test_no_more_ranks_are_run_than_allowed_and_the_rest_is_left_open() -> None:
-    """All 64 ranks differ: 10 are run, and the others stay unknown."""
-    roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=10)
-    assert len(run) == 10
+    """All 64 ranks differ: 16 are run, half of what is allowed, and the others stay unknown.
+
+    So it is if two of them happen to do the same; where eight do in each case, more are run, until all are known.
+    """
+    _, run = _decide(Grid.of(64, []), lambda rank: max(rank, 1), most=32)
+    assert len(run) == 16
+    roles, run = _decide(Grid.of(64, []), lambda rank: rank, most=32)
+    assert len(run) == 16
     assert all(others == [one] for one, others in roles.same.items())
+    roles, run = _decide(Grid.of(64, []), lambda rank: rank // 8, most=32)
+    assert len(run) > 16
+    assert sorted(rank for ranks_alike in roles.same.values() for rank in ranks_alike) == list(range(64))
 
 
 def test_stages_are_run_at_equal_distances_where_there_are_more_than_allowed() -> None:

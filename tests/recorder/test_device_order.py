@@ -34,6 +34,15 @@ q, k, v = (torch.randn(8, 12, 1024, 64, device="cuda", dtype=torch.bfloat16, req
 START
 torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 """
+_SYNCHRONIZED = """
+x = torch.randn(4, 300, 16, 16, device="cuda", dtype=torch.float16)
+w = torch.ones(300, device="cuda")
+START
+mean, scale = torch.batch_norm_stats(x, 1e-5)
+y = torch.batch_norm_elemt(x, w, w, mean, scale, 1e-5)
+sums = torch.batch_norm_backward_reduce(y, x, mean, scale, w, True, True, False)
+assert sums[3] is None and sums[2].dtype is torch.float32
+"""
 _CAT = """
 x = torch.zeros(0, device="cuda")
 y = torch.randn(1024, device="cuda", dtype=torch.bfloat16)
@@ -257,3 +266,11 @@ def test_products_have_the_type_asked_for(tmp_path: Path) -> None:
     found = allocated(_TYPED, tmp_path)
     assert 64 * 64 * 4 in found
     assert 8 * 64 * 64 * 4 in found
+
+
+def test_parts_of_synchronized_batch_norm_have_the_sizes_of_cudas_kernels(tmp_path: Path) -> None:
+    """Statistics of 300 channels in fp32, for an input in fp16; of three wanted results one is the weight's gradient.
+
+    By hand from torch's sources: torch's own rules for fake tensors have none of these operators.
+    """
+    assert allocated(_SYNCHRONIZED, tmp_path) == [1536, 1536, 4 * 300 * 16 * 16 * 2, 1536, 1536, 1536]

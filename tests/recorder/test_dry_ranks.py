@@ -225,13 +225,19 @@ def test_a_load_of_experts_needs_a_dry_run(tmp_path: Path) -> None:
         ("stages.py 1f1b", 3, 0),
         ("stages.py interleaved", 2, 0),
         ("stages.py zero_bubble", 2, 0),
+        ("combined.py no_sync", 2, 0),
+        ("combined.py late", 2, 0),
+        ("combined.py recomputed", 2, 262_144),
+        ("combined.py grid", 4, 0),
+        ("combined.py v", 2, 0),
     ],
 )
 def test_each_rank_has_the_peak_of_a_real_one(tmp_path: Path, job: str, ranks: int, late_bytes: int) -> None:
     """Real ranks send through gloo; a dry run of each has the peak to the byte, but for what gloo's threads hold.
 
-    Of functional collectives, they release a whole activation of 64 KiB before or after the peak; a communication hook
-    runs in one of these threads, and a bucket may be copied after it.
+    Of functional collectives, they release a whole activation of 64 KiB before or after the peak, and of gathers that
+    are followed at once by a recomputed layer, a layer or two; a communication hook runs in one of these threads, and a
+    bucket may be copied after it.
     """
     script, *words = job.split()
     words = [str(_JOBS / script), *words]

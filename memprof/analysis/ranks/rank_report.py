@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,7 @@ class RankPeak:
         module: Qualified name of its module, "" outside any module.
         step_time_us: Step time without the recorder, NaN where unknown.
         ends_at: Where its recording ends early, and why; "" where it is complete.
+        same_ranks: In dry runs, other ranks that do the same, and were not run.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class RankPeak:
     module: str = field(metadata=key("peak_module", or_none))
     step_time_us: float
     ends_at: str = field(metadata=key("ends_early", or_none))
+    same_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def compare_ranks(trace: Trace) -> RankComparison:
         BadInputError: A table is damaged.
     """
     ranks, moments, parts = trace.summary(Ranks), trace.summary(RankMoments), trace.summary(RankParts)
-    peaks = _peaks(ranks, moments)
+    is_dry = trace.manifest.backend.name == DRY_RUN
+    same_ranks = {rank: trace.manifest_of(rank).same_ranks for rank in trace.ranks} if is_dry else {}
+    peaks = _peaks(ranks, moments, same_ranks)
     known = np.array([one.rank for one in peaks if one.peak_bytes is not None], dtype=np.int64)
     sizes = np.array([one.peak_bytes for one in peaks if one.peak_bytes is not None], dtype=np.int64)
     phases = []
@@ -257,7 +261,7 @@ def _ended(ranks: Ranks, row: int) -> str:
     return f"ends early, in {place}" if place.startswith("step") else f"ends early ({place})" if place else "ends early"
 
 
-def _peaks(ranks: Ranks, moments: RankMoments) -> tuple[RankPeak, ...]:
+def _peaks(ranks: Ranks, moments: RankMoments, same_ranks: Mapping[int, tuple[int, ...]]) -> tuple[RankPeak, ...]:
     whole = np.flatnonzero(moments.phase == "")
     row_of = dict(zip(moments.rank[whole].tolist(), whole.tolist(), strict=True))
     peaks = []
@@ -278,6 +282,7 @@ def _peaks(ranks: Ranks, moments: RankMoments) -> tuple[RankPeak, ...]:
                 module="" if at is None else str(moments.module[at]),
                 step_time_us=float(ranks.step_time_us[row]),
                 ends_at=str(ranks.ends_at[row]),
+                same_ranks=same_ranks.get(rank, ()),
             )
         )
     return tuple(peaks)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from memprof.analysis.ranks.rank_report import name_numbers
 from memprof.cli.page import TailCell, cell, make_table
 from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
 
@@ -33,7 +34,16 @@ def peaks(compared: RankComparison, rows: int, shown: int | None = None) -> Tabl
     chosen = [*ordered[: rows - 1], ordered[-1]] if is_cut else list(compared.ranks)
     has_nodes = len({one.node for one in compared.ranks}) > 1
     has_modules = any(one.module for one in chosen)
-    heads = [">rank", *(["node"] if has_nodes else []), "device", ">peak", ">to the median", "phase"]
+    has_same = any(one.same_ranks for one in chosen)
+    heads = [
+        ">rank",
+        *(["same as it"] if has_same else []),
+        *(["node"] if has_nodes else []),
+        "device",
+        ">peak",
+        ">to the median",
+        "phase",
+    ]
     table = make_table(*heads, *(["module"] if has_modules else []), ">step time", "")
     for place, one in enumerate(chosen):
         if is_cut and place == len(chosen) - 1:
@@ -41,6 +51,7 @@ def peaks(compared: RankComparison, rows: int, shown: int | None = None) -> Tabl
             table.add_row("...", *blanks, cell(f"{len(ordered) - len(chosen):,} ranks between", "dim"))
         table.add_row(
             str(one.rank),
+            *([cell(name_numbers(one.same_ranks) if one.same_ranks else "", "dim")] if has_same else []),
             *([cell(one.node)] if has_nodes else []),
             cell(one.device),
             "none" if one.peak_bytes is None else format_bytes(one.peak_bytes),

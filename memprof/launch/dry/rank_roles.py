@@ -18,6 +18,8 @@ from typing import Any
 from memprof.launch.dry.rank_stages import Stretch, find_stretches, share_between, unsurveyed
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
+#: Number of ranks that, if more than this share of them do something else, show that most others do, too.
+_SAMPLE, _MANY = 6, 0.7
 #: A box of ranks: the first coordinate and the one after the last, for each dimension.
 _Box = tuple[tuple[int, int], ...]
 
@@ -87,7 +89,8 @@ def find_roles(
     Args:
         grid: The ranks.
         known: Roles of the ranks that were dry-run.
-        most: Maximum number of ranks that are dry-run. Ranks that stay unknown are in no list of ``same``.
+        most: Maximum number of ranks that are dry-run; half of it where most of them differ, as with batches of random
+            sizes: more would be found to differ likewise. Ranks that stay unknown are in no list of ``same``.
         surveys: Surveys of pipeline stages so far.
     """
     surveys = surveys or {}
@@ -119,6 +122,8 @@ def find_roles(
             stretches += [(stretch, slabs) for stretch in found]
     for stretch, slabs in stretches:
         _place(stretch, slabs, known, surveys, roles)
+    if not lines and len(known) >= _SAMPLE and len({role.digest for role in known.values()}) > _MANY * len(known):
+        most //= 2
     roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
 

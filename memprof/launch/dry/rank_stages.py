@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
-#: Fewer stages than this are all run: three would be anyway.
+#: Fewest consecutive stages of which any is left out: three are run.
 _LEAST = 4
 #: Maximum number of stages that are surveyed; each is started for it.
 _MOST = 128
@@ -44,7 +44,7 @@ def unsurveyed(
         surveys: Surveys so far.
     """
     were_run = [rank for rank in (stages[0], stages[-1]) if rank in known]
-    if not _LEAST < len(stages) <= _MOST or not were_run or any(rank not in surveys for rank in were_run):
+    if not _LEAST <= len(stages) <= _MOST or not were_run or any(rank not in surveys for rank in were_run):
         return None
     missing = [rank for rank in stages if rank not in surveys]
     return None if any(rank in known for rank in missing) else missing

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
+
+from memprof.recorder.memory.live_objects import find_referrers
 
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 
@@ -28,7 +29,7 @@ def exchange_everywhere(exchange: Exchange) -> int:
     old = [pair[0] for pair in exchange.values()]
     own = {id(old), id(exchange), *(id(pair) for pair in exchange.values())}
     left = 0
-    for holder in gc.get_referrers(*old):
+    for holder in find_referrers(old):
         if id(holder) in own:
             continue
         if type(holder) is list:

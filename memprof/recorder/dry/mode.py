@@ -124,14 +124,15 @@ class DryMode(FakeTensorMode):
         """Runs one operator."""
         if is_higher_order(func):
             return self._run_higher_order(func, args, kwargs or {})
+        kwargs = _on_one_processor(kwargs)
         device = self._device
         if device is None:
             if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
                 require_cuda()
-            return self._run(func, types, args, kwargs or {}, is_placed=False)
+            return self._run(func, types, args, kwargs, is_placed=False)
         if func is _DEVICE:
             return device.answer(args[0])
-        kwargs, is_placed = device.placed(kwargs or {})
+        kwargs, is_placed = device.placed(kwargs)
         if torch.is_inference_mode_enabled() and not self._is_inside and _is_composite(func):
             with self:  # the autograd keys, which would decompose it, are off
                 return func.decompose(*args, **kwargs)
@@ -285,6 +286,14 @@ class DryMode(FakeTensorMode):
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         with torch.no_grad(), self:
             return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+
+def _on_one_processor(kwargs: Any) -> dict[str, Any]:
+    """Returns an operator's keyword arguments with ``cpu:0`` as ``cpu``, as torch's tensors report it; fakes do not."""
+    device = kwargs.get("device") if kwargs else None
+    if device is None or device.type != "cpu" or device.index is None:
+        return kwargs or {}
+    return {**kwargs, "device": torch.device("cpu")}
 
 
 @cache

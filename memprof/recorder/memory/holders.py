@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 
+<<<<<<< HEAD
 from memprof.recorder.memory.cycles import cycle_above
+=======
+from memprof.recorder.memory.live_objects import find_referrers
+>>>>>>> ranks26
 from memprof.recorder.memory.variables import Variable, global_variable, local_variable, read_locals, running_frames
 
 #: Keys that are shown.
@@ -126,7 +130,7 @@ def _round(search: _Search, frontier: list[Any], reached: dict[int, set[int]], o
     wanted = [one for one in frontier if not all(target in search.found for target in reached[id(one)])]
     if not wanted:
         return []
-    referrers = gc.get_referrers(*wanted)
+    referrers = find_referrers(wanted)
     own |= {id(frontier), id(wanted), id(referrers), id(here), id(reached)}
     following: list[Any] = []
     added: set[int] = set()

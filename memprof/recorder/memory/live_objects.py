@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from itertools import chain, compress, repeat
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
+
+_has_frozen = False
+
+
+def freeze_imports() -> None:
+    """Leaves all objects so far out of garbage collections and of searches for live objects.
+
+    Of the 300,000 objects that are made while torch is imported, none is a tensor, a module or an optimizer; searches
+    for these took a tenth of the time of a short dry run. If there is a tensor, nothing is left out.
+    """
+    global _has_frozen  # noqa: PLW0603 - one garbage collector per process
+    gc.collect()
+    if not live_objects(torch.Tensor):
+        gc.freeze()
+        _has_frozen = True
+
+
+def find_referrers(objects: Sequence[Any]) -> list[Any]:
+    """Returns the objects that refer directly to some others, such as the dictionary of the script's variables.
+
+    What `freeze_imports` left out is searched from now on.
+
+    Args:
+        objects: The others.
+    """
+    global _has_frozen  # noqa: PLW0603 - one garbage collector per process
+    if _has_frozen:
+        gc.unfreeze()
+        _has_frozen = False
+    return gc.get_referrers(*objects)
 
 
 def live_optimizers(*, is_late: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pickle
@@ -17,6 +18,8 @@ from memprof.trace.files.private_file import FOLDER_MODE, open_private
 from memprof.trace.files.rank_roles import ENDED, FOLDER, STUCK, WAITING
 
 _POLL_S = 0.02
+#: Of so many looks for a message, one also finds out whether any will come.
+_POLLS = 10
 #: Limit on the wait for another rank's message where no parent notices that none will come, in seconds.
 _PATIENCE_S = 600.0
 
@@ -76,7 +79,11 @@ class Messages:
         fresh.replace(waiting)
         stuck = path.parent / STUCK
         limit, parent = time.monotonic() + self._patience_s, os.getppid()
-        while not path.exists():
+        wanted, polls = str(path), itertools.count()
+        while not os.path.exists(wanted):  # noqa: PTH110 - dozens of ranks wait, each fifty times a second
+            if next(polls) % _POLLS:
+                time.sleep(_POLL_S)
+                continue
             was_left = os.getppid() != parent  # killed, it starts no other rank
             is_over = was_left or ended.exists() or stuck.exists() or time.monotonic() > limit
             if is_over and not path.exists():

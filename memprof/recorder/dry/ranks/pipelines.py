@@ -1,7 +1,8 @@
 """Follows the stages of torch's pipelines, to find ranks that differ only in how many micro-batches they store.
 
-Source: torch.distributed.pipelining. A stage runs one micro-batch forward or backward in a call of its own; the
-schedule contains the order of these calls on each rank.
+Source: torch.distributed.pipelining. Before its first micro-batch a stage runs its module once, forward and backward,
+to learn the sizes that it exchanges, unless the job has given them. It runs one micro-batch forward or backward in a
+call of its own; the schedule contains the order of these calls on each rank.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 _PACKAGE = "torch.distributed.pipelining"
 _FORWARD, _BACKWARD = "forward_one_chunk", "backward_one_chunk"
+#: The calls in which a stage learns its sizes; torch before 2.13 has none.
+_INFERENCE = ("_compute_outputs", "_compute_input_grads")
 #: Actions of a schedule that store a micro-batch, and those that free it (backward, or its part for the input).
 _STORES, _FREES = "F", ("B", "I")
 
 
 class PipelineStages:
-    """What the stages of this rank do with their first micro-batch, and how many they store at a time."""
+    """What the stages of this rank do with one micro-batch, and how many they store at a time."""
 
     def __init__(self, role: Role, spool: Path, *, is_on_device: bool) -> None:
         """Changes nothing yet.
@@ -36,10 +39,11 @@ class PipelineStages:
         Args:
             role: Follows this rank's operators.
             spool: The recording's spool folder, which receives the survey.
-            is_on_device: Whether the job runs on a virtual GPU. Then the survey is complete after the first forward of
-                each stage, which includes the bytes that it stores; else only after the first backward.
+            is_on_device: Whether the job runs on a virtual GPU. Where a stage does not learn its sizes, its first
+                forward is then enough, with the bytes that it stores; else also its first backward is needed.
         """
-        self._calls = (_FORWARD,) if is_on_device else (_FORWARD, _BACKWARD)
+        #: Calls of which any set is enough.
+        self._surveys = _INFERENCE, ((_FORWARD,) if is_on_device else (_FORWARD, _BACKWARD))
         self._role = role
         self._spool = spool
         self._before: int | None = None
@@ -47,6 +51,7 @@ class PipelineStages:
         self._digests: dict[tuple[int, str], tuple[int, int]] = {}
         self._stages: list[int] = []
         self._stored = 0
+        self._is_complete = False
 
     def install(self) -> None:
         """Replaces methods of torch's stages and schedules once the job has imported them."""
@@ -58,25 +63,24 @@ class PipelineStages:
         LateImport(folder, wanted).install()
 
     def _follow_stages(self, module: ModuleType) -> None:
-        kind: Any = getattr(module, "_PipelineStageBase", None)
-        for name in self._calls:
-            if hasattr(kind, name):
+        kinds = [getattr(module, name, None) for name in ("_PipelineStageBase", "PipelineStage")]
+        for kind in filter(None, kinds):
+            for name in (name for names in self._surveys for name in names if name in vars(kind)):
                 setattr(kind, name, self._followed(name, getattr(kind, name)))
 
     def _followed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(stage: Any, *args: Any, **kwargs: Any) -> Any:
             key = int(stage.stage_index), name
-            if not self._stages or key in self._digests:
+            if not self._stages or self._is_complete or key in self._digests:
                 return original(stage, *args, **kwargs)
             before = self._role.begin_part()
             self._before = before if self._before is None else self._before
             allocated_bytes = torch.cuda.memory_allocated()
-            try:
-                return original(stage, *args, **kwargs)
-            finally:
-                self._digests[key] = self._role.end_part(), torch.cuda.memory_allocated() - allocated_bytes
-                self._write_if_complete()
+            result = original(stage, *args, **kwargs)
+            self._digests[key] = self._role.end_part(), torch.cuda.memory_allocated() - allocated_bytes
+            self._write_if_complete()
+            return result
 
         return call
 
@@ -104,10 +108,13 @@ class PipelineStages:
             self._stored = most_stored(_kinds(actions))
 
     def _write_if_complete(self) -> None:
-        keys = [(stage, name) for stage in self._stages for name in self._calls]
-        if all(key in self._digests for key in keys):
-            digests = (self._before, *(self._digests[key] for key in keys))
-            StageSurvey(zlib.crc32(repr(digests).encode()), self._stored).write(self._spool, self._role.rank)
+        for names in self._surveys:
+            keys = [(stage, name) for stage in self._stages for name in names]
+            if all(key in self._digests for key in keys):
+                digests = (self._before, *(self._digests[key] for key in keys))
+                StageSurvey(zlib.crc32(repr(digests).encode()), self._stored).write(self._spool, self._role.rank)
+                self._is_complete = True
+                return
 
 
 def _kinds(actions: Iterable[Any]) -> Iterator[str]:
