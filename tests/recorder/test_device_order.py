@@ -216,8 +216,10 @@ def test_efficient_attention_in_float32_multiplies_gradients_and_results() -> No
         ({"mask": torch.empty(4, 64, 64, device="meta", dtype=torch.bfloat16)}, "efficient"),
         ({"dtype": torch.float32}, "efficient"),
         ({"keys": 1}, "flash"),
+        ({"mask": torch.empty(1, 1, 1, 64, device="meta", dtype=torch.bfloat16), "causal": True}, "cudnn"),
+        ({"mask": torch.empty(1, 1, 1, 64, device="meta"), "dtype": torch.float32, "causal": True}, "efficient"),
     ],
-    ids=["plain", "permuted mask", "mask of three dimensions", "float32", "one key"],
+    ids=["plain", "permuted mask", "mask of three dimensions", "float32", "one key", "causal mask", "causal float32"],
 )
 def test_hopper_chooses_the_first_kernel_that_supports_the_arguments(change: dict[str, Any], expected: str) -> None:
     """Conditions of sdp_utils.cpp of torch 2.11."""
@@ -227,7 +229,7 @@ def test_hopper_chooses_the_first_kernel_that_supports_the_arguments(change: dic
     query = torch.empty(2, 4, 64, 32, device="meta", dtype=dtype)
     key = torch.empty(2, 4, change.get("keys", 64), 32, device="meta", dtype=dtype)
     found = Attention(architecture)._choose(
-        query, key, key, change.get("mask"), 0.0, is_causal=False, shares_heads=False
+        query, key, key, change.get("mask"), 0.0, is_causal=change.get("causal", False), shares_heads=False
     )
     assert found == expected
 

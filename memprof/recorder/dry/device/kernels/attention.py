@@ -74,8 +74,6 @@ class Attention:
         }
         if any(tensor.dim() != 4 for tensor in (query, key, value)) or 0 in (*query.shape, *key.shape):
             return "math"
-        if is_causal and mask is not None:
-            return "math"
         if not _match(query, key, value, shares_heads=shares_heads):
             return "math"
         if mask is not None and mask.stride(-1) != 1:  # as of a position bias that was permuted
