@@ -144,3 +144,15 @@ def test_what_the_end_cuts_off_is_what_its_line_made_before(tmp_path: Path) -> N
         job.free(given)
     job.alloc(MIB, batch)
     assert job.categories(tmp_path)[-1] == "input"
+
+
+def test_a_model_that_is_loaded_after_another_one_has_run_is_not_data(tmp_path: Path) -> None:
+    """A module's own code moves its parameters; what the job makes there by itself, and a forward finds, is input."""
+    script = frame("/job/train.py:9", "<module>")
+    moved = [frame("/env/site-packages/torch/nn/modules/module.py:1371", "convert"), script]
+    job = Job()
+    job.free(job.alloc(2 * MIB, FORWARD))
+    job.alloc(3 * MIB, moved)
+    job.alloc(MIB, [script])
+    job.free(job.alloc(2 * MIB, FORWARD))
+    assert job.categories(tmp_path)[1:3] == ["parameter", "input"]

@@ -74,9 +74,9 @@ def find_purposes(lives: Lives) -> Purposes:
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends
       before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
       it, else a gradient. An update's is optimizer state if it stays, else temporary.
-    * What is made outside all of these, before the first forward, and stays, is a parameter; what backward frees is an
-      activation (of a loss outside a module); what forward finds is input. What the end of the history cuts off is what
-      other memory of the same stack is.
+    * What is made outside all of these, before the first forward or by a module's own code, and stays, is a parameter;
+      what backward frees is an activation (of a loss outside a module); what forward finds is input. What the end of
+      the history cuts off is what other memory of the same stack is.
     * Memory from before the history that stays is parameters and optimizer state: of each size as many parameters as
       there are gradients, the rest state. What backward frees was an activation, anything else that goes a gradient.
 
@@ -101,7 +101,9 @@ def find_purposes(lives: Lives) -> Purposes:
     )
     settle(_are_cublas(lives, stays & ~is_update, is_older), "workspace", BY_SIZE)
     settle((is_forward | is_backward) & (lives.freed == lives.created), "workspace", BY_PHASES)
-    is_setup = is_other & stays & _before_first(lives, "forward")
+    by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
+    # A model may be loaded after another one has run.
+    is_setup = is_other & stays & (_before_first(lives, "forward") | by_module)
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
     ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
     settle(is_forward & (in_backward | ends_early | _dies_with_graph(lives, is_forward)), "activation", BY_PHASES)
@@ -116,7 +118,7 @@ def find_purposes(lives: Lives) -> Purposes:
     settle(is_backward, "gradient", BY_PHASES)
     settle(is_update & stays, "optimizer_state", BY_PHASES)
     settle(is_update, "temporary", BY_PHASES)
-    settle(is_setup & _are_data(lives, is_setup, category), "input", BY_SIZE)
+    settle(is_setup & _are_data(lives, is_setup, by_module, category), "input", BY_SIZE)
     settle(is_setup, "parameter", BY_PHASES)
     settle(is_other & (gone == "backward"), "activation", BY_PHASES)
     is_loss = is_other & (_next_phases(lives, lives.created) == "backward")
@@ -175,12 +177,11 @@ def _settle_by_size(lives: Lives, kept: Bools, category: Texts, how: Texts) -> N
         category[rows[count - states[size] :]] = "optimizer_state"
 
 
-def _are_data(lives: Lives, kept: Bools, category: Texts) -> Bools:
+def _are_data(lives: Lives, kept: Bools, by_module: Bools, category: Texts) -> Bools:
     """Returns which lives that a job's setup keeps are data, by their sizes and by the code that made them."""
-    is_by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
     counts = Counter(lives.size[kept].tolist())
     gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
-    sizes = data_sizes(counts, gradients, {}) - set(lives.size[kept & is_by_module].tolist())
+    sizes = data_sizes(counts, gradients, {}) - set(lives.size[kept & by_module].tolist())
     return kept & np.isin(lives.size, list(sizes))
 
 
