@@ -122,6 +122,17 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def format_count(number: int, one: str, many: str = "") -> str:
+    """Returns a number with its noun: ``1 plan``, ``1,200 plans``.
+
+    Args:
+        number: The number.
+        one: The noun in the singular.
+        many: In the plural; by default with an ``s``.
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def format_us(duration_us: float) -> str:
     """Formats a duration with a suitable unit: ``3.4 us``, ``850 us``, ``12.3 ms``, ``1.2 s``.
 

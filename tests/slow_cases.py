@@ -35,6 +35,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/launch/test_out_of_memory.py": ("[forward]", "[optimizer]", "job_that_goes_on", "after_the_window"),
     "tests/launch/test_parent.py": ("shorter_than_the_skip", "stop_ends_the_job", "SystemExit(7)"),
     "tests/launch/test_plan_copies.py": ("copies_trained_in_turn",),
+    "tests/launch/test_rank_processes.py": ("their_own[sys.exit",),
     "tests/launch/test_steps_differ.py": ("every_step[lengths-0.85", "every_step[last-0.8", "every_step[last-0.9"),
     "tests/planners/test_chain.py": ("every_answer_is_true[resnet]",),
     "tests/planners/test_checkmate.py": ("ends_in_time[resnet]", "never_slower[0]"),

@@ -12,6 +12,7 @@ from memprof.errors import UsageError
 from memprof.units import (
     format_bytes,
     format_bytes_change,
+    format_count,
     format_percent,
     format_us,
     format_us_change,
@@ -155,3 +156,12 @@ def test_format_us(duration_us: float, text: str) -> None:
 def test_format_percent(fraction: float, text: str) -> None:
     """Fractions are written as percentages with one decimal."""
     assert format_percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "nouns", "text"),
+    [(1, ("plan",), "1 plan"), (0, ("plan",), "0 plans"), (1200, ("process", "processes"), "1,200 processes")],
+)
+def test_format_count(number: int, nouns: tuple[str, ...], text: str) -> None:
+    """The noun is in the singular after one alone."""
+    assert format_count(number, *nouns) == text

@@ -14,7 +14,7 @@ from rich.status import Status
 from memprof.analysis.plans.compare_planners import Point
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
-from memprof.units import format_us
+from memprof.units import format_count, format_us
 
 #: Seconds until the first line where stderr is not a terminal, and between two of them.
 _FIRST_S, _NEXT_S = 5.0, 10.0
@@ -68,8 +68,7 @@ class SearchBar(_Line):
         if fits and (self._best is None or one.step_time_us < self._best.step_time_us):
             self._best = one
         best = f", the fastest that fits takes {format_us(self._best.step_time_us)}" if self._best else ""
-        plans = "1 plan" if self._count == 1 else f"{self._count} plans"
-        self.show(f"{plans} replayed{best} (Ctrl-C ends the search)")
+        self.show(f"{format_count(self._count, 'plan')} replayed{best} (Ctrl-C ends the search)")
 
 
 class CheckLine(_Line):

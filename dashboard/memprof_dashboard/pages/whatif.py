@@ -8,7 +8,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.errors import MemprofError
 from memprof.policies.registry import default_policies, policy_types
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_count
 from memprof_dashboard import ids, parts
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.sources import Workspace
@@ -209,7 +209,7 @@ def _plan_progress(search: PlanSearch | None) -> list[Any]:
     if search is None or not search.is_running:
         return []
     tried = list(search.found)
-    sentence = f"Searching for {search.what}: {len(tried):,} plans replayed in {search.seconds:.0f} s"
+    sentence = f"Searching for {search.what}: {format_count(len(tried), 'plan')} replayed in {search.seconds:.0f} s"
     if tried:
         least = min(tried, key=lambda one: one.peak_bytes)
         sentence += f", lowest peak so far {format_bytes(least.peak_bytes)} with {least.plan.describe()}"

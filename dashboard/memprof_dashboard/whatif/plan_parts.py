@@ -13,7 +13,7 @@ from memprof.analysis.plans.verify import describe_short
 from memprof.planners.registry import planner_types
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.units import format_bytes, format_bytes_change, format_count, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.whatif.planning import Detail, Run, plans_of
@@ -50,8 +50,8 @@ def summary(found: Suggestion) -> list[Any]:
     recorded = answer.recorded
     known = (
         f"Recorded: peak {format_bytes(recorded.peak_bytes)} in {place_of(recorded)}, step "
-        f"{format_us(recorded.step_time_us)}. {answer.tried:,} plans replayed in {answer.took_s:.1f} s. Lowest peak "
-        f"found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
+        f"{format_us(recorded.step_time_us)}. {format_count(answer.tried, 'plan')} replayed in "
+        f"{answer.took_s:.1f} s. Lowest peak found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
     )
     return [
         html.P(parts.sentence(verdict(found), 1000), className="verdict"),

@@ -37,7 +37,7 @@ def peaks(compared: RankComparison, rows: int, shown: int | None = None) -> Tabl
     has_same = any(one.same_ranks for one in chosen)
     heads = [
         ">rank",
-        *(["same as it"] if has_same else []),
+        *(["also for"] if has_same else []),
         *(["node"] if has_nodes else []),
         "device",
         ">peak",

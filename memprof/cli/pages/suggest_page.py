@@ -18,7 +18,7 @@ from memprof.cli.pages.drawings import draw_front
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.pages.suggestions.next_commands import next_commands
 from memprof.planners.search.candidate import Candidate
-from memprof.units import format_bytes, format_bytes_change, format_us, format_us_between
+from memprof.units import format_bytes, format_bytes_change, format_count, format_us, format_us_between
 
 _MOST_ROWS = 10
 
@@ -45,7 +45,8 @@ def fill_suggestion(
     page.add(
         Text(
             f"{known}: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
-            f"{format_us(recorded.step_time_us)} | {answer.tried} plans replayed in {answer.took_s:.1f} s",
+            f"{format_us(recorded.step_time_us)} | {format_count(answer.tried, 'plan')} replayed in "
+            f"{answer.took_s:.1f} s",
             style="dim",
         )
     )

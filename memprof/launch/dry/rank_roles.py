@@ -18,7 +18,7 @@ from typing import Any
 from memprof.launch.dry.rank_stages import Stretch, find_stretches, share_between, unsurveyed
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
-#: Number of ranks that, if more than this share of them do something else, show that most others do, too.
+#: If at least so many ranks were run, with distinct roles for more than this share, most other ranks differ, too.
 _SAMPLE, _MANY = 6, 0.7
 #: A box of ranks: the first coordinate and the one after the last, for each dimension.
 _Box = tuple[tuple[int, int], ...]
@@ -90,7 +90,7 @@ def find_roles(
         grid: The ranks.
         known: Roles of the ranks that were dry-run.
         most: Maximum number of ranks that are dry-run; half of it where most of them differ, as with batches of random
-            sizes: more would be found to differ likewise. Ranks that stay unknown are in no list of ``same``.
+            sizes: others would differ likewise. Ranks that stay unknown are in no list of ``same``.
         surveys: Surveys of pipeline stages so far.
     """
     surveys = surveys or {}

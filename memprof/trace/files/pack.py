@@ -12,7 +12,7 @@ from memprof.trace.files.container import write_trace
 from memprof.trace.files.spool_folder import Assembler, SpoolFolder, Tables
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import AllocatorEvents, Ops, Steps, Table
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_count
 
 
 @dataclass(frozen=True)
@@ -115,20 +115,16 @@ def _describe_faults(faults: Mapping[int, str], folder: Path) -> str:
 
 def _message(output: Path, tally: _Tally) -> str:
     capture = tally.manifests[0].capture
-    what = [_count(tally.steps_recorded, "step"), _count(tally.rows[Ops], "operator")]
-    what.append(_count(tally.rows[AllocatorEvents], "allocator event"))
+    what = [format_count(tally.steps_recorded, "step"), format_count(tally.rows[Ops], "operator")]
+    what.append(format_count(tally.rows[AllocatorEvents], "allocator event"))
     if len(tally.manifests) > 1:
-        what.append(_count(len(tally.manifests), "process", "processes"))
+        what.append(format_count(len(tally.manifests), "process", "processes"))
     message = f"{output}: {', '.join(what)} in {format_bytes(output.stat().st_size)}."
     if not capture.is_complete:
         place = f" in {capture.ends_at}" if capture.ends_at else ""
         reason = f": {capture.reason}" if capture.reason else ""
         message += f" The recording ends early{place}{reason}."
     return message
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _recorded_steps(tables: Mapping[type[Table], Table]) -> int:

@@ -13,7 +13,7 @@ from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.snapshot_plans.plans import SnapshotPlan, SnapshotPlans
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.errors import GateFailedError
-from memprof.units import format_bytes, format_bytes_between
+from memprof.units import format_bytes, format_bytes_between, format_count
 
 #: What only a recording of the job itself allows.
 _NEEDS = (
@@ -43,7 +43,7 @@ def _fill(page: Page, found: SnapshotPlans) -> None:
     recorded = found.recorded
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in _largest(recorded.categories))
     peak = f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(recorded.phase)}, with {held} live"
-    page.add(Text(f"{peak} | {found.tried} plans replayed", style="dim"))
+    page.add(Text(f"{peak} | {format_count(found.tried, 'plan')} replayed", style="dim"))
     if recorded.reserved_bytes is not None:
         expandable = (
             ""

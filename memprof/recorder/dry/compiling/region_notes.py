@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 
 from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
+from memprof.units import format_count
 
 
 class RegionNotes:
@@ -42,22 +43,18 @@ class RegionNotes:
         notes = []
         if self.graphs:
             compared = ", not compared with a run on a GPU" if self._is_virtual else ""
-            graphs = _count(self.graphs, "graph")
+            graphs = format_count(self.graphs, "graph")
             notes.append(f"{COMPILED}: {graphs} compiled as in a real run, up to the kernels{compared}")
         if self.has_cuda_graphs:
             notes.append(f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted")
         if self.unplaced:
-            graphs = _count(self.unplaced, "graph")
+            graphs = format_count(self.unplaced, "graph")
             notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
         for reason, count in self._eager.items():
-            notes.append(f"{COMPILED}: {_count(count, 'region')} {RAN_EAGERLY}: {reason}")
+            notes.append(f"{COMPILED}: {format_count(count, 'region')} {RAN_EAGERLY}: {reason}")
         return notes
 
 
 def first_line(error: Exception) -> str:
     """Returns an error's type and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -50,6 +50,6 @@ def name_workspaces(
         names[row] = f"{library} workspace" if library else f"workspace of {operator}"
     is_older = is_unowned & (created == NONE)
     names[is_older] = np.where(freed[is_older] == NONE, "held by no Python object", "")
-    # Only the operator that made it shows the library, except for sizes that cuBLAS alone has.
+    # The operator that made it, which would show the library, was not recorded.
     is_cublas = is_older & (freed == NONE) & np.isin(sizes, cublas_workspace_sizes())
     category[is_cublas], names[is_cublas] = "workspace", "cuBLAS workspace"
