@@ -48,9 +48,12 @@ def pair(tensor: torch.Tensor) -> Node:
 
 def test_a_cycle_is_named_by_the_type_of_one_of_its_objects() -> None:
     """Only if nothing else refers to it: not while a variable does, nor something that the collector does not see."""
-    tensors = [torch.zeros(1), torch.zeros(2), torch.zeros(3)]
+    tensors = [torch.zeros(1), torch.zeros(2), torch.zeros(3), torch.zeros(4)]
     pair(tensors[0])
     held = pair(tensors[1])
+    own = Node(tensors[3])
+    own.link = own
+    del own
     gc.disable()
     try:
         found = find_holders(tensors)
@@ -61,6 +64,7 @@ def test_a_cycle_is_named_by_the_type_of_one_of_its_objects() -> None:
     assert found[1].kind != "cycle"
     assert held.link is not None
     assert found[2].kind in ("local", "unknown")
+    assert (found[3].kind, found[3].chain) == ("cycle", "Node.tensor")
     gc.collect()
 
 

@@ -28,9 +28,9 @@ def cycle_above(tensor: torch.Tensor, above: Mapping[int, Any], counted: Mapping
     objects = {**above, id(tensor): tensor}
     below = {number: [id(one) for one in gc.get_referents(each)] for number, each in objects.items()}
     references = Counter(child for children in below.values() for child in children if child in objects)
-    others = {number: objects.keys() & set(children) - {number} for number, children in below.items()}
+    inside = {number: objects.keys() & set(children) for number, children in below.items()}
     parents: dict[int, set[int]] = {number: set() for number in objects}
-    for number, children in others.items():
+    for number, children in inside.items():
         for child in children:
             parents[child].add(number)
     # Of tensors, only references that the collector sees count: torch and the caller have others.
@@ -42,7 +42,7 @@ def cycle_above(tensor: torch.Tensor, above: Mapping[int, Any], counted: Mapping
     ):
         return None
     rest = dict(parents)
-    while ends := [number for number in rest if not rest.keys() & others[number]]:
+    while ends := [number for number in rest if not rest.keys() & inside[number]]:
         for number in ends:
             del rest[number]
     nearest = [id(tensor)]
