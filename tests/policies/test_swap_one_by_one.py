@@ -224,7 +224,9 @@ class Further(torch.optim.AdamW):
         return loss
 
 
-@pytest.mark.parametrize("policy", [STATE, dataclasses.replace(STATE, one_by_one=False), OptimizerPolicy(in_backward=True)])
+@pytest.mark.parametrize(
+    "policy", [STATE, dataclasses.replace(STATE, one_by_one=False), OptimizerPolicy(in_backward=True)]
+)
 @pytest.mark.parametrize("kind", [CountingOutside, Further])
 def test_optimizers_outside_torch_train_the_same(kind: Any, policy: Any, tmp_path: Path) -> None:
     """One step counts once wherever it is counted, and steps within steps are part of those."""

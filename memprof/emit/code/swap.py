@@ -239,7 +239,7 @@ class _StateOneByOne(_StateElsewhere):
                     self.send([parameter])
                 self.hidden.append((parameter, parameter.grad))
             for place, after in zip(places, changes):
-                self.changes.append((place, {key: after[key] for key in after if key not in ("params", "param_groups")}))
+                self.changes.append((place, {key: after[key] for key in after.keys() - {"params", "param_groups"}}))
         for parameter, _ in self.hidden:
             parameter.grad = None
         return given

@@ -42,12 +42,12 @@ class OneByOne:
         optimizer = self._updates.optimizer
         register = optimizer.register_step_pre_hook
         before, after = register(self._before_step), optimizer.register_step_post_hook(self._after_step)
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
 
         def register_inside(hook: Any) -> Any:
             handle = register(hook)
             if before.id in optimizer._optimizer_step_pre_hooks:
-                optimizer._optimizer_step_pre_hooks.move_to_end(before.id)
+                optimizer._optimizer_step_pre_hooks.move_to_end(before.id)  # type: ignore[attr-defined]
             return handle
 
         job.on_undo(replace_method(optimizer, "register_step_pre_hook", register_inside))

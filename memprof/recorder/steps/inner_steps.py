@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 #: Code of torch's function around a step, which runs its hooks.
-_HOOKED = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__  # type: ignore[attr-defined]
+_HOOKED = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 
 #: Optimizers that are updating one parameter, by identity.
 _updating: set[int] = set()
