@@ -201,16 +201,28 @@ for step in range(6):
     optimizer.zero_grad()
 """
 
+#: The same, whose backward leaves it to another function.
+_HELPED_CHECKPOINT = _OWN_CHECKPOINT.replace(
+    "        with torch.enable_grad():\n            output = ctx.run(*[each.view_as(each) for each in inputs])\n",
+    "        output = run_again(ctx, inputs)\n",
+).replace(
+    "class RunAgain",
+    "def run_again(ctx, inputs):\n    with torch.enable_grad():\n"
+    "        return ctx.run(*[each.view_as(each) for each in inputs])\n\n"
+    "class RunAgain",
+)
+
 
 @pytest.mark.parametrize(
     "job",
-    [_PARTS, _RECOMPUTES, _CASTS_BEFORE_PRODUCT, _CASTS_PART, _OWN_CHECKPOINT],
+    [_PARTS, _RECOMPUTES, _CASTS_BEFORE_PRODUCT, _CASTS_PART, _OWN_CHECKPOINT, _HELPED_CHECKPOINT],
     ids=[
         "parts of a loss",
         "checkpointed layers",
         "cast before a product",
         "part cast before a product",
         "own checkpoint",
+        "own checkpoint in a function of its own",
     ],
 )
 def test_peak_under_autocast(tmp_path: Path, job: str) -> None:

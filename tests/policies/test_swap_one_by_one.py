@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,95 @@ def test_settings() -> None:
     assert some.describe() == "swap optimizer of layers.* to disk, one parameter at a time"
     with pytest.raises(PolicyError, match="only optimizer state one by one"):
         Swap(one_by_one=True)
+
+
+class CountingOutside(torch.optim.Optimizer):
+    """Counts steps in an attribute, and in a tensor of each group that it writes to."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"steps": torch.zeros(())})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Moves each parameter by less in every step."""
+        self.count += 1
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["sum"] = state.get("sum", 0) + parameter.grad
+                    parameter.sub_(state["sum"] / (self.count + group["steps"]))
+
+
+class Further(torch.optim.AdamW):
+    """Moves each parameter once more by its state, after a step that has hooks of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Updates twice."""
+        loss = super().step(closure)
+        with torch.no_grad():
+            for parameter in (each for group in self.param_groups for each in group["params"]):
+                if parameter.grad is not None:
+                    parameter.sub_(self.state[parameter]["exp_avg"], alpha=0.001)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "policy", [STATE, dataclasses.replace(STATE, one_by_one=False), OptimizerPolicy(in_backward=True)]
+)
+@pytest.mark.parametrize("kind", [CountingOutside, Further])
+def test_optimizers_outside_torch_train_the_same(kind: Any, policy: Any, tmp_path: Path) -> None:
+    """One step counts once wherever it is counted, and steps within steps are part of those."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # torch puts hooks around the step of its class
+
+    def train_with(*policies: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+        optimizer = kind(model.parameters())
+        if policies:
+            memprof.apply(Plan(policies), model, optimizer)
+        path = tmp_path / f"{len(policies)}.memprof"
+        with memprof.record(path, skip=1, steps=2):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(2, 64)).square().mean().backward()
+                optimizer.step()
+        assert Trace.open(path).recorded_steps == (1, 2)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    plain, planned = train_with(), train_with(policy)
+    assert all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))
+
+
+def test_hooks_of_the_job_run_around_the_updates() -> None:
+    """A hook before steps that clips gradients, added after the plan, and one after steps that reads them."""
+
+    def train_hooked(*policies: Swap) -> tuple[list[torch.Tensor], list[float]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        norms: list[float] = []
+
+        def clip(*_: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+
+        def note(*_: Any) -> None:
+            norms.extend(each.grad.norm().item() for each in model.parameters() if each.grad is not None)
+
+        optimizer.register_step_post_hook(note)
+        job = memprof.apply(Plan(policies), model, optimizer) if policies else Job(model)
+        optimizer.register_step_pre_hook(clip)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 64)).square().mean().backward()
+            optimizer.step()
+        job.undo()
+        assert "register_step_pre_hook" not in vars(optimizer)
+        return [parameter.detach() for parameter in model.parameters()], norms
+
+    (plain, plain_norms), (planned, planned_norms) = train_hooked(), train_hooked(STATE)
+    assert all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))
+    assert planned_norms == plain_norms
+    assert len(plain_norms) == 4 * 6

@@ -159,7 +159,7 @@ class _StateElsewhere:
         self.chosen = None if modules is None else {p for module in modules for p in module.parameters()}
         self.out = {}
         optimizer.register_step_pre_hook(self.before_step)
-        optimizer.register_step_post_hook(self.after_step)
+        self.hook = optimizer.register_step_post_hook(self.after_step)
         optimizer.register_state_dict_pre_hook(self.bring_all)
         optimizer.register_load_state_dict_pre_hook(self.bring_all)
 
@@ -200,10 +200,17 @@ _ONE_BY_ONE = '''
 class _StateOneByOne(_StateElsewhere):
     """Has the state of one parameter at a time in memory: step() updates one after another."""
 
-    hidden, changes = (), ()
+    hidden, changes, is_updating = (), (), False
+
+    def __init__(self, optimizer, *args, **kwargs):
+        super().__init__(optimizer, *args, **kwargs)
+        # The job's own hooks after steps find the gradients.
+        optimizer._optimizer_step_post_hooks.move_to_end(self.hook.id, last=False)
 
     def before_step(self, optimizer, args, kwargs):
         """Updates every parameter that has a gradient; the optimizer's own step then finds no gradients."""
+        if self.is_updating:
+            raise RuntimeError(f"{type(optimizer).__name__} calls a step with hooks of its own: do without one_by_one.")
         self.show()
         closure, given = args[1] if len(args) > 1 else kwargs.get("closure"), None
         if closure is not None:
@@ -214,30 +221,33 @@ class _StateOneByOne(_StateElsewhere):
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         groups = optimizer.param_groups
         for group in groups:
-            parameters, before, after = group["params"], dict(group), {}
-            for parameter in parameters:
+            places, changes = (group, vars(optimizer)), []
+            for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 self.bring_back([parameter])
-                group["params"], optimizer.param_groups = [parameter], [group]
+                before = [dict(place) for place in places]
+                group["params"], optimizer.param_groups, self.is_updating = [parameter], [group], True
                 try:
                     step(optimizer)
                 finally:
-                    after = {key: value for key, value in group.items() if key != "params"}
-                    group.clear()
-                    group.update(before)
-                    optimizer.param_groups = groups
+                    changes = [dict(place) for place in places]
+                    for place, values in zip(places, before):
+                        place.clear()
+                        place.update(values)
+                    self.is_updating = False
                     self.send([parameter])
                 self.hidden.append((parameter, parameter.grad))
-            self.changes.append((group, after))
+            for place, after in zip(places, changes):
+                self.changes.append((place, {key: after[key] for key in after.keys() - {"params", "param_groups"}}))
         for parameter, _ in self.hidden:
             parameter.grad = None
         return given
 
     def after_step(self, *_):
-        """Shows the gradients again; one step counts once in a group."""
-        for group, after in self.changes:
-            group.update(after)
+        """Shows the gradients again; one step counts once in a group, and in an attribute."""
+        for place, after in self.changes:
+            place.update(after)
         self.show()
 
     def show(self):

@@ -17,6 +17,7 @@ from memprof.policies.optimizer.refusals import NEVER_RESET, SCALED, SECOND_BACK
 from memprof.policies.optimizer.updates import Updates, updates_of
 from memprof.policies.optimizer.used import UsedGradient
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
+from memprof.recorder.steps.inner_steps import is_inner_step
 from memprof.recorder.steps.usages import plain_settings
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ class InBackward:
         Raises:
             PolicyError: The update inside backward does not match this step.
         """
+        if is_inner_step(optimizer):
+            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
         if any(self._owners[id(parameter)][0]() is not optimizer for parameter in updated):
@@ -170,6 +173,8 @@ class InBackward:
                 parameter.grad = None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner_step(optimizer):
+            return
         self._settings.pop(id(optimizer), None)
         known = self._known.get(id(optimizer))
         if known is not None and known.optimizer is optimizer:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from memprof.policies.optimizer.updates import Updates
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.replaced import replace_method
+from memprof.recorder.steps.inner_steps import is_inner_step
 
 
 class OneByOne:
@@ -31,13 +34,35 @@ class OneByOne:
         self._around = around
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def before_step(
+    def install(self, job: Job) -> None:
+        """Registers the hooks of the step: updates come after the job's own pre-hooks, which may clip gradients.
+
+        Gradients are there again before its post-hooks, which may read them.
+        """
+        optimizer = self._updates.optimizer
+        register = optimizer.register_step_pre_hook
+        before, after = register(self._before_step), optimizer.register_step_post_hook(self._after_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+
+        def register_inside(hook: Any) -> Any:
+            handle = register(hook)
+            if before.id in optimizer._optimizer_step_pre_hooks:
+                optimizer._optimizer_step_pre_hooks.move_to_end(before.id)  # type: ignore[attr-defined]
+            return handle
+
+        job.on_undo(replace_method(optimizer, "register_step_pre_hook", register_inside))
+        job.on_undo(before.remove)
+        job.on_undo(after.remove)
+
+    def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Updates every parameter that has a gradient, and hides the gradients: a pre-hook of the optimizer's step.
+        """Updates every parameter that has a gradient, and hides the gradients.
 
         A closure is called here; the step gets one that returns the same loss.
         """
+        if is_inner_step(optimizer):
+            return None
         self._show()  # left by a step that ended with an exception
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         given = None
@@ -55,8 +80,10 @@ class OneByOne:
             parameter.grad = None
         return given
 
-    def after_step(self, *_: Any) -> None:
-        """Shows the gradients again: a post-hook."""
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Shows the gradients again."""
+        if is_inner_step(optimizer):
+            return
         self._show()
         self._updates.end_round()
 

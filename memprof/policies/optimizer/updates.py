@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.step_settings import StepSettings
 from memprof.policies.runtime.per_optimizer import PerOptimizer
+from memprof.recorder.steps.inner_steps import inner_steps
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
@@ -39,8 +42,7 @@ class Updates:
         self._stepping = optimizer
         self._step = unhooked_step(optimizer)  # now, because the optimizer's own step may be replaced later
         self.lock = threading.RLock()  # backward runs one thread per device
-        #: What one call of the step changes in the settings of each group, such as a count of steps.
-        self._changes: dict[int, dict[str, Any]] = {}
+        self._settings = StepSettings()
 
     def prepare(self, job: Job) -> None:
         """Replaces the optimizer's step where necessary."""
@@ -56,30 +58,27 @@ class Updates:
     def single(self, number: int, parameter: torch.Tensor) -> None:
         """Updates one parameter of the group with the given index.
 
-        What this changes in the group's settings takes effect in ``end_round``: one step counts once in a group.
+        What this changes in the settings takes effect in ``end_round``: one step counts once. The step of a subclass
+        may call another that has hooks; the optimizer's own do not run there.
         """
         optimizer = self._stepping
         with self.lock:
             groups = optimizer.param_groups
             group = groups[number]
-            parameters, before = group["params"], dict(group)
-            group["params"], optimizer.param_groups = [parameter], [group]
-            try:
-                self._step(optimizer)
-            finally:
-                optimizer.param_groups = groups
-                changed = {key for key in group if key not in before or group[key] is not before[key]} - {"params"}
-                self._changes[number] = {key: group[key] for key in changed}
-                for key in changed - before.keys():
-                    del group[key]
-                group.update(before, params=parameters)
+            with self._settings.unchanged(group), self._settings.unchanged(vars(optimizer)):
+                group["params"], optimizer.param_groups = [parameter], [group]
+                optimizer._optimizer_step_pre_hooks = OrderedDict()
+                optimizer._optimizer_step_post_hooks = OrderedDict()
+                try:
+                    with inner_steps(optimizer):
+                        self._step(optimizer)
+                finally:
+                    optimizer.param_groups = groups  # a property in some optimizers outside torch
 
     def end_round(self) -> None:
-        """Gives the settings of each group the values that one step has left, after all of its parameters."""
+        """Gives the settings the values that one step has left, after all of its parameters."""
         with self.lock:
-            for number, changes in self._changes.items():
-                self._stepping.param_groups[number].update(changes)
-            self._changes.clear()
+            self._settings.end_round()
 
 
 class HostUpdates(Updates):

@@ -6,6 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -60,5 +61,5 @@ class OwnReruns:
 
 
 def _runs_again(function: type[torch.autograd.Function]) -> bool:
-    code = getattr(inspect.unwrap(function.backward), "__code__", None)
-    return code is not None and records_again(code)
+    backward = inspect.unwrap(function.backward)
+    return isinstance(backward, FunctionType) and records_again(backward)

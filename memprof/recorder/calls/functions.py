@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class FunctionCode:
         """Whether code is torch's that calls a custom autograd function, or the forward of one that exists."""
         found = self._known.get(code)
         if found is None:
-            found = code.co_filename.endswith(_FILE) or any(code is each for each in _codes("forward"))
+            found = code.co_filename.endswith(_FILE) or any(code is each.__code__ for each in _functions("forward"))
             self._known[code] = found
         return found
 
@@ -36,18 +36,20 @@ class FunctionCode:
         """Whether code is a custom function's backward that runs operators again, as checkpoints do."""
         found = self._known_backwards.get(code)
         if found is None:
-            found = records_again(code) and any(code is each for each in _codes("backward"))
+            found = any(code is each.__code__ and records_again(each) for each in _functions("backward"))
             self._known_backwards[code] = found
         return found
 
 
-def records_again(code: CodeType) -> bool:
-    """Whether code turns autograd on, which is off in a backward that is not differentiated in turn."""
-    return not _RECORDS_AGAIN.isdisjoint(code.co_names)
+def records_again(function: FunctionType) -> bool:
+    """Whether a function, or one of its module that it names, turns autograd on, which is off in a plain backward."""
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    helpers = [each for each in named if isinstance(each, FunctionType) and each.__module__ == function.__module__]
+    return any(not _RECORDS_AGAIN.isdisjoint(each.__code__.co_names) for each in (function, *helpers))
 
 
-def _codes(name: str) -> Iterator[CodeType]:
-    """Yields the code of every function's method of a name, and of what its decorators wrap."""
+def _functions(name: str) -> Iterator[FunctionType]:
+    """Yields the method of a name of every custom function, and what its decorators wrap."""
     pending: list[Any] = [torch.autograd.Function]
     while pending:
         kind = pending.pop()
@@ -55,7 +57,6 @@ def _codes(name: str) -> Iterator[CodeType]:
         method = vars(kind).get(name)
         method = getattr(method, "__func__", method)
         while method is not None:
-            code = getattr(method, "__code__", None)
-            if isinstance(code, CodeType):
-                yield code
+            if isinstance(method, FunctionType):
+                yield method
             method = getattr(method, "__wrapped__", None)

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memprof.recorder.steps.inner_steps import is_inner_step
+
 #: Called with the optimizer and the arguments of its step.
 Hook = Callable[[Any, Any, Any], None]
 
 
 class UpdateHooks:
-    """A hook before and one after every update of every optimizer.
+    """A hook before and one after every update of every optimizer; steps within steps are part of those.
 
     torch iterates over its table of hooks while calling them, and changing the table meanwhile ends the job with
     "OrderedDict mutated during iteration", unless the iteration has reached the last hook. So hooks removed from inside
@@ -67,7 +69,7 @@ class UpdateHooks:
             self._post = register_optimizer_step_post_hook(self._call_after)
 
     def _call_before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._pre is None or self._before is None:
+        if self._pre is None or self._before is None or is_inner_step(optimizer):
             return
         self._updating, self._is_in_pre = optimizer, True
         try:
@@ -76,7 +78,7 @@ class UpdateHooks:
             self._updating, self._is_in_pre = None, False
 
     def _call_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._post is None:
+        if self._post is None or is_inner_step(optimizer):
             return
         self._updating = optimizer
         try:

@@ -18,6 +18,7 @@ from memprof.policies.runtime.per_optimizer import PerOptimizer
 from memprof.policies.runtime.replaced import hook_weakly
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
+from memprof.recorder.steps.inner_steps import is_inner_step
 from memprof.recorder.steps.usages import needs_closure
 
 NO_VALUES = (
@@ -58,14 +59,12 @@ def swap_states(
             continue
         states = _States(optimizer, carrier, max(minimum_bytes, 1), parameters)
         _moving.keep(job, states)
-        before: Any = states.before_step
         if one_by_one:
-            updates = OneByOne(optimizer, states.around)
-            before = updates.before_step
-            job.on_undo(optimizer.register_step_post_hook(updates.after_step).remove)
+            OneByOne(optimizer, states.around).install(job)
+        else:
+            job.on_undo(optimizer.register_step_pre_hook(states.before_step).remove)
         for hook in (
-            optimizer.register_step_pre_hook(before),
-            optimizer.register_step_post_hook(states.send),
+            optimizer.register_step_post_hook(states.after_step),
             optimizer.register_state_dict_pre_hook(states.bring_back),
             optimizer.register_load_state_dict_pre_hook(states.bring_back),
         ):
@@ -135,9 +134,10 @@ class _States:
             for state in optimizer.state.values():
                 require_values(state.values() if isinstance(state, dict) else ())
 
-    def send(self, *_: Any) -> None:
-        """Moves out every state tensor that has a storage of its own."""
-        self._send(list(self.optimizer.state))
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Moves out every state tensor that has a storage of its own, unless a step around this one goes on."""
+        if not is_inner_step(optimizer):
+            self._send(list(self.optimizer.state))
 
     def _send(self, parameters: list[torch.Tensor]) -> None:
         leaving = []
