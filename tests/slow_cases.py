@@ -13,6 +13,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "from_cause",
         "MALLOC_ARENA_MAX= runs_out_of_memory.py retried",
         "memprof[warns_in_step",
+        "memprof[holds_references",
         "memprof[runs_threads",
         "memprof[looks_at_stack",
         "memprof[looks_at_modules",
@@ -82,9 +83,10 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "its_logits[bf16-trained]",
         "its_logits[autocast-frozen]",
     ),
-    "tests/policies/test_loss_heads.py": ("-found2]", "-found3]"),
+    "tests/policies/test_loss_heads.py": ("-found1]", "-found2]", "-found3]"),
     "tests/policies/test_optimizer.py": ("each_other[SGD Nesterov-loop", "each_other[AdamW-loop", "peak[unet"),
     "tests/policies/test_precision.py": ("one[vit", "one[resnet", "one[lstm", "rounding[lstm"),
+    "tests/policies/test_precision_own_code.py": ("[part cast before a product",),
     "tests/policies/test_precision_processors.py": (
         "predicted[resnet-bf16",
         "every_level[AVX512_CORE_BF16]",
@@ -104,6 +106,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/policies/test_swap_beside_own.py": ("input_became[modules1]", "input_became[modules2]"),
     "tests/policies/test_swap_in_backward.py": ("leaves_them[gpt-both]",),
     "tests/policies/test_swap_together.py": ("[layers.*-layers.*]", "[layers.*-**]"),
+    "tests/policies/test_swap_one_by_one.py": ("the_same[CountingOutside-policy1", "the_same[Further-policy1"),
     "tests/policies/test_unseen_jobs.py": ("peak[normalized", "peak[products", "peak[adversarial-precision"),
     "tests/real/test_real_scripts.py": (
         "graph_net",
