@@ -47,7 +47,8 @@ def test_peak_is_that_of_a_real_run(options: str, tmp_path: Path) -> None:
     real = record(tmp_path, "job.py")
     dry = record(tmp_path, "--dry-run", "job.py", name="dry.memprof")
     assert dry.returncode == 0
-    assert abs(real.peak - dry.peak) <= 64, (real.peak, dry.peak)
+    # Threads of gloo hold small tensors for as long as they take.
+    assert abs(real.peak - dry.peak) <= 256, (real.peak, dry.peak)
 
 
 def test_runs_on_a_card(tmp_path: Path) -> None:
