@@ -17,8 +17,9 @@ import numpy as np
 
 from memprof.machines.catalogue import Accelerator, machine_of_device, product_rates
 from memprof.replay.time import step_time
+from memprof.trace.largest_written import largest_written
 from memprof.trace.manifest import Machine
-from memprof.trace.schema import NONE, Bools, Floats
+from memprof.trace.schema import Bools, Floats
 from memprof.trace.step import Step
 from memprof.units import format_percent
 
@@ -174,11 +175,7 @@ def product_kinds(step: Step) -> np.ndarray:
 
     It is that of the largest storage that the operator makes or changes.
     """
-    uses, storages = step.uses, step.storages
-    written = np.flatnonzero(uses.role != "read")
-    order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
-    largest = np.full(len(step.ops), NONE, dtype=np.int64)
-    largest[uses.op_id[order]] = uses.storage_id[order]  # the last one written is the largest
-    kinds = np.array([_PRECISION.get(dtype, "") for dtype in [*storages.dtype.tolist(), ""]], dtype=np.object_)
-    found: np.ndarray = kinds[largest]
+    types = [*step.storages.dtype.tolist(), ""]
+    kinds = np.array([_PRECISION.get(dtype, "") for dtype in types], dtype=np.object_)
+    found: np.ndarray = kinds[largest_written(step.ops, step.storages, step.uses)]
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.spool import FLAG_VIEW
+from memprof.trace.largest_written import largest_written
 from memprof.trace.manifest import Speed
 from memprof.trace.schema import Bools, Floats, Ops, Steps, Storages, Uses
 
@@ -52,10 +53,8 @@ def roofline(recording: Recording, ops: Ops, storages: Storages, uses: Uses, spe
 
 def _is_half(ops: Ops, storages: Storages, uses: Uses) -> Bools:
     """Returns which operators have a 16-bit tensor as their largest result, or write to one. Shape (ops,)."""
-    written = np.flatnonzero(uses.role != "read")
-    order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
-    found = np.zeros(len(ops), dtype=np.bool_)
-    found[uses.op_id[order]] = np.isin(storages.dtype[uses.storage_id[order]].astype(str), _HALF)  # the last stays
+    is_half = np.append(np.isin(storages.dtype.astype(str), _HALF), False)  # the last stands for NONE
+    found: Bools = is_half[largest_written(ops, storages, uses)]
     return found
 
 
