@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from memprof.errors import PolicyError
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
-from memprof.policies.plan.together import require_composable
+from memprof.policies.plan.together import contradiction
 from memprof.policies.registry import policy_types
 
 #: Share of the step time within which combinations count as equally fast.
@@ -36,20 +35,12 @@ def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> 
     single = [policy for options in alternatives for parts in options for policy in parts]
     extra = {policy: bench.archive[(policy,)].step_time_us - base for policy in single}
     products = (tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*alternatives))
-    frames = [frame for frame in products if not _contradicts(frame)]
+    frames = [frame for frame in products if not contradiction(frame)]
     alike = max(_ALIKE * base, 1e-9)
     return sorted(
         frames,
         key=lambda frame: (round((total := sum(extra[policy] for policy in frame)) / alike), len(frame), total),
     )
-
-
-def _contradicts(frame: tuple[Policy, ...]) -> bool:
-    try:
-        require_composable(frame)
-    except PolicyError:
-        return True
-    return False
 
 
 def _fitting(bench: Workbench, options: tuple[Policy, ...]) -> list[Policy]:

@@ -18,13 +18,21 @@ def require_composable(policies: Sequence[Policy]) -> None:
     Raises:
         PolicyError: Two do; the message names both.
     """
-    for first, second in itertools.combinations(policies, 2):
-        reason = _contradiction(first, second)
-        if reason:
-            raise PolicyError(reason)
+    reason = contradiction(policies)
+    if reason:
+        raise PolicyError(reason)
 
 
-def _contradiction(first: Policy, second: Policy) -> str:
+def contradiction(policies: Sequence[Policy]) -> str:
+    """Returns why policies cannot be combined on any model, a sentence that names two of them; "" where they can.
+
+    Args:
+        policies: The policies of a plan, in their order.
+    """
+    return next(filter(None, itertools.starmap(_of_pair, itertools.combinations(policies, 2))), "")
+
+
+def _of_pair(first: Policy, second: Policy) -> str:
     updates_in_backward = bool(getattr(second, "in_backward", False))
     if updates_in_backward and first.name == "accumulate":
         return (
