@@ -18,7 +18,7 @@ from typing import Any
 from memprof.launch.dry.rank_stages import Stretch, find_stretches, share_between, unsurveyed
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
-#: If at least so many ranks were run, with distinct roles for more than this share, most other ranks differ, too.
+#: Once this many ranks have run and more than this share of their roles are distinct, most of the rest differ too.
 _SAMPLE, _MANY = 6, 0.7
 #: A box of ranks: the first coordinate and the one after the last, for each dimension.
 _Box = tuple[tuple[int, int], ...]

@@ -21,7 +21,7 @@ from memprof.policies.optimizer.refusals import (
     no_form,
 )
 from memprof.trace.schema import NONE, Bools, Ints
-from memprof.trace.usages import CHANGES_SETTINGS, NEEDS_CLOSURE
+from memprof.trace.usages import CHANGES_SETTINGS, NEEDS_CLOSURE, OptimizerTraits
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -41,8 +41,18 @@ def refuse_optimizers(step: Step, policy: OptimizerPolicy) -> None:
     for optimizer in step.optimizers:
         if policy.loop and not optimizer.has_form(policy.loop):
             raise PolicyError(no_form(optimizer.name, policy.loop))
-        if (policy.in_backward or policy.state == "host") and NEEDS_CLOSURE in optimizer.words:
-            raise PolicyError(needs_whole(optimizer.name))
+        if policy.in_backward or policy.state == "host":
+            refuse_closure(optimizer)
+
+
+def refuse_closure(optimizer: OptimizerTraits) -> None:
+    """Rejects an optimizer that cannot update one parameter at a time, because it needs a closure.
+
+    Raises:
+        PolicyError: It does.
+    """
+    if NEEDS_CLOSURE in optimizer.words:
+        raise PolicyError(needs_whole(optimizer.name))
 
 
 def refuse_loop(step: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.recognise import PARAMETER, Updates
+from memprof.policies.optimizer.recognise import Updates
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -47,8 +47,7 @@ def blocks_of(step: Step, updates: Updates) -> tuple[Ints, Ints]:
 
 def _together(step: Step, updates: Updates, how: str) -> str:
     kinds = ", ".join(dict.fromkeys(str(each.name) for each in step.optimizers)) or "The optimizer"
-    names = [update.name for update in updates.updates if PARAMETER in update.storages]
     return (
-        f"{kinds} computes the updates of {len(names)} parameters together ({how}), so that it cannot update one "
-        "parameter at a time: leave out in_backward and one_by_one."
+        f"{kinds} computes the updates of {len(updates.updates)} parameters together ({how}), so that it cannot update "
+        "one parameter at a time: leave out in_backward and one_by_one."
     )

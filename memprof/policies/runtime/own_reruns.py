@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,6 +35,8 @@ class OwnReruns:
         self._context = context
         #: First number of autograd nodes in each region, and the one after its last.
         self._regions: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)
+        #: Whether the backward of a function runs again, read once: each of its nodes asks.
+        self._runs_again: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
     def install(self) -> Callable[[], Any]:
         """Starts, for as long as this object lives; returns a function that ends it."""
@@ -51,7 +54,10 @@ class OwnReruns:
                 self._regions.append((first, last))
 
     def _apply(self, before: Any, node: Any, *gradients: Any) -> Any:
-        if not _runs_again(type(node)._forward_cls):
+        function = type(node)._forward_cls
+        if function not in self._runs_again:
+            self._runs_again[function] = _runs_again(function)
+        if not self._runs_again[function]:
             return before(node, *gradients)
         number = node._sequence_nr()
         if not any(first <= number < last for first, last in self._regions):

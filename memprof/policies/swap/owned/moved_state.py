@@ -9,14 +9,13 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.recognise import recognise_updates
-from memprof.policies.optimizer.refusals import needs_whole
+from memprof.policies.optimizer.seen import refuse_closure
 from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
-from memprof.trace.usages import NEEDS_CLOSURE
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
@@ -71,8 +70,7 @@ def _one_by_one(step: Step, policy: Swap, moved: Ints) -> Step:
         PolicyError: The optimizer does not update one parameter after another.
     """
     for optimizer in step.optimizers:
-        if NEEDS_CLOSURE in optimizer.words:
-            raise PolicyError(needs_whole(optimizer.name))
+        refuse_closure(optimizer)
     updates = recognise_updates(step)
     if updates.form != "loop":
         raise PolicyError(
