@@ -176,9 +176,8 @@ class Observation(ThreadObservation):
             if usages is not None:
                 self._log.record("usages", usages)
         # Once the job's own profiler took over, the rest of the step was not recorded.
-        self._write_step(
-            step, end_ns, is_complete=is_whole and (self._sessions.sources.is_open or not self.is_recording)
-        )
+        is_complete = is_whole and (self._sessions.sources.is_open or not self.is_recording)
+        self._write_step(step, end_ns, self.watch, is_complete=is_complete)
 
     def rest(self) -> None:
         """Suspends recording until `record_again`: the window is over."""
@@ -193,6 +192,18 @@ class Observation(ThreadObservation):
             self._log.record("end", {"reason": "the window is over", "time_ns": clock_ns()})
         self._failures.release()
         self._log.flush()
+
+    def begin_clocked(self) -> None:
+        """Starts the clock in a step after the window, in which only calls of root models are observed."""
+        wait_for_device()
+        self._step_first_op = self._log.op_count
+        self._after.paused_ns = 0
+        self._step_start_ns = clock_ns()
+
+    def end_clocked(self, step: int) -> None:
+        """Writes the duration of such a step."""
+        wait_for_device()
+        self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=True)
 
     def record_again(self) -> None:
         """Resumes recording after `rest`, once the allocator's table is enabled again."""
@@ -226,7 +237,7 @@ class Observation(ThreadObservation):
             self._sessions.times.stop()
             self._sessions.sources.stop()
         if is_inside_step and self.is_recording and self.step_ops:
-            self._write_step(step, end_ns, is_complete=False)
+            self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
         self._notes.finish(self._sessions.mode.not_followed)
         self._sessions.sources.forget()
@@ -319,14 +330,14 @@ class Observation(ThreadObservation):
         else:
             self._kept.begin_step()
 
-    def _write_step(self, step: int, end_ns: int, *, is_complete: bool) -> None:
+    def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
         self._last_step = step
         progress = self.progress
         self._log.record(
             "steps",
             {
                 "step": step,
-                "kind": self.watch.value,
+                "kind": watch.value,
                 "start_ns": self._step_start_ns,
                 "end_ns": end_ns,
                 "paused_ns": self._after.paused_ns,

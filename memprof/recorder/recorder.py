@@ -240,6 +240,8 @@ class Recorder(ProcessRecorder[Observation]):
             if not observation.has_ended:
                 self._note_aside(observation)
             self._after.begin_step(observation)
+            if observation.watch is Watch.RESTING and self._window.is_clocked(self._step - self._aside.moved):
+                observation.begin_clocked()
             return
         if watch is not Watch.PLAIN and self._dry is None and is_job_profiling():
             self._aside.is_due = self._aside.is_lost = True
@@ -255,6 +257,8 @@ class Recorder(ProcessRecorder[Observation]):
             observation.step_aside(self._step)
         if observation.watch is not Watch.RESTING:
             observation.end_step(self._step)
+        elif self._window.is_clocked(self._step - self._aside.moved):
+            observation.end_clocked(self._step)
         if self._aside.is_lost:
             self._aside.pass_over(self._step, self._window)
         if self._after is not None:

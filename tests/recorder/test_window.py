@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memprof.recorder.steps.window import Window
+from memprof.trace.schema import Steps
+from tests.recorder.recorded import record_script
+
+JOB = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def watches(window: Window, count: int) -> list[str]:
@@ -12,14 +26,30 @@ def watches(window: Window, count: int) -> list[str]:
 
 
 def test_two_steps_pass_and_three_are_recorded() -> None:
-    """By default; then one is timed, one left alone, and the rest of the job runs on unobserved."""
-    expected = ["warm_up", "warm_up", "recorded", "recorded", "recorded", "timed", "plain", "closed", "closed"]
-    assert watches(Window(), 9) == expected
+    """By default; then one is timed, three are left alone, and the rest of the job runs on unobserved."""
+    expected = ["warm_up"] * 2 + ["recorded"] * 3 + ["timed"] + ["plain"] * 3 + ["closed"] * 2
+    assert watches(Window(), 11) == expected
+
+
+def test_the_sizes_of_inputs_are_checked_in_steps_that_only_the_clock_sees() -> None:
+    """Where recording can go on, only the first step after the timed one is left alone; three count for the time."""
+    window = Window(skip=0, steps=1, goes_on=True)
+    assert watches(window, 6) == ["recorded", "timed", "plain", "resting", "resting", "resting"]
+    assert [window.is_clocked(step) for step in range(6)] == [False, False, True, True, True, False]
+
+
+def test_three_plain_steps_are_clocked(tmp_path: Path) -> None:
+    """Whether the job is stopped after its window or goes on, and their median is the step time."""
+    for options in ((), ("--stop",)):
+        steps = record_script(tmp_path, JOB, *options).trace.table(Steps)
+        assert list(steps.kind) == ["warm_up", "warm_up", "recorded", "recorded", "recorded", "timed", *["plain"] * 3]
+        assert steps.is_complete.all()
+        assert (steps.duration_us > 0).all()
 
 
 def test_the_first_step_can_be_recorded() -> None:
     """A window that skips nothing begins with the job."""
-    assert watches(Window(skip=0, steps=1), 4) == ["recorded", "timed", "plain", "closed"]
+    assert watches(Window(skip=0, steps=1), 4) == ["recorded", "timed", "plain", "plain"]
 
 
 def test_a_long_way_to_the_window_is_not_recorded() -> None:

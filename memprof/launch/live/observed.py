@@ -36,7 +36,7 @@ class Observed:
         self._process = os.getpid()
         self._spool = self._folder / "steps.memprof.spool"
         self._spool.mkdir(mode=0o700)
-        window = Window(skip=1, steps=1)
+        window = Window(skip=1, steps=1, plain=1)
         settings = Settings(skip=window.skip, steps=window.steps)
         write_launch(self._spool, Target(arguments=tuple(sys.argv), name=sys.argv[0]), settings)
         self._recorder = Recorder(self._spool / f"process-{self._process}", window, is_late=True)

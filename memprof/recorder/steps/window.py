@@ -32,6 +32,8 @@ class Window:
         stop: End the job after the window.
         is_dry: Nothing is timed after it: the job is a dry run.
         goes_on: Later steps with larger inputs than all recorded ones are recorded as well.
+        plain: Steps whose median is the step time, a single one of which may be off by 10 %: the unobserved one, and
+            those after it, where after the window only the sizes of inputs are checked, or nothing at all.
     """
 
     skip: int = 2
@@ -39,6 +41,7 @@ class Window:
     stop: bool = False
     is_dry: bool = False
     goes_on: bool = False
+    plain: int = 3
 
     def __post_init__(self) -> None:
         """Validates the numbers.
@@ -58,5 +61,12 @@ class Window:
             return Watch.RECORDED
         if self.is_dry:
             return Watch.CLOSED
-        last = Watch.RESTING if self.goes_on and after < 2 + _MOST_RESTING else Watch.CLOSED
-        return {0: Watch.TIMED, 1: Watch.PLAIN}.get(after, last)
+        if after == 0:
+            return Watch.TIMED
+        if after <= (1 if self.goes_on else self.plain):
+            return Watch.PLAIN
+        return Watch.RESTING if self.goes_on and after < 2 + _MOST_RESTING else Watch.CLOSED
+
+    def is_clocked(self, step: int) -> bool:
+        """Returns whether the duration of a step after the window counts as that of a plain one."""
+        return 0 < step - self.skip - self.steps <= self.plain
