@@ -234,6 +234,14 @@ class Policy(ABC):
         """Whether it cannot be applied to parameters that fully_shard has divided over ranks."""
         return self.changes_update
 
+    def refusal_within(self, plan: Sequence[Policy]) -> str:
+        """Returns why it cannot be predicted as a part of a plan, a sentence; "" where it can.
+
+        Args:
+            plan: The plan's policies, this one included, in their order.
+        """
+        return ""
+
     @property
     def why_not_torch(self) -> str:
         """Why torch's own API has no equivalent, so that emitted code calls memprof; "" where it has one."""

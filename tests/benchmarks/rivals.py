@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -130,9 +131,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "AdamW's moments. Peaks are the CPU allocator's own log of a run without a recorder, later steps. Losses are "
         "those of the plain run, to rounding where the compiler took part: precision is left out everywhere. "
         f"torch.compile: the fastest of activation_memory_budget {', '.join(f'{share:g}' for share in COMPILED)} that "
-        "fits. memprof: `suggest --allow checkpoint`, and `suggest --forbid precision`, given recordings of the same "
-        "compiled runs. Torch's planner and ckptplan measure on CUDA only, so they are given operator times and bytes "
-        "of each block measured here in the same way; the optimizer's state, which torch's does not count, is "
+        "fits. memprof: `suggest --allow checkpoint`, and `suggest --forbid precision`, given recordings of the "
+        "model compiled at these budgets, with a chunked loss as well where that applies. Torch's planner and ckptplan "
+        "measure on CUDA only, so they are given operator times and bytes of each block measured here in the same way; the optimizer's state, which torch's does not count, is "
         f"subtracted from its budget. Packages: {', '.join(PACKAGES)}.",
         (
             "model, budget",
@@ -249,13 +250,18 @@ class Bench:
             rival: The row.
             budget: In bytes.
             flags: More options of suggest.
-            runs: The job is recorded compiled with these budgets too, as plans to choose from.
+            runs: The job is recorded compiled with these budgets too, as plans to choose from; also with a
+                chunked loss, where that applies.
 
         Raises:
             RefusedError: Nothing fits.
         """
         plan = self.folder / f"{self.model}-{budget}-{flags[-1]}.toml"
-        compiled = [option for share in runs for option in ("--compiled", str(self._recorded(f".@{share}")))]
+        compiled: list[str] = []
+        if runs:
+            chunks = self._loss_chunks()
+            for share, loss in itertools.product(runs, ("", chunks) if chunks else ("",)):
+                compiled += ["--compiled", str(self._recorded(f".@{share}", loss))]
         asked = ("--budget", str(budget), *flags, *compiled, "--time-limit", str(self.search_s), "--write", str(plan))
         command = [*MEMPROF, "suggest", str(self._recorded()), *asked, "-f", "--json"]
         try:
@@ -266,13 +272,22 @@ class Bench:
         print(f"{self.model}, {budget:,} bytes: {told['plans'][0]['describe']}", file=sys.stderr)
         return ("--how", "memprof", "--plan", str(plan))
 
-    def _recorded(self, compiled: str = "") -> Path:
-        """Records the plain job once, or under the compiler."""
-        path = self.folder / f"{self.model}{compiled}.memprof"
+    def _loss_chunks(self) -> str:
+        """Returns the chunks in which the chunked loss is computed; "" where the policy does not apply to the job."""
+        command = [*MEMPROF, "predict", str(self._recorded()), "--loss", "8", "--json"]
+        try:
+            run(command, self.folder)
+        except RuntimeError:
+            return ""
+        return "8"
+
+    def _recorded(self, compiled: str = "", loss: str = "") -> Path:
+        """Records the plain job once, or under the compiler, and with a chunked loss."""
+        path = self.folder / f"{self.model}{compiled}{loss and f'-loss-{loss}'}.memprof"
         if not path.exists():
             command = Job(SCRIPT, (self.model, "--steps", str(self.steps))).recorded(path, steps=2)
             place = command.index("record") + 1
-            more = ["--compile", compiled] if compiled else []
+            more = [*(("--compile", compiled) if compiled else ()), *(("--loss", loss) if loss else ())]
             run([*command[:place], *more, *command[place:]], self.folder, **self._environment)
         return path
 

@@ -12,8 +12,19 @@ from memprof.errors import PolicyError
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
+from memprof.policies.swap.policy import Swap
 from tests.policies.faces import recorded, train
+from tests.recorder.recorded import record_script
 
+JOB = """
+import torch
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(10):
+    model(torch.ones(4, 256)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 HAS_COMPILER = shutil.which("g++") is not None
 
 
@@ -52,6 +63,20 @@ def test_measured_run_is_the_prediction(tmp_path):
     assert list(predicted.ops.name) == list(step.ops.name)
     with pytest.raises(PolicyError, match="another model"):
         Compile(("layers.*",), measured=str(path)).transform(recorded("shared"))
+
+
+def test_a_measured_run_includes_the_policies_it_was_recorded_under_and_no_others(tmp_path):
+    """A plan that adds or leaves out a policy is refused: the measured step would be that of another plan."""
+    swap = Swap(what="optimizer", to="disk")
+    measured = record_script(tmp_path, JOB, "--stop", "--swap", "optimizer:disk", name="compiled.memprof")
+    step = record_script(tmp_path, JOB, "--stop").step
+    compiled = Compile(measured=str(measured.path))
+    predicted = Plan((swap, compiled)).transform(step)
+    assert list(predicted.ops.name) == list(measured.trace.fullest_step().ops.name)
+    with pytest.raises(PolicyError, match=r"recorded under swap optimizer to disk before .*, this plan has no other"):
+        Plan((compiled,)).transform(step)
+    with pytest.raises(PolicyError, match="this plan has swap optimizer to host: record the job under the whole plan"):
+        Plan((Swap(what="optimizer"), compiled)).transform(step)
 
 
 def test_pattern_without_module_is_refused():

@@ -13,7 +13,7 @@ from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, steps_under
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
-from memprof.policies.plan.together import require_composable
+from memprof.policies.plan.together import require_predictable
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
@@ -77,7 +77,7 @@ class Basis:
         """
         known = self._fullest.get(plan.policies)
         if known is None:
-            require_composable(plan.policies)
+            require_predictable(plan.policies)
             known = fullest_of(steps_under(plan.policies, (self.step, *self.others), self.dry_steps))
             self._fullest[plan.policies] = known
         return known

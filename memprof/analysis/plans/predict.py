@@ -21,7 +21,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import transform_all
-from memprof.policies.plan.together import require_composable
+from memprof.policies.plan.together import require_predictable
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.within import fullest_of
 from memprof.trace.files.spool import DRY_RUN, GRADIENTS_ENABLED
@@ -116,7 +116,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
         BadInputError: The trace contains no operators, or is damaged.
         PolicyError: A policy does not apply to the step, or contradicts another one.
     """
-    require_composable(plan.policies)
+    require_predictable(plan.policies)
     basis = basis or basis_of_steps(trace)
     stages = []
     steps = whole = (basis.step, *basis.others)

@@ -11,7 +11,7 @@ from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, transform_all
-from memprof.policies.plan.together import require_composable
+from memprof.policies.plan.together import require_predictable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
 
@@ -70,7 +70,7 @@ class Workbench:
         if known is not None or key in self.refused or (key and self.is_late()):
             return known
         try:
-            require_composable(key)
+            require_predictable(key)
             steps = self.steps_under(key)
             fullest = self.steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
             host = 0 if self.most_host_bytes is None else host_bytes_under(key, self.steps_under)

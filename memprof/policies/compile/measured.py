@@ -26,3 +26,9 @@ def policies_of_compiled(trace: Trace) -> tuple[Policy, ...]:
     return tuple(
         replace(policy, measured=str(trace.path)) if isinstance(policy, Compile) else policy for policy in plan.policies
     )
+
+
+def measured_policies(path: str) -> tuple[Policy, ...] | None:
+    """Returns the policies that a run was recorded under, in their order; None where the recording names no plan."""
+    tables = Trace.open(path).manifest.plan
+    return None if tables is None else plan_from_tables(tables).policies

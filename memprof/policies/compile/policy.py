@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
@@ -56,6 +58,19 @@ class Compile(Policy):
         """Empty: torch has an equivalent."""
         return ""
 
+    def refusal_within(self, plan: Sequence[Policy]) -> str:
+        """Returns that the measured run is one of other policies, where it is."""
+        if not self.measured or not Path(self.measured).exists():
+            return ""
+        recorded = self._module("measured").measured_policies(self.measured)
+        mine, its = _before_compiling(plan), _before_compiling(recorded or ())
+        if recorded is None or mine == its:
+            return ""
+        return (
+            f"The measured run {self.measured} was recorded under {_listed(its)} before it was compiled, this plan has "
+            f"{_listed(mine)}: record the job under the whole plan."
+        )
+
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``layers.*@0.5``.
@@ -75,3 +90,12 @@ class Compile(Policy):
         """Returns a short description: ``compile layers.* at 0.5``."""
         names = condensed(self.modules)
         return f"compile {names}" + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")
+
+
+def _before_compiling(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """Returns the policies that come before the compiler's, whose effect a measured run includes."""
+    return tuple(itertools.takewhile(lambda policy: not isinstance(policy, Compile), policies))
+
+
+def _listed(policies: Sequence[Policy]) -> str:
+    return ", ".join(policy.describe() for policy in policies) or "no other policy"

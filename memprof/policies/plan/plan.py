@@ -11,7 +11,7 @@ from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
 from memprof.policies.plan.time_interval import TimeInterval
-from memprof.policies.plan.together import require_composable
+from memprof.policies.plan.together import require_composable, require_predictable
 from memprof.policies.registry import policy_types
 from memprof.replay.within import fullest_of
 from memprof.trace.step import Step
@@ -66,7 +66,7 @@ class Plan:
         Raises:
             PolicyError: A policy does not fit the step, or another policy.
         """
-        require_composable(self.policies)
+        require_predictable(self.policies)
         for policy in self.policies:
             step = policy.transform(step)
         return step
@@ -88,7 +88,7 @@ class Plan:
         Raises:
             PolicyError: A policy does not fit the step, or another policy.
         """
-        require_composable(self.policies)
+        require_predictable(self.policies)
         recorded: tuple[Step, ...] = (step, *others)
         predicted = steps_under(self.policies, recorded, dry_steps)
         interval = interval_of(self.policies, recorded, predicted, dry_steps=dry_steps)

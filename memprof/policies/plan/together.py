@@ -23,6 +23,21 @@ def require_composable(policies: Sequence[Policy]) -> None:
         raise PolicyError(reason)
 
 
+def require_predictable(policies: Sequence[Policy]) -> None:
+    """Checks that a plan can be applied, and that each policy can be predicted together with the others.
+
+    Args:
+        policies: The policies of a plan, in their order.
+
+    Raises:
+        PolicyError: Two contradict each other, or one was measured under another plan.
+    """
+    require_composable(policies)
+    reason = next(filter(None, (policy.refusal_within(policies) for policy in policies)), "")
+    if reason:
+        raise PolicyError(reason)
+
+
 def contradiction(policies: Sequence[Policy]) -> str:
     """Returns why policies cannot be combined on any model, a sentence that names two of them; "" where they can.
 
