@@ -133,7 +133,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         f"torch.compile: the fastest of activation_memory_budget {', '.join(f'{share:g}' for share in COMPILED)} that "
         "fits. memprof: `suggest --allow checkpoint`, and `suggest --forbid precision`, given recordings of the "
         "model compiled at these budgets, with a chunked loss as well where that applies. Torch's planner and ckptplan "
-        "measure on CUDA only, so they are given operator times and bytes of each block measured here in the same way; the optimizer's state, which torch's does not count, is "
+        "measure on CUDA only, so they are given operator times and bytes of each block measured here in the same way; "
+        "the optimizer's state, which torch's does not count, is "
         f"subtracted from its budget. Packages: {', '.join(PACKAGES)}.",
         (
             "model, budget",
