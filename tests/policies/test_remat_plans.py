@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -129,6 +132,30 @@ def test_a_plan_recomputes_no_more_than_the_rule(room):
     ruled = Simulation(outline, room * 100, Rule("eq-class")).run()
     planned = planned_course(outline, room * 100, "eq-class", frozenset())
     assert 0 < planned.again_us <= ruled.again_us
+
+
+def test_a_course_ends_where_it_recomputes_too_much():
+    """With room for three storages of a long chain, each read computes all before it again."""
+    whole = Simulation(chain(64), 300, Rule("eq-class")).run().again_us
+    assert whole > 1_000.0
+    assert Simulation(chain(64), 300, Rule("eq-class"), most_again_us=whole).run().again_us == whole
+    with pytest.raises(PolicyError, match=r"over and over within 300 B: more than 0\.8 times its work"):
+        Simulation(chain(64), 300, Rule("eq-class"), most_again_us=1_000.0).run()
+
+
+def test_planning_keeps_nothing_of_its_callers_alive():
+    """An error that is kept holds the frames of the job that called, and their tensors, until garbage is collected."""
+
+    def step():
+        batch = torch.zeros(1)
+        planned_course(chain(16), 400, "eq-class", frozenset())
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_evicted_where_all_fits_and_too_little_is_refused():

@@ -69,6 +69,30 @@ class Collecting(nn.Module):
         return batch
 
 
+class Cell(nn.Module):
+    """Keeps its state, which each call replaces."""
+
+    def forward(self, batch: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.state = 0.9 * state + batch
+        return torch.tanh(self.state - 1.0), self.state
+
+
+class Recurrent(nn.Module):
+    """Calls a cell at each time step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cell = nn.Linear(256, 256), Cell()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(batch)
+        outputs = []
+        for _ in range(12):
+            output, state = self.cell(self.layer(batch), state)
+            outputs.append(output.mean())
+        return torch.stack(outputs)
+
+
 def blocks() -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(4)))
 
@@ -116,3 +140,13 @@ def test_what_a_layer_returns_beside_its_output_is_inside_the_interval(tmp_path:
     bounds = interval_of((policy,), (step,), (predicted,))
     assert peak(predicted) < 0.9 * measured
     assert measured <= bounds.most_bytes < 1.05 * measured
+
+
+def test_a_state_that_each_call_replaces_is_held_once(tmp_path: Path) -> None:
+    """That of the last call lives on after the forward: those of the calls before were freed, and may be moved."""
+    policy = Swap(("cell",), to="disk")
+    step = record(tmp_path / "plain.memprof", None, Recurrent)
+    measured = peak(record(tmp_path / "swapped.memprof", policy, Recurrent))
+    predicted = policy.transform(step)
+    bounds = interval_of((policy,), (step,), (predicted,))
+    assert bounds.least_bytes <= measured <= bounds.most_bytes < 0.7 * peak(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from memprof.errors import PolicyError
@@ -29,28 +30,33 @@ def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once:
         at_once: Storages that are dropped once nothing else references them.
 
     Raises:
-        PolicyError: An operator does not fit even with everything possible dropped, whatever the rule.
+        PolicyError: An operator does not fit even with everything possible dropped, or the step's work is repeated many
+            times over, whatever the rule.
     """
     rules = [Rule(heuristic), *(Rule(heuristic, foresight) for foresight in _FORESIGHTS)]
     if heuristic == "eq-class":
         rules.append(Rule("msps"))
     best: Course | None = None
     best_rule = rules[0]
-    refusal: PolicyError | None = None
+    refusal = ""
     for rule in rules:
         try:
-            course = Simulation(outline, budget_bytes, rule, at_once).run()
+            course = Simulation(outline, budget_bytes, rule, at_once, _least_us(best)).run()
         except PolicyError as error:
-            refusal = refusal or error
+            refusal = refusal or str(error)  # the error would keep this frame and its callers' alive
             continue
         if best is None or course.again_us < best.again_us:
             best, best_rule = course, rule
         if not course.dropped:
             return course
     if best is None:
-        assert refusal is not None
-        raise refusal
+        raise PolicyError(refusal)
     return _varied(outline, budget_bytes, best, best_rule, at_once)
+
+
+def _least_us(best: Course | None) -> float:
+    """Returns the recomputation that another course must not exceed to be the best."""
+    return math.inf if best is None else best.again_us
 
 
 def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_once: frozenset[int]) -> Course:
@@ -66,7 +72,7 @@ def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_on
             weights[storage] = weights.get(storage, 1.0) * chance.choice(_FACTORS)
         varied = Rule(rule.heuristic, rule.foresight, weights)
         try:
-            course = Simulation(outline, budget_bytes, varied, at_once).run()
+            course = Simulation(outline, budget_bytes, varied, at_once, best.again_us).run()
         except PolicyError:
             continue
         if course.again_us <= best.again_us:

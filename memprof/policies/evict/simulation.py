@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from memprof.units import format_bytes
 
 #: Time until the next use of what is not used again, in microseconds.
 _NEVER_US = 1e12
+#: Most recomputation, as a multiple of the step's work and of its operators. Long chains, such as a network over many
+#: time steps, may otherwise be recomputed exponentially often where little more than one operator's memory is left.
+_MOST_AGAIN = 10
 
 
 @dataclass
@@ -73,7 +77,14 @@ class Rule:
 class Simulation:
     """Simulates a step operator by operator."""
 
-    def __init__(self, outline: Outline, budget_bytes: int, rule: Rule, at_once: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        outline: Outline,
+        budget_bytes: int,
+        rule: Rule,
+        at_once: Set[int] = frozenset(),
+        most_again_us: float = math.inf,
+    ) -> None:
         """Prepares a run.
 
         Args:
@@ -81,7 +92,10 @@ class Simulation:
             budget_bytes: Maximum bytes at once; 0 for no limit.
             rule: How victims are chosen.
             at_once: Storages that are dropped once nothing else references them.
+            most_again_us: Most time of recomputed operators; the run ends where it takes more.
         """
+        self._most_again_us = min(most_again_us, _MOST_AGAIN * sum(outline.cost_us))
+        self._most_again = _MOST_AGAIN * len(outline.cost_us)
         self._outline, self._budget, self._rule = outline, budget_bytes or 1 << 62, rule
         self._at_once = at_once
         count = len(outline.size_bytes)
@@ -101,7 +115,7 @@ class Simulation:
         """Returns the simulated course.
 
         Raises:
-            PolicyError: An operator does not fit even with everything possible dropped.
+            PolicyError: An operator does not fit even with everything possible dropped, or too much is recomputed.
         """
         outline, locks = self._outline, self._locks
         born_at, dies_at, offered_at = outline.events
@@ -239,6 +253,11 @@ class Simulation:
             course.before.append(now)
             self._clock += outline.cost_us[op_id]
             course.again_us += outline.cost_us[op_id]
+            if course.again_us > self._most_again_us or number > self._most_again:
+                raise PolicyError(
+                    f"remat would compute most of the step over and over within {format_bytes(self._budget)}: more "
+                    f"than {course.again_us / max(sum(outline.cost_us), 1e-9):.1f} times its work. Set a larger budget."
+                )
             written = [storage]
             if is_first:
                 written += [other for other in self._made_together.get(op_id, ()) if self._is_needed(other, storage)]

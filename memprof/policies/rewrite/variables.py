@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.files.coding.coded import Coded
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: Modules that pass each result on at once, under one name.
@@ -50,7 +50,8 @@ def result_ends(step: Step, inner: Ints) -> Ints:
     A model may return more than the next layer needs, such as attention's weights in an object beside its output. This
     shows in storages that live on after the forward has returned although nothing uses them and no node has saved them.
     Others of their shape that the same call made may be held as long, or that the calls in the same forward returned;
-    NONE for the rest.
+    NONE for the rest. Where a module is called several times in a forward and only what its last call left lives on, as
+    the state of a cell does, that of each call took the place of the one before: the other calls' are not held.
 
     Args:
         step: The step.
@@ -70,8 +71,28 @@ def result_ends(step: Step, inner: Ints) -> Ints:
     for one in (call, around):
         returned = np.append(calls.last_op_id, NONE)[one]
         is_left = (one != NONE) & ~is_saved & (used <= returned) & (freed > returned)
+        if one is around:
+            is_left &= ~_is_replaced(step, one, (one != NONE) & ~is_saved & (freed <= returned))
         keys = one * len(shapes.distinct) + shapes.codes
         ends = np.full(int(keys.max(initial=NONE)) + 1, NONE, dtype=np.int64)
         np.maximum.at(ends, keys[is_left], freed[is_left])
         found[one != NONE] = np.maximum(found[one != NONE], ends[keys[one != NONE]])
     return found
+
+
+def _is_replaced(step: Step, calls: Ints, is_freed: Bools) -> Bools:
+    """Marks storages like which others were freed before their call returned: made at the same place of the code.
+
+    Args:
+        step: The step.
+        calls: A call for each storage, within which others are compared with it; NONE for none.
+        is_freed: Storages that nothing held until that call returned.
+    """
+    ops, created = step.ops, step.storages.created_op_id
+    made = np.where(created != NONE, created, 0)
+    shapes, names = Coded.of(step.storages.shape).codes, Coded.of(ops.name).codes
+    places = np.stack([calls, shapes, names[made], ops.module_id[made], ops.stack_id[made]], axis=1)
+    _, place = np.unique(places, axis=0, return_inverse=True)
+    has_freed = np.zeros(int(place.max(initial=NONE)) + 1, dtype=np.bool_)
+    has_freed[place[is_freed]] = True
+    return has_freed[place]
