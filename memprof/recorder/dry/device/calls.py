@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,6 +17,7 @@ from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
 from memprof.recorder.dry.device.tensor_types import dtype_named
 
 _Tensor: Any = torch.Tensor
+_devices: Any = importlib.import_module("torch.utils._device")
 #: Attention, which torch also calls inside its own functions, where the mode is off.
 ATTENTION: tuple[tuple[Any, str], ...] = (
     (torch.nn.functional, "scaled_dot_product_attention"),
@@ -67,6 +69,7 @@ class DeviceCalls(TorchFunctionMode):
             torch._C._nn.scaled_dot_product_attention: attend,
             **dict.fromkeys((torch.nn.functional.ctc_loss, torch.ctc_loss), _ctc),
             **dict.fromkeys(_FILLED, _filled),
+            torch.sparse_coo_tensor: _coo,
             **RECURRENT,
         }
 
@@ -112,7 +115,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles one call."""
-        args, kwargs = _with_names(func, args, kwargs or {})
+        args, kwargs = _with_names(func, args, _with_default(func, kwargs or {}))
         replaced = self._replaced.get(func)
         if replaced is not None:
             answer = replaced(func, args, kwargs)
@@ -136,6 +139,14 @@ class DeviceCalls(TorchFunctionMode):
         if len(args) > 1 or kwargs or not is_on_device(args[0]):
             return NotImplemented
         return func(args[0]).replace(FACE.type, "cuda")
+
+
+def _with_default(func: Any, kwargs: Any) -> Any:
+    """Returns a call's keyword arguments with the default device, which torch adds below all other function modes."""
+    default = _devices.CURRENT_DEVICE
+    if not is_cuda(default) or kwargs.get("device") is not None:
+        return kwargs
+    return {**kwargs, "device": default} if func in _devices._device_constructors() else kwargs
 
 
 def _with_names(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -179,8 +190,19 @@ def _filled(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_cuda(device):
         return NotImplemented
     options = {name: value for name, value in kwargs.items() if name not in ("device", "requires_grad")}
+    if _devices.CURRENT_DEVICE is not None:  # it counts where none is given
+        options["device"] = down(args[0].device) if args and isinstance(args[0], _Tensor) else "cpu"
     tensor = func(*args, **options).to(down(device))  # the mode is off in here
     return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+
+def _coo(func: Any, args: Any, kwargs: Any) -> Any:
+    """Moves indices and values given as lists or on the processor, which torch does without an operator."""
+    device = kwargs.get("device")
+    if not is_cuda(device) or len(args) < 2:
+        return NotImplemented
+    parts = (each if is_on_device(each) else _filled(torch.as_tensor, (each,), {"device": device}) for each in args[:2])
+    return func(*parts, *args[2:], **{**kwargs, "device": down(device)})
 
 
 def _new_tensor(_func: Any, args: Any, kwargs: Any) -> Any:
