@@ -171,3 +171,20 @@ def test_work_areas_of_fourier_transforms_are_an_interval_too(tmp_path: Path) ->
     assert any("one to eight times its complex elements" in note for note in done.trace.manifest.notes)
     assert beyond_tensors(done.trace).room_bytes > find_machine("rtx4090").budget_bytes
     assert judge_device(done.trace).budget == ""
+
+
+_ENDS_IN_ITS_DATA = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = torch.nn.Dropout()(torch.rand(1 << 16))
+raise ValueError("bad image")
+"""
+
+
+def test_a_job_that_ends_before_it_computes_on_the_card_has_no_need(tmp_path: Path) -> None:
+    """Only operators on the host ran, whose allocator reserves nothing: no "-1 B reserved"."""
+    done = record_script(tmp_path, _ENDS_IN_ITS_DATA, "--dry-run", "--device", "rtx4090")
+    assert done.returncode == 1
+    assert "reserved" not in done.stderr
+    assert dry_fit(Trace.open(done.path)) is None

@@ -97,7 +97,7 @@ class DryFit:
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
-    """Compares a dry run's memory with the capacity of its device; None for other recordings.
+    """Compares a dry run's memory with the capacity of its device; None without one, or with nothing on it.
 
     Args:
         trace: The recording.
@@ -107,7 +107,8 @@ def dry_fit(trace: Trace) -> DryFit | None:
         return None
     found = machine_of_device(machine.device_name)
     memory, device = trace.table(Memory), trace.table(DeviceMemory)
-    if found is None or not len(memory) or not len(device):
+    on_card = memory.reserved_bytes >= 0  # the host's tensors have rows of their own, without reserved bytes
+    if found is None or not on_card.any() or not len(device):
         return None
     try:
         step = trace.fullest_step()
@@ -121,8 +122,8 @@ def dry_fit(trace: Trace) -> DryFit | None:
         capacity_bytes=machine.capacity_bytes,
         least_outside_bytes=beyond.outside.least_bytes,
         outside_bytes=beyond.outside.most_bytes,
-        reserved_bytes=int(memory.reserved_bytes.max()),
-        allocated_bytes=int(memory.allocated_bytes.max()),
+        reserved_bytes=int(memory.reserved_bytes[on_card].max()),
+        allocated_bytes=int(memory.allocated_bytes[on_card].max()),
         largest=(most.key if most is not None else None) or "unknown",
         share=most.bytes / split.total_bytes if most is not None else 0.0,
         workspace_bytes=beyond.workspace_bytes,
