@@ -210,7 +210,7 @@ def test_two_jobs_do_not_refuse_each_others_updates() -> None:
 
 
 def test_the_state_of_both_models_of_one_optimizer_is_moved() -> None:
-    """Two generators under one optimizer, each called on its own: what a plan names is moved of both, and comes back."""
+    """Two models under one optimizer, each a job of its own: what a plan names is moved of both, and comes back."""
     models = Deep(), Deep()
     optimizer = torch.optim.AdamW([each for model in models for each in model.parameters()])
     policy = Swap(modules=("layers.1",), what="optimizer", to="disk", minimum_bytes=1)
@@ -225,7 +225,8 @@ def test_the_state_of_both_models_of_one_optimizer_is_moved() -> None:
         return names
 
     def train_both() -> None:
-        sum(model(torch.ones(4, 16)).square().mean() for model in models).backward()
+        for model in models:
+            model(torch.ones(4, 16)).square().mean().backward()
         optimizer.step()
 
     train_both()

@@ -56,7 +56,8 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     sizes = [_sizes(text) for text in shapes]
     from_input = _computed_from(step, (storages.category == "input"))
     if size is None:
-        size = _batch_size(sizes, shape_of, _read_by_models(step), _activations(step, from_input & (phase == "forward")))
+        is_made = _activations(step, from_input & (phase == "forward"))
+        size = _batch_size(sizes, shape_of, _read_by_models(step), is_made)
     if size == 1:
         raise PolicyError("accumulate cannot split the batch of the recorded step: it has a single sample.")
 
