@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import memprof
+from memprof.policies.accumulate.batch import find_batch, likely_batch
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
@@ -84,3 +85,33 @@ def test_evaluation_stays_whole(tmp_path):
     assert highest(predicted, "backward") < 0.8 * highest(plain, "backward")
     for phase in ("forward", "backward", "evaluation"):
         assert highest(predicted, phase) == pytest.approx(highest(measured, phase), rel=0.03), phase
+
+
+class Normalized(torch.utils.data.Dataset):
+    """Images that a module normalizes one by one, as torchvision's transforms do."""
+
+    def __init__(self) -> None:
+        self.images = torch.rand(40, 3, 8, 8)
+        self.transform = nn.Sequential(nn.InstanceNorm2d(3), nn.ReLU())
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(self.images[index]), index % 4
+
+
+def test_transforms_of_single_samples_are_not_the_batch(tmp_path):
+    """Where the loader transforms samples in the job's own process, the batch is not taken for their channels."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    with memprof.record(tmp_path / "loaded.memprof", skip=2, steps=2) as recorder:
+        for images, labels in DataLoader(Normalized(), 8):
+            optimizer.zero_grad()
+            scores = model(images)
+            nn.functional.cross_entropy(scores, labels).backward()
+            optimizer.step()
+            recorder.step()
+            (scores.argmax(1) == labels).float().mean().item()
+    step = Trace.open(tmp_path / "loaded.memprof").steady_step()
+    assert find_batch(step).size == likely_batch(step) == 8

@@ -209,6 +209,35 @@ def test_two_jobs_do_not_refuse_each_others_updates() -> None:
         assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+def test_the_state_of_both_models_of_one_optimizer_is_moved() -> None:
+    """Two models under one optimizer, each a job of its own: what a plan names is moved of both, and comes back."""
+    models = Deep(), Deep()
+    optimizer = torch.optim.AdamW([each for model in models for each in model.parameters()])
+    policy = Swap(modules=("layers.1",), what="optimizer", to="disk", minimum_bytes=1)
+    jobs = [planned(model, optimizer, policy) for model in models]
+
+    def moved(model: nn.Module) -> list[str]:
+        names = []
+        for name, each in model.named_parameters():
+            state = optimizer.state[each]["exp_avg"]
+            if state.untyped_storage().nbytes() < state.nbytes:
+                names.append(name)
+        return names
+
+    def train_both() -> None:
+        for model in models:
+            model(torch.ones(4, 16)).square().mean().backward()
+        optimizer.step()
+
+    train_both()
+    assert [moved(model) for model in models] == [["layers.1.weight", "layers.1.bias"]] * 2
+    jobs[1].undo()
+    train_both()
+    assert [len(moved(model)) for model in models] == [2, 0]
+    jobs[0].undo()
+    assert not any(moved(model) for model in models)
+
+
 def test_a_parametrization_takes_the_values_of_a_weight_that_is_out() -> None:
     """weight_norm after the first step computes its norms from the weight, not from NaN."""
     model = Deep()

@@ -56,7 +56,8 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     sizes = [_sizes(text) for text in shapes]
     from_input = _computed_from(step, (storages.category == "input"))
     if size is None:
-        size = _batch_size(sizes, shape_of, _read_by_models(step), from_input & (phase == "forward"))
+        is_made = _activations(step, from_input & (phase == "forward"))
+        size = _batch_size(sizes, shape_of, _read_by_models(step), is_made)
     if size == 1:
         raise PolicyError("accumulate cannot split the batch of the recorded step: it has a single sample.")
 
@@ -100,7 +101,7 @@ def likely_batch(step: Step) -> int:
     from_input = _computed_from(step, storages.category == "input")
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
-    is_made = from_input & (phase == "forward")
+    is_made = _activations(step, from_input & (phase == "forward"))
     read = _read_by_models(step)
     first = _batch_size(sizes, shape_of, read, is_made)
     owned = {size for shape in np.unique(shape_of[storages.category == "parameter"]) for size in sizes[shape]}
@@ -150,6 +151,16 @@ def _computed_from(step: Step, is_source: Bools) -> Bools:
     tail = np.concatenate([uses.storage_id[is_read], storages + uses.op_id[is_write], np.full(len(sources), start)])
     head = np.concatenate([storages + uses.op_id[is_read], uses.storage_id[is_write], sources])
     return reached(start, tail, head, start + 1)[:storages]
+
+
+def _activations(step: Step, is_made: Bools) -> Bools:
+    """Returns what was computed from parameters too, or all if nothing was.
+
+    A DataLoader without workers transforms single samples in what looks like forward, in modules such as torchvision's
+    Normalize: more storages begin with the number of channels then than with the batch.
+    """
+    is_activation = is_made & _computed_from(step, step.storages.category == "parameter")
+    return is_activation if np.any(is_activation) else is_made
 
 
 def _read_by_models(step: Step) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,7 @@ def swap_states(
     for optimizer in job.optimizers:
         known = _moving.get(optimizer)
         if known is not None:  # it updates another model, too
+            job.on_undo(known.add(parameters))
             job.put_around_updates(optimizer, known.around)
             continue
         states = _States(optimizer, carrier, max(minimum_bytes, 1), parameters)
@@ -100,11 +101,28 @@ class _States:
         parameters: frozenset[torch.Tensor] | None,
     ) -> None:
         self.optimizer = optimizer
-        self._parameters = parameters
+        self._chosen = [parameters]
         self._carrier = carrier
         self._minimum_bytes = minimum_bytes
         self._out: dict[torch.Tensor, list[_Out]] = {}
         self._one_by_one = False
+
+    def add(self, parameters: frozenset[torch.Tensor] | None) -> Callable[[], None]:
+        """Moves the state of another model's parameters too.
+
+        Args:
+            parameters: Those parameters; None for all.
+
+        Returns:
+            Brings their state back in, and leaves it in.
+        """
+        self._chosen.append(parameters)
+
+        def undo() -> None:
+            self.bring_back()
+            self._chosen.remove(parameters)
+
+        return undo
 
     @contextmanager
     def around(self, parameter: torch.Tensor) -> Iterator[None]:
@@ -142,7 +160,7 @@ class _States:
     def _send(self, parameters: list[torch.Tensor]) -> None:
         leaving = []
         for parameter in parameters:
-            is_chosen = self._parameters is None or parameter in self._parameters
+            is_chosen = any(each is None or parameter in each for each in self._chosen)
             if not is_chosen or parameter in self._out:  # a stand-in for a single number looks like the number itself
                 continue
             state = self.optimizer.state.get(parameter, {})
