@@ -11,7 +11,7 @@ from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.analysis.report.report import build_report
 from memprof.replay.allocator.events import ALLOCATE
-from memprof.replay.allocator.steps import requests_of_recording
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.trace.importers import import_file
 from memprof.trace.schema import NONE, Ops, Storages
 from memprof.trace.store import Trace, write_trace
@@ -46,7 +46,7 @@ for step in range(5):
 def as_torch_would(trace: Trace) -> bytes:
     """Exports a recording as torch would: no Python frames in backward's thread, and no entries of older memory."""
     content, ops = pickle.loads(export_snapshot(trace)), trace.table(Ops)
-    issued = requests_of_recording(trace.table(Storages), ops)
+    issued = requests_of_trace(trace)
     made_by = issued.made_by[issued.requests.allocation[issued.requests.kind == ALLOCATE]].tolist()
     history = content["device_traces"][0]
     places = [place for place, entry in enumerate(history) if entry["action"] == "alloc"]
