@@ -175,8 +175,8 @@ class _RunRequests:
             made_by=made_by,
             storages=owned,
             base=np.flatnonzero(made_by == NONE),
-            kind=kind,
-            about=about,
+            kind=kind.astype(np.int64),
+            about=about.astype(np.int64),
             moment=moment,
             device=device,
         )

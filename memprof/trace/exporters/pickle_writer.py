@@ -207,7 +207,7 @@ def _cells(column: Cells) -> tuple[bytes, npt.NDArray[np.uint8] | None]:
         return (_reference(low) if column.is_shared else _number(low)), None
     if column.is_shared:
         head, width = (b"h", 1) if high < 256 else (b"j", 4)
-    elif -_MOST_INT32 <= low and high <= _MOST_INT32:
+    elif low >= -_MOST_INT32 and high <= _MOST_INT32:
         head, width = b"J", 4
     else:
         width = min(len(pickle.encode_long(max(high, -low))), 8)
