@@ -35,9 +35,12 @@ _PROGRAMS = {
     "memprof export --to parquet": _COMMAND.format(words=[*_EXPORT, "parquet", "-o", "tables"]),
 }
 _AROUND = (
-    "import json, resource, sys, time\nstart = time.process_time()\n{program}"
+    "import json, time\nfrom pathlib import Path\nstart = time.process_time()\n{program}"
     "seconds = time.process_time() - start\n"
-    "print()\nprint(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))\n"
+    # Unlike getrusage's, this peak does not include what the process that started this one had.
+    "lines = Path('/proc/self/status').read_text().splitlines()\n"
+    "peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))\n"
+    "print()\nprint(json.dumps([seconds, peak]))\n"
 )
 
 
@@ -47,14 +50,14 @@ def measure(folder: Path, *, quick: bool) -> Section:
     write_synthetic(folder / "large.memprof", events)
     rows, figures = [], []
     for name, program in _PROGRAMS.items():
-        seconds, peak = min(_run(program, folder) for _ in range(1 if quick else 2))
+        seconds, peak = _run(program, folder)
         figures.append((seconds, peak / 1e6))
         rows.append((name, f"{seconds:.1f}", f"{peak / 1e6:,.0f}"))
     is_met = all(seconds <= _MOST_SECONDS and peak <= _MOST_MEGABYTES for seconds, peak in figures)
     return Section(
         "A large recording",
-        f"A synthetic recording of {events:,} allocations and frees, all of different sizes; processor time, the "
-        "better of two runs, and the most resident memory, each in its own process.",
+        f"A synthetic recording of {events:,} allocations and frees, all of different sizes; processor time and "
+        "the most resident memory, each in a process of its own.",
         ("program", "seconds", "peak memory, MB"),
         tuple(rows),
         verdict(f"{_EVENTS:,} events in {_MOST_SECONDS:.0f} s and 1 GiB at most", passed=is_met),
