@@ -16,8 +16,9 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
     """Yields shares from 0 to 1, the largest first; the caller sends the peak of each, in bytes.
 
     The next share is where the line through the nearest peaks meets the budget; before there are two, the peak is
-    assumed to fall evenly by ``kept_bytes``. Where the same end of the range has moved twice, the range is halved: the
-    peak need not fall evenly, nor at all. If nothing fits, 0 is tried last.
+    assumed to fall evenly by ``kept_bytes``. The peak need not fall evenly, nor at all: where the same end of the range
+    has moved twice, the range is halved, and a share with a higher peak than a larger one is its lower end. If nothing
+    fits and the peak did not rise, 0 is tried last.
 
     Args:
         budget_bytes: The budget.
@@ -27,10 +28,10 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
     if over <= budget_bytes:
         return
     above, below, under = 1.0, 0.0, 0
-    slope, moved, is_again = float(kept_bytes), "", False
+    slope, moved, is_again, rises = float(kept_bytes), "", False, False
     while above - below > _ACCURACY and under < _CLOSE * budget_bytes:
         gap, aim = above - below, _AIM * budget_bytes
-        if is_again or (slope <= 0 and not under):
+        if is_again or (not under and (rises or slope <= 0)):
             guess = (above + below) / 2
         elif under:
             guess = below + gap * (aim - under) / (over - under)
@@ -38,12 +39,13 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
             guess = above - (over - aim) / slope
         share = round(min(max(guess, below + _MARGIN * gap), above - _MARGIN * gap), 2)
         peak = yield share
-        end = "below" if peak <= budget_bytes else "above"
-        if end == "below":
-            below, under = share, peak
+        if peak <= budget_bytes:
+            end, below, under = "below", share, peak
+        elif peak > over and not under:
+            end, below, rises = "below", share, True
         else:
             slope = (over - peak) / (above - share)
-            above, over = share, peak
+            end, above, over = "above", share, peak
         moved, is_again = end, end == moved
-    if not under:
+    if not under and not rises:
         yield 0.0
