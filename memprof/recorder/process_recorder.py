@@ -15,7 +15,7 @@ import torch
 
 from memprof.recorder.calls.modules import ModuleCallObserver
 from memprof.recorder.calls.tracebacks import remove_own_frames
-from memprof.recorder.calls.uncompiled import skip_compiling
+from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
 from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
@@ -64,6 +64,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._beginning = threading.Lock()  # acquired once, by the thread that is then observed
         self._has_manual_steps = False
         self._has_pending_end = False
+        self._is_called_outside = False  # models are called outside of compiled calls, so that a step can end there
         self._stops_job = False
         self._step = 0
 
@@ -174,8 +175,12 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
             self._end_step_if_possible(observation)
 
     def _end_step_if_possible(self, observation: ObservationT) -> None:
-        """Ends the step unless backward is running: the engine holds the profiler's session during backward."""
-        if torch._C._current_graph_task_id() == -1:
+        """Ends the step unless backward or a compiled update is running; otherwise the next call of a model does.
+
+        The engine holds the profiler's session during backward, and a compiled call restores the keys of the modes that
+        were there at its start.
+        """
+        if torch._C._current_graph_task_id() == -1 and not (self._is_called_outside and is_within_compiled_call()):
             self._end_step(observation)
 
     @abstractmethod

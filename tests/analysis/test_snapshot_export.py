@@ -11,16 +11,33 @@ import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
-from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.cli.main import main
 from memprof.errors import BadInputError
 from memprof.replay.allocator.recorded import compare
 from memprof.trace.schema import NONE, Storages
 from memprof.trace.store import Trace
+from tests.analysis.plain_snapshot import exported, plain_snapshot
 from tests.building import Op, Storage, make_trace
 from tests.replay.allocator.snapshots import read_devices
 
 SAMPLES = sorted(Path(__file__).parents[2].glob("sample_traces/*/run.memprof"))
+#: Opcodes that torch's MemoryViz.js reads, of those that pickles of protocol 4 have.
+_VIEWER = {
+    *(
+        "APPEND",
+        "APPENDS",
+        "BINFLOAT",
+        "BINGET",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "BINUNICODE",
+        "EMPTY_DICT",
+        "EMPTY_LIST",
+    ),
+    *("EMPTY_TUPLE", "FRAME", "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "PROTO"),
+    *("SETITEM", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+}
 
 
 @pytest.fixture(params=SAMPLES, ids=lambda path: path.parent.name)
@@ -30,7 +47,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 
 def test_torchs_own_tools_read_it(trace: Trace) -> None:
     """Every function of torch.cuda._memory_viz that takes a snapshot takes this one."""
-    data: Any = pickle.loads(export_snapshot(trace))
+    data: Any = pickle.loads(exported(trace))
     assert "segments:" in _memory_viz.segsum(data)
     assert "cudaMalloc(" in _memory_viz.trace(data)
     for view in (_memory_viz.segments, _memory_viz.memory):
@@ -41,9 +58,19 @@ def test_torchs_own_tools_read_it(trace: Trace) -> None:
         assert "snapshot.pickle" in plot(data)
 
 
+def test_it_holds_what_a_snapshot_built_row_by_row_holds(trace: Trace) -> None:
+    """Every event, segment and block, with keys in torch's order, is as if made one by one."""
+    data, expected = pickle.loads(exported(trace)), plain_snapshot(trace)
+    assert data == expected
+    assert list(data) == list(expected)
+    (history,) = data["device_traces"]
+    keys = ["action", "addr", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id", "frames"]
+    assert {tuple(entry) for entry in history} == {tuple(keys)}
+
+
 def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:
     """Bytes asked for by the blocks in use are those of the storages that outlive the recording."""
-    data: Any = pickle.loads(export_snapshot(trace))
+    data: Any = pickle.loads(exported(trace))
     storages = trace.table(Storages)
     is_alive = (storages.freed_op_id == NONE) & (storages.allocated_bytes > 0)
     assert sum(segment["requested_size"] for segment in data["segments"]) == int(
@@ -59,7 +86,7 @@ def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:
 def test_its_history_is_whole(trace: Trace, tmp_path: Path) -> None:
     """Replayed from nothing, its events lead to its segments and blocks: nothing is missing."""
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(export_snapshot(trace))
+    path.write_bytes(exported(trace))
     (device,) = read_devices(path)
     compared = compare(device.events, device.end)
     assert compared.is_complete
@@ -72,10 +99,20 @@ def test_its_history_is_whole(trace: Trace, tmp_path: Path) -> None:
 
 def test_nothing_in_it_is_a_name_to_import(trace: Trace) -> None:
     """It is made of dictionaries, lists, texts and numbers, in protocol 4."""
-    content = export_snapshot(trace)
+    content = exported(trace)
     names = {opcode.name for opcode, _, _ in pickletools.genops(content)}
     assert not names & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ"}
     assert content[:2] == b"\x80\x04"
+
+
+def test_torchs_viewer_in_the_browser_reads_it(trace: Trace) -> None:
+    """Its opcodes are those of MemoryViz.js, in batches that are no longer than those of Python's pickler."""
+    batch = longest = 0
+    for opcode, _, _ in pickletools.genops(exported(trace)):
+        assert opcode.name in _VIEWER, opcode.name
+        batch = 0 if opcode.name == "APPENDS" else batch + (opcode.name == "SETITEMS")
+        longest = max(longest, batch)
+    assert 0 < longest <= 2 * 1000 + 10
 
 
 def test_an_event_says_what_it_is_about() -> None:
@@ -84,7 +121,7 @@ def test_an_event_says_what_it_is_about() -> None:
         [[Op("aten.relu.default", makes=["x"], module="layers.0", stack="train.py:7:step", frees=["x"])]],
         [Storage("x", 4096, requested=4000, module="layers.0")],
     )
-    data: Any = pickle.loads(export_snapshot(trace))
+    data: Any = pickle.loads(exported(trace))
     taken, made, asked, done = data["device_traces"][0]
     assert (taken["action"], taken["size"]) == ("segment_alloc", 2 << 20)
     assert (made["action"], made["size"], made["addr"]) == ("alloc", 4000, taken["addr"])
@@ -96,7 +133,7 @@ def test_an_event_says_what_it_is_about() -> None:
 def test_a_recording_without_memory_is_refused() -> None:
     """There is nothing to write a snapshot of."""
     with pytest.raises(BadInputError, match="contains no memory"):
-        export_snapshot(make_trace([[Op()]], []))
+        exported(make_trace([[Op()]], []))
 
 
 def test_the_command_writes_the_file_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ NAMES = (
     "planted_changes",
     "diff_speed",
     "import_speed",
+    "large_recording",
     "allocator_replay",
     "static_planning",
     "hard_placements",

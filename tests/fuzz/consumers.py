@@ -15,7 +15,6 @@ from memprof.analysis.diff.diff_json import diff_to_json
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.summary import summarise, summary_to_json
 from memprof.analysis.export.scrub import scrubbed
-from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.analysis.export.stacks_export import export_stacks
 from memprof.analysis.export.timeline_export import export_timeline
 from memprof.analysis.out_of_memory.post_mortem import examine
@@ -32,6 +31,7 @@ from memprof.replay.history import History
 from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace
 from memprof_dashboard.export_page.export import export_html
+from tests.analysis.plain_snapshot import exported
 
 _PLANS = (
     "[checkpoint]\nmodules = ['*']\n",
@@ -96,7 +96,7 @@ CHEAP: dict[str, Callable[[Trace], Any]] = {
     "columns": _columns,
     "timeline": _timeline,
     "stacks": export_stacks,
-    "snapshot": export_snapshot,
+    "snapshot": exported,
     "ranks": _ranks,
     "post-mortem": examine,
     "allocator": lambda trace: allocator_to_json(build_allocator_report(trace.steady_step(), trace.manifest)),

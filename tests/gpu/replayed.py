@@ -9,10 +9,10 @@ from memprof.replay.allocator.blocks import FREE as BLOCK_FREE
 from memprof.replay.allocator.events import ALLOCATE, FREE, Replay, replay
 from memprof.replay.allocator.model import SegmentEvent
 from memprof.replay.allocator.recorded import Comparison, compare
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, Settings, rounded_request
-from memprof.replay.allocator.steps import requests_of_recording
 from memprof.replay.allocator.window import BlockMap, Range
-from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Storages
+from memprof.trace.schema import NONE, AllocatorEvents, Memory, Segments, Storages
 from memprof.trace.store import Trace
 from tests.gpu.exact import configurations, recording_of
 from tests.gpu.reading import allocator_settings
@@ -171,7 +171,7 @@ def _rehearse(place: Place, found: Found) -> int:
         if not path.exists():
             continue
         trace = Trace.open(path)
-        done = replay(requests_of_recording(trace.table(Storages), trace.table(Ops)).requests)
+        done = replay(requests_of_trace(trace).requests)
         for share in (0.0, 0.5):
             events, segments = written_down(done, share)
             alive_bytes = int(segments.allocated_size_bytes.sum())  # the model's own

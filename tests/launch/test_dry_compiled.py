@@ -12,7 +12,7 @@ import pytest
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
-from memprof.launch.dry.dry_compiled import _is_combinable, _shares
+from memprof.launch.dry.dry_compiled import _is_combinable
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -22,28 +22,6 @@ from memprof.trace.store import Trace
 from tests.recorder.recorded import record
 
 _MODELS = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py")
-
-
-@pytest.mark.parametrize(
-    ("fits_below", "tried"),
-    [
-        (1.0, [1.0]),
-        (0.6, [1.0, 0.5, 0.75, 0.62, 0.56]),
-        (0.1, [1.0, 0.5, 0.25, 0.12, 0.06]),
-        (-1.0, [1.0, 0.5, 0.25, 0.12, 0.06, 0.0]),
-    ],
-    ids=["all", "between", "low", "never"],
-)
-def test_shares_are_halved_towards_the_largest_that_fits(fits_below: float, tried: list[float]) -> None:
-    """Down to 0 where none does."""
-    shares = _shares()
-    found = [next(shares)]
-    try:
-        while True:
-            found.append(shares.send(found[-1] <= fits_below))
-    except StopIteration:
-        pass
-    assert found == tried
 
 
 @pytest.mark.parametrize(
@@ -125,6 +103,42 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+_SMALL = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+    def forward(self, x):
+        return nn.functional.softplus((x * self.scale).sigmoid().tanh())
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(65536, 64, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_small_job_is_compiled_on_a_virtual_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With one dry run, the plan is listed with the peak of its generated code, which fuses what eager code saves."""
+    from memprof.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(_SMALL)
+    assert record(tmp_path, *_CARD, "job.py", name="run.memprof").returncode == 0
+    words = ["suggest", "run.memprof", "--budget", "80%", "--compile", "1", "--allow", "compile"]
+    assert main([*words, "--machine", "h100-80g", "--json"]) == 0
+    result: dict[str, Any] = json.loads(capfd.readouterr().out)
+    best = result["plans"][0]
+    assert best["describe"] == "compile the whole model"
+    assert best["peak_interval_bytes"] == [best["peak_allocated_bytes"]] * 2
+    assert best["peak_allocated_bytes"] <= result["budget_bytes"]
 
 
 @pytest.fixture(scope="module")

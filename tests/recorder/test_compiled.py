@@ -248,3 +248,33 @@ def test_kernels_are_read_from_generated_code() -> None:
         "triton_poi_2 = async_compile.triton('triton_poi_2', '''''')\n"
     )
     assert list(cpp_kernels(source)) == [("cpp_fused_add_0", ({1}, set())), ("cpp_fused_mul_1", ({0, 1}, set()))]
+
+
+_COMPILED_UPDATE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+update = torch.compile(optimizer.step, backend="eager")
+for step in range(6):
+    loss = model(torch.randn(32, 64)).square().mean()
+    loss.backward()
+    update()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+@pytest.mark.parametrize("words", [("--skip", "1", "--steps", "2"), ("--light",)], ids=["window", "light"])
+def test_a_step_does_not_end_within_a_compiled_update(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Torch restores dispatch keys after a compiled call: without the recorder's mode, these would end the job."""
+    ended = record_script(tmp_path, _COMPILED_UPDATE, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert len(set(ended.stdout.split())) == 6
+    if words == ("--light",):
+        return
+    recorded = ended.trace
+    assert recorded.recorded_steps == (1, 2)
+    phases = [set(recorded.step(number).ops.phase) for number in recorded.recorded_steps]
+    assert all({"forward", "backward"} <= some for some in phases)

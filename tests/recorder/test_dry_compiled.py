@@ -26,6 +26,7 @@ from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.compiled.generated_operators import cpp_kernels, kernel_access
 from memprof.recorder.compiled.origins import made_by
+from memprof.replay.live import live_bytes
 from tests.recorder.recorded import Ended, record, record_script
 
 _MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"
@@ -388,3 +389,34 @@ def test_kernels_in_cpp_are_read_from_generated_code() -> None:
 def test_what_a_line_makes_is_read_from_generated_code(line: str, written: set[int], names: list[str]) -> None:
     """Assigned names, the keyword out, what a kernel writes to, or the first argument of an in-place operator."""
     assert made_by(line, frozenset(written)) == names
+
+
+_COMPILED_UPDATE = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+update = torch.compile(optimizer.step)
+for step in range(4):
+    model(torch.randn(32, 64)).square().mean().backward()
+    update()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "is_compared",
+    [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.skipif(not _HAS_COMPILER, reason="no compiler")])],
+    ids=["alone", "with a real run"],
+)
+def test_an_update_is_compiled_once_its_state_exists(tmp_path: Path, is_compared: bool) -> None:
+    """The first runs eagerly; then, one kernel updates everything, and the step is that of a real run."""
+    window = ("--skip", "2", "--steps", "1", "--stop")
+    dry = record_script(tmp_path, _COMPILED_UPDATE, "--dry-run", *window, name="dry.memprof").step
+    (kernel,) = dry.ops.name[dry.ops.phase == "optimizer"].tolist()
+    assert kernel.startswith("inductor.cpp_fused_")
+    if is_compared:
+        real = record_script(tmp_path, _COMPILED_UPDATE, *window, name="real.memprof").step
+        assert dry.ops.name.tolist() == real.ops.name.tolist()
+        difference = live_bytes(dry).during - live_bytes(real).during
+        assert np.abs(difference).max() <= 64  # what the kernel of a mean takes

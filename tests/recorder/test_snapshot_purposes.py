@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
-from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.analysis.report.report import build_report
 from memprof.replay.allocator.events import ALLOCATE
-from memprof.replay.allocator.steps import requests_of_recording
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.trace.importers import import_file
-from memprof.trace.schema import NONE, Ops, Storages
+from memprof.trace.schema import NONE, Ops
 from memprof.trace.store import Trace, write_trace
+from tests.analysis.plain_snapshot import exported
 from tests.recorder.recorded import record_script
 
 JOB = """
@@ -45,8 +45,8 @@ for step in range(5):
 
 def as_torch_would(trace: Trace) -> bytes:
     """Exports a recording as torch would: no Python frames in backward's thread, and no entries of older memory."""
-    content, ops = pickle.loads(export_snapshot(trace)), trace.table(Ops)
-    issued = requests_of_recording(trace.table(Storages), ops)
+    content, ops = pickle.loads(exported(trace)), trace.table(Ops)
+    issued = requests_of_trace(trace)
     made_by = issued.made_by[issued.requests.allocation[issued.requests.kind == ALLOCATE]].tolist()
     history = content["device_traces"][0]
     places = [place for place, entry in enumerate(history) if entry["action"] == "alloc"]

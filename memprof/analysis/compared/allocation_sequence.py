@@ -9,11 +9,11 @@ import numpy as np
 
 from memprof.errors import BadInputError, UsageError
 from memprof.replay.allocator.events import ALLOCATE
-from memprof.replay.allocator.steps import requests_of_recording
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.trace.importers.columns import ALLOC, FREE, FREE_COMPLETED, FREE_REQUESTED
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.snapshot import read_snapshot
-from memprof.trace.schema import NONE, Bools, Ints, Memory, Ops, Segments, Stacks, Storages
+from memprof.trace.schema import NONE, Bools, Ints, Memory, Ops, Segments, Stacks
 from memprof.trace.store import Trace
 
 #: Rounding of CUDA's allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize).
@@ -145,8 +145,8 @@ def sequence_of_recording(trace: Trace) -> AllocationSequence:
     Raises:
         BadInputError: It contains none.
     """
-    storages, ops = trace.table(Storages), trace.table(Ops)
-    issued = requests_of_recording(storages, ops)
+    ops = trace.table(Ops)
+    issued = requests_of_trace(trace)
     made = issued.made_by != NONE
     if not made.any():
         raise BadInputError(f"{trace.path} contains no allocations to compare.")

@@ -6,9 +6,13 @@ import numpy as np
 
 from memprof.replay.allocator.block_sizes import blocks_in_use
 from memprof.replay.allocator.blocks import PENDING as PENDING_BLOCK
-from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot
+from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot, EventRows, History
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, AllocatorEvents, Annotations, Segments
 from memprof.trace.store import Trace
+
+#: Events written at a time.
+_CHUNK = 1 << 16
 
 
 def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
@@ -24,11 +28,33 @@ def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
     history = events.take(events.index != NONE)
     return DeviceSnapshot(
         number=int(device.rpartition(":")[2]) if ":" in device else 0,
-        events=history,
-        notes=history.user_metadata.tolist(),
+        history=_history(history),
         segments=segments,
         blocks=_blocks(events, segments),
         annotations=trace.table(Annotations),
+    )
+
+
+def _history(events: AllocatorEvents) -> History:
+    action, note = Coded.of(events.action), Coded.of(events.user_metadata)
+    context, pool = Coded.of(events.compile_context), Coded.of(events.pool)
+    rows = EventRows(
+        action=action.codes,
+        address=events.address,
+        size=events.size_bytes,
+        stream=events.stream,
+        time_us=events.time_us,
+        stack_id=events.stack_id,
+        note=note.codes,
+        context=context.codes,
+        pool=pool.codes,
+    )
+    return History(
+        actions=action.distinct.tolist(),
+        notes=note.distinct.tolist(),
+        contexts=context.distinct.tolist(),
+        pools=pool.distinct.tolist(),
+        chunks=(rows.take(slice(low, low + _CHUNK)) for low in range(0, len(events), _CHUNK)),
     )
 
 

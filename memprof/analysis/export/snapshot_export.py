@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from memprof.analysis.export.allocation_notes import describe_allocations
 from memprof.analysis.export.recorded_snapshot import recorded_snapshot
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
-from memprof.replay.allocator.events import ALLOCATE, Replay, replay
+from memprof.replay.allocator.events import ALLOCATE, Ids, Replay, replay
+from memprof.replay.allocator.model import SegmentEvent
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.replay.allocator.rules import settings_from_options
-from memprof.replay.allocator.steps import StepRequests, requests_of_recording
-from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot, snapshot_bytes
-from memprof.trace.schema import (
-    NONE,
-    AllocatorEvents,
-    Annotations,
-    Ints,
-    Modules,
-    Ops,
-    Segments,
-    Stacks,
-    Storages,
-    Texts,
+from memprof.replay.allocator.steps import StepRequests
+from memprof.trace.exporters.snapshot import (
+    ACTIVE,
+    INACTIVE,
+    PENDING,
+    Blocks,
+    DeviceSnapshot,
+    EventRows,
+    History,
+    write_snapshot,
 )
+from memprof.trace.schema import ACTIONS, NONE, Annotations, Floats, Ints, Ops, Segments, Stacks
 from memprof.trace.store import Trace
 
+#: Requests written at a time.
+_CHUNK = 1 << 16
+_ALLOC, _REQUESTED, _COMPLETED = (ACTIONS.index(action) for action in ("alloc", "free_requested", "free_completed"))
 
-def export_snapshot(trace: Trace) -> bytes:
+
+def export_snapshot(trace: Trace, file: BinaryIO) -> None:
     """Writes a rank's recording in torch's memory snapshot format.
 
     An imported snapshot keeps its events, addresses and segments. Of other recordings, all requests are replayed in
@@ -38,15 +44,16 @@ def export_snapshot(trace: Trace) -> bytes:
 
     Args:
         trace: The recording.
+        file: The output file.
 
     Raises:
         BadInputError: It contains no memory events, or is damaged.
     """
     recorded = recorded_snapshot(trace)
     if recorded is not None:
-        return snapshot_bytes([recorded], trace.table(Stacks), trace.manifest.machine.allocator_settings)
-    storages, ops = trace.table(Storages), trace.table(Ops)
-    issued = requests_of_recording(storages, ops)
+        write_snapshot(file, [recorded], trace.table(Stacks), trace.manifest.machine.allocator_settings)
+        return
+    issued = requests_of_trace(trace)
     if not len(issued.requests):
         raise BadInputError(f"{trace.path} contains no memory events to export as a snapshot.")
     options = trace.manifest.machine.allocator_settings if issued.device != "cpu" else ""
@@ -55,47 +62,76 @@ def export_snapshot(trace: Trace) -> bytes:
     except ValueError:
         raise BadInputError(f"{trace.path} has allocator options that torch does not accept: {options}.") from None
     done = replay(issued.requests, settings)
-    stack_of = np.where(issued.made_by == NONE, NONE, ops.stack_id[issued.made_by])
-    words = _words(issued, storages, ops, trace.table(Modules))
-    events, notes = _events(issued, done, ops, stack_of, words)
+    stacks: Ints = trace.columns(Ops, "stack_id")["stack_id"]
+    stack_of = np.full(len(issued.made_by), NONE)
+    is_made = issued.made_by != NONE
+    stack_of[is_made] = stacks[issued.made_by[is_made]]
+    del stacks, is_made
+    notes, note_of = describe_allocations(trace, issued)
     segments, blocks = _end(done, stack_of, issued.device)
     number = int(issued.device.rpartition(":")[2]) if ":" in issued.device else 0
-    device = DeviceSnapshot(number, events, notes, segments, blocks, Annotations.empty())
-    return snapshot_bytes([device], trace.table(Stacks), options)
+    start_us: Floats = trace.columns(Ops, "start_us")["start_us"]
+    history = History(
+        actions=ACTIONS,
+        notes=["", *notes],
+        contexts=[""],
+        pools=[""],
+        chunks=_chunks(issued, done, start_us, stack_of, note_of + 1),
+    )
+    device = DeviceSnapshot(number, history, segments, blocks, Annotations.empty())
+    write_snapshot(file, [device], trace.table(Stacks), options)
 
 
-def _events(
-    issued: StepRequests, done: Replay, ops: Ops, stack_of: Ints, words: Texts
-) -> tuple[AllocatorEvents, list[str]]:
-    """Writes the history: segments when they are reserved, and two events per free, as torch does."""
-    kind, allocation = issued.requests.kind, issued.requests.allocation
+def _chunks(issued: StepRequests, done: Replay, start_us: Floats, stack_of: Ints, note_of: Ids) -> Iterator[EventRows]:
+    """Yields the history: segments when they are reserved, and two events per free, as torch does."""
+    log = done.segment_events()
+    at = np.array([one.event for one in log], dtype=np.int64)
+    for low in range(0, done.events, _CHUNK):
+        high = min(low + _CHUNK, done.events)
+        first, last = np.searchsorted(at, [low, high]).tolist()
+        yield _chunk(issued, done, start_us, stack_of, note_of, slice(low, high), log[first:last])
+
+
+def _chunk(
+    issued: StepRequests,
+    done: Replay,
+    start_us: Floats,
+    stack_of: Ints,
+    note_of: Ids,
+    events: slice,
+    log: Sequence[SegmentEvent],
+) -> EventRows:
+    requests = issued.requests
+    kind, allocation, op_id = requests.kind[events], requests.allocation[events], issued.op_id[events]
     is_made = done.address[allocation] != NONE
     # A free is two rows; a segment's row precedes the request that needed it.
     own = np.repeat(np.flatnonzero(is_made), np.where(kind[is_made] == ALLOCATE, 1, 2))
     is_second = np.zeros(len(own), dtype=np.bool_)
     is_second[1:] = own[1:] == own[:-1]
-    action = np.where(kind[own] == ALLOCATE, "alloc", np.where(is_second, "free_completed", "free_requested"))
-    log = done.segment_events()
-    at = np.array([one.event for one in log], dtype=np.int64)
-    event = np.concatenate([own, at])
-    order = np.lexsort((np.concatenate([1 + is_second, np.zeros(len(at))]), event))
-    event = event[order]
-    about = allocation[event]
-    time_us = ops.start_us[np.maximum(issued.op_id[event], 0)] if len(ops) else np.zeros(len(event))
-    actions: Texts = np.concatenate([action.astype(object), np.array([one.action for one in log], dtype=object)])[order]
-    is_log = order >= len(own)
-    table = AllocatorEvents.of(
-        index=np.arange(len(event)),
-        time_us=time_us,
-        device=np.full(len(event), issued.device, dtype=object),
-        action=actions,
-        address=np.concatenate([done.address[allocation[own]], [one.address for one in log]])[order],
-        size_bytes=np.concatenate([issued.requests.size[allocation[own]], [one.size for one in log]])[order],
-        stream=issued.requests.stream[about],
-        op_id=issued.op_id[event],
-        stack_id=stack_of[about],
+    row = np.concatenate([own, np.array([one.event - events.start for one in log], dtype=np.int64)])
+    order = np.lexsort((np.concatenate([1 + is_second, np.zeros(len(log))]), row))
+    row, is_log = row[order], order >= len(own)
+    about = allocation[row]
+    action = np.concatenate(
+        [
+            np.where(kind[own] == ALLOCATE, _ALLOC, np.where(is_second, _COMPLETED, _REQUESTED)),
+            np.array([ACTIONS.index(one.action) for one in log], dtype=np.int64),
+        ]
     )
-    return table, ["" if hidden else str(text) for hidden, text in zip(is_log, words[about], strict=True)]
+    address = np.concatenate([done.address[allocation[own]], np.array([one.address for one in log], dtype=np.int64)])
+    size = np.concatenate([requests.size[allocation[own]], np.array([one.size for one in log], dtype=np.int64)])
+    none = np.zeros(len(row), dtype=np.int8)
+    return EventRows(
+        action=action[order],
+        address=address[order],
+        size=size[order],
+        stream=requests.stream[about],
+        time_us=start_us[np.maximum(op_id[row], 0)] if len(start_us) else np.zeros(len(row)),
+        stack_id=stack_of[about],
+        note=np.where(is_log, 0, note_of[about]),
+        context=none,
+        pool=none,
+    )
 
 
 def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
@@ -132,17 +168,3 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
             [NONE if block.state == FREE else stack_of[block.allocation] for _, block in blocks], dtype=np.int64
         ),
     )
-
-
-def _words(issued: StepRequests, storages: Storages, ops: Ops, modules: Modules) -> Texts:
-    """Describes each allocation: category, name or operator, and module."""
-    texts: Texts = np.empty(len(issued.storage_id), dtype=object)
-    for place, (storage, op) in enumerate(zip(issued.storage_id.tolist(), issued.made_by.tolist(), strict=True)):
-        module = int(ops.module_id[op]) if storage == NONE else int(storages.module_id[storage])
-        parts = (
-            "workspace" if storage == NONE else str(storages.category[storage]),
-            (str(storages.name[storage]) if storage != NONE else "") or (str(ops.name[op]) if op != NONE else ""),
-            f"in {modules.name[module]}" if module != NONE and modules.name[module] else "",
-        )
-        texts[place] = " ".join(part for part in parts if part)
-    return texts

@@ -14,6 +14,7 @@ from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.exporters.trace_events import (
+    CHUNK,
     counter,
     instant,
     life,
@@ -45,8 +46,6 @@ from memprof.version import __version__
 
 _STEPS, _PHASES, _MODULES, _OPERATORS = 1, 2, 3, 4
 _THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "module calls", _OPERATORS: "operators"}
-#: Operators formatted at a time.
-_CHUNK = 50_000
 
 
 def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: BinaryIO) -> None:
@@ -77,7 +76,7 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
         "zero_is_unix_us": base_us,
     }
 
-    def events() -> Iterator[str]:
+    def events() -> Iterator[list[str]]:
         for place, rank in enumerate(ranks):
             one = trace.fresh(rank)
             yield from _rank_events(one, place, base_us - offsets.get(rank, 0.0), lives)
@@ -91,32 +90,31 @@ def _offsets(trace: Trace) -> dict[int, float]:
     return align_clocks(trace.summary(Ranks), match_collectives(trace.summary(RankCollectives))).offset_us
 
 
-def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[str]:
+def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[list[str]]:
     process = 100 * (place + 1)  # viewers treat process 0 as idle, and thread N of process N as its main thread
     manifest = trace.manifest
     device = manifest.machine.device_name or manifest.machine.device_kind
-    yield from named_process(process, f"rank {trace.rank}: {manifest.target or 'job'} on {device}", place)
+    yield named_process(process, f"rank {trace.rank}: {manifest.target or 'job'} on {device}", place)
     for thread, name in _THREADS.items():
-        yield from named_thread(process, thread, name)
+        yield named_thread(process, thread, name)
     history, times = History(trace), time_operators(trace, base_us)
     yield from _counters(trace, process, history, times)
-    yield from _steps(trace, process, times)
-    yield from _phases(process, history, times)
+    yield _steps(trace, process, times)
+    yield _phases(process, history, times)
     sources = find_sources(trace.table(Stacks))
     modules = trace.table(Modules)
-    yield from _module_calls(trace, process, modules, times)
+    yield _module_calls(trace, process, modules, times)
     yield from _operators(trace, process, modules, sources, history, times)
     yield from _lives(trace, process, modules, sources, history, times, lives)
     failures = trace.table(OutOfMemory)
     for row in range(len(failures)):
         time_ns = int(times.of_us(failures.time_us[[row]])[0])
         requested = int(failures.requested_bytes[row])
-        yield instant(
-            process, "out of memory", time_ns, {"requested_bytes": requested, "message": failures.message[row]}
-        )
+        about = {"requested_bytes": requested, "message": failures.message[row]}
+        yield [instant(process, "out of memory", time_ns, about)]
 
 
-def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[str]:
+def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[list[str]]:
     every = np.arange(history.ops)
     yield from _changes(process, "allocated", times.start_ns, history.total)
     for category in history.categories:
@@ -138,13 +136,13 @@ def _counters(trace: Trace, process: int, history: History, times: Times) -> Ite
         yield from _changes(process, name, times.of_us(device.time_us[rows]), device.used_bytes[rows])
 
 
-def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[str]:
+def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[list[str]]:
     """Writes a counter wherever it changes."""
     kept = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return counter(process, name, time_ns[kept], values[kept])
 
 
-def _steps(trace: Trace, process: int, times: Times) -> Iterator[str]:
+def _steps(trace: Trace, process: int, times: Times) -> list[str]:
     steps = trace.table(Steps)
     order = np.argsort(steps.step, kind="stable")
     has_ops = (steps.first_op_id[order] != NONE) & (steps.last_op_id[order] != NONE)
@@ -165,10 +163,10 @@ def _steps(trace: Trace, process: int, times: Times) -> Iterator[str]:
     return slices(process, _STEPS, start, end, heads, more)
 
 
-def _phases(process: int, history: History, times: Times) -> Iterator[str]:
+def _phases(process: int, history: History, times: Times) -> list[str]:
     """Writes each run of consecutive operators in one phase."""
     if not history.ops:
-        return iter(())
+        return []
     changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])
     first = np.append(0, 1 + np.flatnonzero(changes))
     last = np.append(first[1:], history.ops) - 1
@@ -177,7 +175,7 @@ def _phases(process: int, history: History, times: Times) -> Iterator[str]:
     return slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, more)
 
 
-def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Iterator[str]:
+def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> list[str]:
     """Writes calls in order of entry, so that of two that start together the outer one comes first."""
     calls = trace.table(ModuleCalls)
     calls = calls.take((calls.first_op_id != NONE) & (calls.last_op_id != NONE))
@@ -200,7 +198,7 @@ def _module_names(modules: Modules) -> dict[int, str]:
 
 def _operators(
     trace: Trace, process: int, modules: Modules, sources: Sources, history: History, times: Times
-) -> Iterator[str]:
+) -> Iterator[list[str]]:
     columns = trace.columns(Ops, "name", "duration_us", "flops", "is_recompute", "stack_id", "micro_batch")
     names: Coded = columns["name"]
     name_texts = [quoted(str(name)) for name in names.distinct]
@@ -209,8 +207,8 @@ def _operators(
     source_texts = {NONE: ""}
     for stack, frames in enumerate(sources.user_frames):
         source_texts[stack] = f',"source":{quoted(frames[0].place)}' if frames else ""
-    for low in range(0, history.ops, _CHUNK):
-        rows = slice(low, low + _CHUNK)
+    for low in range(0, history.ops, CHUNK):
+        rows = slice(low, low + CHUNK)
         codes, phases = names.codes[rows].tolist(), history.phase[rows].tolist()
         heads = [
             f'"name":{name_texts[code]},"cat":{phase_texts[phase]}' for code, phase in zip(codes, phases, strict=True)
@@ -231,7 +229,7 @@ def _operators(
                 )
             )
         ]
-        yield from slices(process, _OPERATORS, times.start_ns[rows], times.end_ns[rows], heads, more)
+        yield slices(process, _OPERATORS, times.start_ns[rows], times.end_ns[rows], heads, more)
 
 
 def _optional(duration_us: float, flops: int) -> str:
@@ -248,7 +246,7 @@ def _lives(
     history: History,
     times: Times,
     lives: int,
-) -> Iterator[str]:
+) -> Iterator[list[str]]:
     """Writes the lifetimes of what is live at the peak; what outlives the recording ends with it."""
     if not history.ops or not lives:
         return
@@ -273,4 +271,4 @@ def _lives(
         }
         start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE (-1) is the last
         category = history.storage_categories[history.category[row]]
-        yield from life(process, row, category, start_ns, end_ns, {k: v for k, v in about.items() if v})
+        yield life(process, row, category, start_ns, end_ns, {k: v for k, v in about.items() if v})

@@ -10,9 +10,9 @@ from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.block_sizes import blocks_in_use
 from memprof.replay.allocator.events import ALLOCATE, Requests
 from memprof.replay.allocator.events import replay as replay_requests
+from memprof.replay.allocator.recording_requests import requests_of_trace
 from memprof.replay.allocator.rules import Settings, segment_size, settings_from_options
-from memprof.replay.allocator.steps import requests_of_recording
-from memprof.trace.schema import NONE, AllocatorEvents, Ops, OutOfMemory, Segments, Storages
+from memprof.trace.schema import NONE, AllocatorEvents, OutOfMemory, Segments
 from memprof.trace.store import Trace
 
 #: Memory counts as fragmented if what no request could use is at least this much, and this share of the reserved bytes.
@@ -115,9 +115,8 @@ def find_room(trace: Trace, failures: OutOfMemory, row: int) -> Room | None:
 
 def _fits_expandable(trace: Trace, failures: OutOfMemory, row: int, capacity: int) -> bool:
     """Replays all requests up to the failed one with expandable segments, on a device of that capacity."""
-    ops, storages = trace.table(Ops), trace.table(Storages)
     last = int(failures.op_id[row])
-    issued = requests_of_recording(storages, ops)
+    issued = requests_of_trace(trace)
     count = int((issued.op_id < last).sum())
     asked = Requests(
         kind=np.append(issued.requests.kind[:count], np.int8(ALLOCATE)),

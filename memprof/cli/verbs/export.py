@@ -93,9 +93,10 @@ def export(
         size = _write_folder(output, opened, kind, rank, kinds, is_private=private)
     elif kind == "perfetto":
         size = _write_timeline(output, opened, rank, _LIVES if lives is None else lives, is_private=private)
+    elif kind == "snapshot":
+        size = _write_snapshot(output, opened, is_private=private)
     else:
-        content = _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment)
-        size = _write_content(output, content, is_private=private)
+        size = _write_stacks(output, opened, moment, is_private=private)
     notify(f"wrote {output} ({format_bytes(size)})")
 
 
@@ -166,24 +167,24 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int, *
         return file.tell()
 
 
-def _write_content(output: Path, content: bytes, *, is_private: bool) -> int:
+def _write_snapshot(output: Path, opened: Trace, *, is_private: bool) -> int:
+    from memprof.analysis.export.snapshot_export import export_snapshot
     from memprof.trace.files.whole_file import whole_file
 
     with whole_file(output, is_private=is_private) as file:
-        file.write(content)
-    return len(content)
+        export_snapshot(opened, file)
+        return file.tell()
 
 
-def _snapshot(opened: Trace) -> bytes:
-    from memprof.analysis.export.snapshot_export import export_snapshot
-
-    return export_snapshot(opened)
-
-
-def _stacks(opened: Trace, moment: tuple[int | None, int | None] | None) -> bytes:
+def _write_stacks(
+    output: Path, opened: Trace, moment: tuple[int | None, int | None] | None, *, is_private: bool
+) -> int:
     from memprof.analysis.export.stacks_export import export_stacks
+    from memprof.trace.files.whole_file import whole_file
 
     step_number, op_id = moment or (None, None)
     exported = export_stacks(opened, step_number, op_id)
     notify(f"{format_bytes(exported.total_bytes)} alive at {exported.moment}")
-    return exported.content
+    with whole_file(output, is_private=is_private) as file:
+        file.write(exported.content)
+    return len(exported.content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_job import DryOutcome
-from memprof.planners.search.explore import SearchRequest
+from memprof.launch.dry.share_search import search_shares
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
@@ -24,14 +24,13 @@ from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import default_policies
 from memprof.policies.swap.policy import Swap
+from memprof.replay.live import live_bytes_by_category
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
 #: Policies that can be combined with the compiler, as can moving the optimizer's state; others change what it compiles.
 _COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
-#: The search for the largest share that fits ends at this accuracy.
-_ACCURACY = 0.1
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
     """Dry-runs the job with its whole model compiled, alone and combined with policies of the best plan.
 
     The compiler's budget is a share of what it would save by default, and the peak need not fall with it
-    (https://github.com/pytorch/pytorch/issues/197838), so the peak of each share is that of its own dry run. The range
-    between a share that fits and one that does not is halved. So is the number of layers that are checkpointed inside
-    what is compiled: the compiler then recomputes these whole layers, in the code that it generates.
+    (https://github.com/pytorch/pytorch/issues/197838), so the peak of each share is that of its own dry run. The next
+    one lies where the peaks so far point to (``share_search``). So does the number of layers that are checkpointed
+    inside what is compiled: the compiler then recomputes these whole layers, in the code that it generates.
 
     Args:
         found: The search result for the job as it is.
@@ -96,8 +95,13 @@ class _Trial:
         self._found = found
         self._run = run
         self._steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
+        request = found.answer.search_request
+        self._budget_bytes, self._counts_reserved = request.budget_bytes, request.counts_reserved
+        kept = live_bytes_by_category(found.basis.step).get("activation")
+        self._kept_bytes = 0 if kept is None else int(kept.max())
         # A job that compiles itself was recorded compiled.
-        self._seen: dict[tuple[Policy, ...], bool | None] = {(Compile(),): False} if is_own else {}
+        before = max(found.basis.peak_bytes, request.budget_bytes + 1)  # with what it reserved, it does not fit
+        self._peaks: dict[tuple[Policy, ...], int | None] = {(Compile(),): before} if is_own else {}
         self._reason = ""
 
     def plans(self) -> CompiledPlans:
@@ -107,41 +111,35 @@ class _Trial:
     @property
     def has_fit(self) -> bool:
         """Whether a plan fits."""
-        return any(self._seen.values())
+        return any(peak is not None and peak <= self._budget_bytes for peak in self._peaks.values())
 
     def descend(self, plan: Callable[[float], tuple[Policy, ...]], most: int) -> bool:
-        """Dry-runs the job at one share after the other; returns whether it fits at the whole."""
-        shares = _shares()
-        share = next(shares)
-        for _ in range(most):
-            fits = self.fits(plan(share))
-            if fits is None or (fits and share == 1.0):
-                return bool(fits)
+        """Dry-runs the job at one share after the other, ``most`` times; returns whether it fits at the whole."""
+        shares = search_shares(self._budget_bytes, self._kept_bytes)
+        share, runs = next(shares), 0
+        while True:
+            policies = Plan(plan(share)).policies
+            if policies not in self._peaks:
+                if runs == most:
+                    return False
+                self._peaks[policies] = self._measured(policies)
+                runs += 1
+            peak = self._peaks[policies]
+            if peak is None or (peak <= self._budget_bytes and share == 1.0):
+                return peak is not None
             try:
-                share = shares.send(fits)
+                share = shares.send(peak)
             except StopIteration:
-                break
-        return False
+                return False
 
-    def fits(self, policies: tuple[Policy, ...]) -> bool | None:
-        """Dry-runs the job under a plan; returns whether it fits, None if that is not known."""
-        policies = Plan(policies).policies
-        if policies not in self._seen:
-            outcome, made = _dry_run(self._found, policies, self._run)
-            if made is None:
-                self._reason = self._reason or outcome.reason or "the dry run has no step on the recorded inputs."
-                self._seen[policies] = None
-            else:
-                self._steps[policies] = made
-                self._seen[policies] = _fits(outcome, self._found.answer.search_request)
-        return self._seen[policies]
-
-
-def _fits(outcome: DryOutcome, request: SearchRequest) -> bool:
-    """Whether a dry run is within the budget; what was reserved counts where that is a device's."""
-    if outcome.peak_bytes is None:
-        return False
-    return max(outcome.peak_bytes, outcome.reserved_bytes if request.counts_reserved else 0) <= request.budget_bytes
+    def _measured(self, policies: tuple[Policy, ...]) -> int | None:
+        """Dry-runs the job under a plan; returns what has to fit, None if that is not known."""
+        outcome, made = _dry_run(self._found, policies, self._run)
+        if made is None or outcome.peak_bytes is None:
+            self._reason = self._reason or outcome.reason or "the dry run has no step on the recorded inputs."
+            return None
+        self._steps[policies] = made
+        return max(outcome.peak_bytes, outcome.reserved_bytes if self._counts_reserved else 0)
 
 
 def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ...]]:
@@ -169,22 +167,6 @@ def _allows(found: Suggestion, kind: type[Policy]) -> bool:
 
 def _is_combinable(policy: Policy) -> bool:
     return isinstance(policy, _COMBINABLE) or (isinstance(policy, Swap) and policy.what == "optimizer")
-
-
-def _shares() -> Generator[float, bool, None]:
-    """Yields budgets as shares from 0 to 1, the largest first; the caller sends whether each fits."""
-    if (yield 1.0):
-        return
-    above, below = 1.0, 0.0
-    has_fit = False
-    while above - below > _ACCURACY:
-        share = round((above + below) / 2, 2)
-        if (yield share):
-            below, has_fit = share, True
-        else:
-            above = share
-    if not has_fit:
-        yield 0.0
 
 
 def _dry_run(

@@ -19,6 +19,7 @@ from torch.utils import _foreach_utils
 from memprof.recorder.calls.uncompiled import trace_initializer
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.answers import Answers
+from memprof.recorder.dry.compiling.compiled_updates import after_first, is_update
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.hidden_fakes import hide_fakes
 from memprof.recorder.dry.no_device import refuse_missing_device
@@ -329,7 +330,8 @@ class DryRun:
         def compile_dry(model: Any = None, **settings: Any) -> Any:
             is_own = sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING)
             if is_own or (self._regions is not None and self._regions.prepare(model)):
-                return compile_for_real(model, **settings)
+                compiled = compile_for_real(model, **settings)
+                return after_first(model, compiled) if is_update(model) else compiled
             return model if model is not None else lambda function: function
 
         torch_module.save = self._files.save

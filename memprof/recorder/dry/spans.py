@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.memory.inventory import owned_span, storage_span
 
@@ -62,6 +62,8 @@ def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
         if tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), _INTERNAL):
             return 0, 0
         return storage_span(tensor) if _is_lent(tensor) else owned_span(tensor)
+    if type(tensor.fake_mode) is FakeTensorMode:
+        return 0, 0  # of torch's compiler, or the job's own: it has no memory in a real run
     number, size = _of_fake(tensor)
     return (number, size) if size and not hasattr(tensor.untyped_storage(), _MAPPED) else (0, 0)
 

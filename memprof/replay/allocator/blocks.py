@@ -57,6 +57,7 @@ class Block:
         segment: Its segment.
         counter: Its index in order of creation.
         key: Its sort key in its pool while it is free.
+        list_number: The list of its pool that holds the key.
         age_base: Number of searches of its pool before it became free.
         allocation: The allocation it last served, -1 for none.
     """
@@ -67,6 +68,7 @@ class Block:
         "allocation",
         "counter",
         "key",
+        "list_number",
         "next",
         "previous",
         "requested",
@@ -85,6 +87,7 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.key = 0
+        self.list_number = 0
         self.age_base = 0
         self.allocation = -1
 
@@ -127,6 +130,7 @@ class Pool:
         self.searches = 0
         self.unmapped: dict[int, Block] = {}
         self._tie_break = tie_break
+        self._is_by_address = tie_break == "address"
         self._shift = _ADDRESS_BITS + (_COUNTER_BITS if tie_break == "segment" else 0)
         self._lists: dict[int, list[int]] = {}
         self._filled = 0
@@ -135,7 +139,7 @@ class Pool:
     def add(self, block: Block) -> None:
         """Adds a block to the free ones."""
         size = block.size
-        if self._tie_break == "address":
+        if self._is_by_address:
             key = size << _ADDRESS_BITS | block.address
         elif self._tie_break == "block":
             key = size << _ADDRESS_BITS | block.counter
@@ -144,7 +148,8 @@ class Pool:
         block.key = key
         block.age_base = self.searches
         self._by_key[key] = block
-        number = _list_of(size)
+        bits = size.bit_length()
+        block.list_number = number = bits << 4 | (size >> (bits - 5)) & 15  # _list_of, without a call
         keys = self._lists.get(number)
         if keys:
             insort(keys, key)
@@ -153,10 +158,9 @@ class Pool:
             self._filled |= 1 << number
 
     def remove(self, block: Block) -> None:
-        """Removes a block from the free ones; its size must be unchanged since it was added."""
-        key = block.key
+        """Removes a block from the free ones."""
+        key, number = block.key, block.list_number
         del self._by_key[key]
-        number = _list_of(block.size)
         keys = self._lists[number]
         if len(keys) == 1:
             keys.clear()
@@ -166,7 +170,8 @@ class Pool:
 
     def fitting(self, size: int) -> Block | None:
         """Returns the smallest free block of at least a size; None for none."""
-        number = _list_of(size)
+        bits = size.bit_length()
+        number = bits << 4 | (size >> (bits - 5)) & 15
         keys = self._lists.get(number)
         if keys:
             place = bisect_left(keys, size << self._shift)
@@ -176,6 +181,23 @@ class Pool:
         if not larger:
             return None
         return self._by_key[self._lists[number + (larger & -larger).bit_length()][0]]
+
+    def take(self, size: int) -> Block | None:
+        """Removes and returns the smallest free block of at least a size; None for none."""
+        bits = size.bit_length()
+        number = bits << 4 | (size >> (bits - 5)) & 15
+        keys = self._lists.get(number)
+        place = bisect_left(keys, size << self._shift) if keys else 0
+        if not keys or place == len(keys):
+            larger = self._filled >> (number + 1)
+            if not larger:
+                return None
+            number += (larger & -larger).bit_length()
+            keys, place = self._lists[number], 0
+        key = keys.pop(place)
+        if not keys:
+            self._filled ^= 1 << number
+        return self._by_key.pop(key)
 
     def from_size(self, size: int) -> Iterator[Block]:
         """Iterates over the free blocks of at least a size, smallest first; the pool must not change meanwhile."""

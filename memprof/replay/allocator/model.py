@@ -102,6 +102,8 @@ class CachingAllocator:
         # Larger than any request: every block may be split.
         self._max_split = self.settings.max_split_size_bytes or 1 << 62
         self._collects = bool(self.settings.garbage_collection_threshold) and self.settings.limit_bytes is not None
+        # Nothing keeps a request from the smallest block that is large enough.
+        self._is_plain = self.settings.max_split_size_bytes is None and not self._collects
 
     def allocate(self, requested: int, stream: int = 0, owner: int = 0) -> Block | None:
         """Allocates a block.
@@ -118,12 +120,16 @@ class CachingAllocator:
         size = rounded_request(requested, divisions) if divisions else (requested + 511) & ~511
         is_small = size <= SMALL_REQUEST_BYTES
         pool = self._pools.get((owner, stream, is_small)) or self.pool(owner, stream, is_small=is_small)
-        block = self._cached(pool, size) or self._taken(pool, size)
+        block = (pool.take(size) if self._is_plain else self._cached(pool, size)) or self._taken(pool, size)
         if block is None:
             self.log.append(SegmentEvent(self.event, "oom", self.free_on_device, size, stream))
             return None
         rest = block.size - size
-        if rest >= ROUNDING_BYTES and self._is_worth_splitting(pool, size, rest):
+        if rest >= ROUNDING_BYTES and (
+            pool.is_small
+            or (rest > SMALL_REQUEST_BYTES and size < self._max_split)
+            or self.settings.expandable_segments  # the rest is at least one rounding unit
+        ):
             block = self._split(block, size, pool)
         block.state = ALLOCATED
         block.requested = requested
@@ -174,6 +180,7 @@ class CachingAllocator:
 
     def add_segment(self, address: int, size: int, pool: Pool, *, is_expandable: bool = False) -> Segment:
         """Registers a segment; the caller creates its blocks and counts its mapped bytes."""
+        self._is_plain = self._is_plain and not is_expandable
         segment = Segment(address, size, pool, self._segments_made, is_expandable=is_expandable)
         self._segments_made += 1
         self.segments[address] = segment
@@ -201,12 +208,18 @@ class CachingAllocator:
         """Extends a block over the one before it."""
         block.address = previous.address
         block.size += previous.size
-        block.place_between(previous.previous, block.next)
+        block.previous = before = previous.previous
+        if before is None:
+            block.segment.first = block
+        else:
+            before.next = block
 
     def absorb_behind(self, block: Block, following: Block) -> None:
         """Extends a block over the one after it."""
         block.size += following.size
-        block.place_between(block.previous, following.next)
+        block.next = after = following.next
+        if after is not None:
+            after.previous = block
 
     def write(self, action: str, address: int, size: int, stream: int) -> None:
         """Logs a segment event."""
@@ -300,15 +313,16 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _is_worth_splitting(self, pool: Pool, size: int, rest: int) -> bool:
-        if pool.is_small or self.settings.expandable_segments:
-            return True  # the rest is at least one rounding unit, checked before
-        return size < self._max_split and rest > SMALL_REQUEST_BYTES
-
     def _split(self, block: Block, size: int, pool: Pool) -> Block:
         """Splits the front off a block; the rest keeps the block's record and is free."""
-        front = self.make_block(block.address, size, block.segment)
-        front.place_between(block.previous, block)
+        segment, before = block.segment, block.previous
+        front = Block(block.address, size, segment, self._blocks_made)
+        self._blocks_made += 1
+        front.previous, front.next, block.previous = before, block, front
+        if before is None:
+            segment.first = front
+        else:
+            before.next = front
         block.address += size
         block.size -= size
         pool.add(block)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
+from memprof.replay.allocator.ordering import fullest_device, order_requests
 from memprof.replay.allocator.rules import Settings
+from memprof.trace.files.coding.coded import Coded
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
 from memprof.trace.step import Step
 
-#: Order of events around one operator: outputs are allocated, it runs, then storages that die with it are freed.
-_BIRTH, _WORK, _WORKED, _DEATH = 0, 1, 2, 3
 #: Runs of a step: the first starts from the blocks of the job's start, and the second differs from later ones.
 RUNS = 3
 
@@ -104,24 +104,9 @@ def _requests_of_runs(first: Step, every: Sequence[_RunRequests]) -> StepRequest
     return issued.written(runs, np.concatenate(subject), np.concatenate(size))
 
 
-def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
-    """Lists the requests of a whole recording, each operator once; otherwise as ``requests_of_step``.
-
-    Args:
-        storages: The recording's storages.
-        ops: Its operators, whose ids are rows.
-    """
-    issued = _RunRequests.of(storages, ops)
-    runs = [
-        (np.full(len(issued.base), ALLOCATE), issued.base, np.full(len(issued.base), NONE)),
-        (issued.kind, issued.about, issued.moment),
-    ]
-    return issued.written(runs, np.arange(len(issued.size)), issued.size)
-
-
 def device_of(step: Step) -> str:
     """Returns the device with most of a step's bytes; ``cpu`` where no other device has any."""
-    return _fullest_device(step.storages)
+    return fullest_device(Coded.of(step.storages.device), step.storages.allocated_bytes)
 
 
 def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
@@ -173,20 +158,14 @@ class _RunRequests:
     @staticmethod
     def of(storages: Storages, ops: Ops) -> _RunRequests:
         """Orders the allocations, workspaces and frees of one device's memory."""
-        device = _fullest_device(storages)
+        device = fullest_device(Coded.of(storages.device), storages.allocated_bytes)
         is_owned = (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
         if device != "cpu":
             is_owned &= storages.device == device
         rows, workers = np.flatnonzero(is_owned), np.flatnonzero(ops.workspace_bytes > 0)
         owned = storages.take(rows)
         made_by = np.concatenate([owned.created_op_id, workers])
-        subjects = np.arange(len(made_by))
-        born, died = np.flatnonzero(owned.created_op_id != NONE), np.flatnonzero(owned.freed_op_id != NONE)
-        works = subjects[len(rows) :]
-        moment = np.concatenate([made_by[born], workers, workers, owned.freed_op_id[died]])
-        stage = np.repeat([_BIRTH, _WORK, _WORKED, _DEATH], [len(born), len(works), len(works), len(died)])
-        about = np.concatenate([born, works, works, died])
-        order = np.lexsort((about, stage, moment))
+        kind, about, moment = order_requests(owned.created_op_id, owned.freed_op_id, workers)
         stream = np.zeros(len(made_by), dtype=np.int64)
         stream[made_by != NONE] = ops.stream[made_by[made_by != NONE]]
         return _RunRequests(
@@ -196,9 +175,9 @@ class _RunRequests:
             made_by=made_by,
             storages=owned,
             base=np.flatnonzero(made_by == NONE),
-            kind=np.where(stage[order] <= _WORK, ALLOCATE, FREE),
-            about=about[order],
-            moment=moment[order],
+            kind=kind.astype(np.int64),
+            about=about.astype(np.int64),
+            moment=moment,
             device=device,
         )
 
@@ -263,13 +242,6 @@ def _second_run(issued: _RunRequests) -> tuple[Ints, Ints]:
     for leaving, heir in heirs.items():
         again[leaving] = heir
     return again, np.setdiff1d(np.flatnonzero(outlives), np.array(list(heirs.values()), dtype=np.int64))
-
-
-def _fullest_device(storages: Storages) -> str:
-    """Returns the device with most bytes; ``cpu`` where no other device has any."""
-    names = [str(name) for name in set(storages.device.tolist()) if str(name) not in ("cpu", "", "meta")]
-    sums = {name: int(storages.allocated_bytes[storages.device == name].sum()) for name in names}
-    return max(sorted(sums), key=lambda name: sums[name], default="cpu")
 
 
 def _heirs(storages: Storages, leaves: Bools, outlives: Bools) -> dict[int, int]:

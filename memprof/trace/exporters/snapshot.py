@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, BinaryIO
 
-from memprof.trace.schema import NONE, AllocatorEvents, Annotations, Ints, Segments, Stacks, Texts
+import numpy as np
+import numpy.typing as npt
 
-#: What torch itself writes.
-_PROTOCOL = 4
+from memprof.trace.exporters.pickle_writer import Cells, PickleWriter, Shared
+from memprof.trace.schema import Annotations, Floats, Ints, Segments, Stacks, Texts
+
+#: Keys of an event.
+_KEYS = (
+    "action",
+    "addr",
+    "device_free",
+    "size",
+    "stream",
+    "time_us",
+    "compile_context",
+    "user_metadata",
+    "pool_id",
+    "frames",
+)
+#: Times that a whole number of 8 bytes holds.
+_MOST_US = 2.0**62
 #: States of a block in a snapshot.
 ACTIVE, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 
@@ -36,75 +52,156 @@ class Blocks:
     stack_id: Ints
 
 
+Codes = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class EventRows:
+    """Some consecutive events; each of shape ``(events,)``.
+
+    Attributes:
+        action: Action, as an index into the history's ``actions``.
+        address: First byte; of an ``oom``, the free bytes of the device.
+        size: Size in bytes.
+        stream: The stream.
+        time_us: Time, NaN where unknown.
+        stack_id: Stack, NONE where unknown.
+        note: Index into ``notes``.
+        context: Index into ``contexts``.
+        pool: Index into ``pools``.
+    """
+
+    action: Codes
+    address: Ints
+    size: Ints
+    stream: Ints
+    time_us: Floats
+    stack_id: Ints
+    note: Codes
+    context: Codes
+    pool: Codes
+
+    def take(self, rows: slice) -> EventRows:
+        """Returns some of the events."""
+        return EventRows(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """The events of a device, in order.
+
+    Attributes:
+        actions: Names of the actions that may occur.
+        notes: What events refer to, in words; "" for nothing.
+        contexts: Names of compiled regions; "" for none.
+        pools: Memory pools, as ``0,0``; "" for the default one.
+        chunks: The events, generated chunk by chunk.
+    """
+
+    actions: Sequence[str]
+    notes: Sequence[str]
+    contexts: Sequence[str]
+    pools: Sequence[str]
+    chunks: Iterable[EventRows]
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceSnapshot:
     """Snapshot data of one device.
 
     Attributes:
         number: The device's number.
-        events: Its history, in order.
-        notes: What each event refers to, in words; "" for nothing.
+        history: Its history.
         segments: Its segments at the end.
         blocks: Their blocks.
         annotations: Named time spans.
     """
 
     number: int
-    events: AllocatorEvents
-    notes: Sequence[str]
+    history: History
     segments: Segments
     blocks: Blocks
     annotations: Annotations
 
 
-def snapshot_bytes(devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: str = "") -> bytes:
-    """Writes a snapshot as a pickle of dictionaries, lists, texts and numbers.
+def write_snapshot(file: BinaryIO, devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: str = "") -> None:
+    """Writes a snapshot as a pickle of dictionaries, lists, texts and numbers, holding one chunk of events in memory.
 
     Args:
+        file: The destination.
         devices: The devices.
         stacks: The stacks that events and blocks refer to.
         settings: The value of ``PYTORCH_ALLOC_CONF``.
     """
+    writer = PickleWriter(file)
     frames = [_frames(str(text)) for text in stacks.frames]
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(1 + max((one.number for one in devices), default=-1))]
-    for device in devices:
-        traces[device.number] = _history(device, frames)
-    content = {
-        "segments": [segment for device in devices for segment in _segments(device, frames)],
-        "device_traces": traces,
-        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings, "expandable_segments": "True" in settings},
-        "external_annotations": [one for device in devices for one in _annotations(device)],
-    }
-    return pickle.dumps(content, protocol=_PROTOCOL)
-
-
-def _history(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    events = device.events
-    columns = (
-        events.action.tolist(),
-        events.address.tolist(),
-        events.size_bytes.tolist(),
-        events.stream.tolist(),
-        events.time_us.tolist(),
-        events.stack_id.tolist(),
-        device.notes,
-        events.compile_context.tolist(),
-        map(_pool_id, events.pool.tolist()),
+    words = _vocabulary(devices)
+    pools = sorted({pool for device in devices for pool in device.history.pools})
+    numbers = writer.share("segments", [*words, *map(_pool_id, pools), *frames, []])
+    of_word = dict(zip(words, numbers.tolist(), strict=False))
+    of_pool = dict(zip(pools, numbers[len(words) :].tolist(), strict=False))
+    of_stack = numbers[len(words) + len(pools) :]  # NONE (-1) is the last: no frames
+    writer.item("segments", [segment for device in devices for segment in _segments(device, of_stack)])
+    by_number = {device.number: device for device in devices}
+    writer.lists_of_rows(
+        "device_traces",
+        (
+            _history(by_number[number].history, of_word, of_pool, of_stack) if number in by_number else ()
+            for number in range(1 + max(by_number, default=-1))
+        ),
     )
-    return [
-        {
-            "action": action,
-            "device_free" if action == "oom" else "addr": address,
-            "size": size,
-            "stream": stream,
-            "time_us": int(time_us) if time_us == time_us else 0,
-            "compile_context": context or "N/A",
-            "user_metadata": note,
-            "pool_id": pool,
-            "frames": frames[stack] if stack != NONE else [],
+    writer.item(
+        "allocator_settings",
+        {"PYTORCH_CUDA_ALLOC_CONF": settings, "expandable_segments": "True" in settings},
+    )
+    writer.item("external_annotations", [one for device in devices for one in _annotations(device)])
+    writer.end()
+
+
+def _vocabulary(devices: Sequence[DeviceSnapshot]) -> list[str]:
+    """Returns the texts that events refer to, each once."""
+    every = dict.fromkeys(_KEYS)
+    for device in devices:
+        history = device.history
+        every.update(dict.fromkeys([*history.actions, *history.notes, *map(_context, history.contexts)]))
+    return list(every)
+
+
+def _history(
+    history: History, of_word: Mapping[str, int], of_pool: Mapping[str, int], of_stack: Ints
+) -> Iterator[list[tuple[Cells, Cells]]]:
+    """Yields the columns of each chunk of events."""
+    actions = np.array([of_word[action] for action in history.actions], dtype=np.int64)
+    notes = np.array([of_word[note] for note in history.notes], dtype=np.int64)
+    contexts = np.array([of_word[_context(text)] for text in history.contexts], dtype=np.int64)
+    pools = np.array([of_pool[pool] for pool in history.pools], dtype=np.int64)
+    address_keys = np.array([of_word["device_free" if one == "oom" else "addr"] for one in history.actions])
+    for events in history.chunks:
+        values = {
+            "action": Cells(actions[events.action], is_shared=True),
+            "addr": Cells(events.address),
+            "size": Cells(events.size),
+            "stream": Cells(events.stream),
+            "time_us": Cells(_whole(events.time_us)),
+            "compile_context": Cells(contexts[events.context], is_shared=True),
+            "user_metadata": Cells(notes[events.note], is_shared=True),
+            "pool_id": Cells(pools[events.pool], is_shared=True),
+            "frames": Cells(of_stack[events.stack_id], is_shared=True),
         }
-        for action, address, size, stream, time_us, stack, note, context, pool in zip(*columns, strict=True)
-    ]
+        count = len(events.action)
+        keys = {name: Cells(np.full(count, of_word[name]), is_shared=True) for name in values}
+        keys["addr"] = Cells(address_keys[events.action], is_shared=True)
+        yield [(keys[name], values[name]) for name in values]
+
+
+def _whole(time_us: Floats) -> Ints:
+    """Returns whole microseconds; 0 where unknown."""
+    whole: Ints = np.clip(np.where(np.isnan(time_us), 0.0, time_us), -_MOST_US, _MOST_US).astype(np.int64)
+    return whole
+
+
+def _context(text: str) -> str:
+    return text or "N/A"
 
 
 def _annotations(device: DeviceSnapshot) -> list[dict[str, Any]]:
@@ -123,7 +220,7 @@ def _pool_id(text: str) -> tuple[int, int]:
     return (int(first), int(second)) if first and second else (0, 0)
 
 
-def _segments(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _segments(device: DeviceSnapshot, of_stack: Ints) -> list[dict[str, Any]]:
     table, blocks = device.segments, device.blocks
     inside: list[list[dict[str, Any]]] = [[] for _ in range(len(table))]
     for segment, address, size, requested, state, stack in zip(
@@ -141,7 +238,7 @@ def _segments(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> lis
                 "size": size,
                 "requested_size": requested,
                 "state": state,
-                "frames": frames[stack] if stack != NONE else [],
+                "frames": Shared(int(of_stack[stack])),
             }
         )
     return [

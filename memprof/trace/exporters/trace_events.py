@@ -14,27 +14,26 @@ from memprof.trace.exporters.texts import whole_text
 from memprof.trace.schema import Ints
 
 #: Rows formatted at a time.
-_CHUNK = 50_000
+CHUNK = 50_000
+#: The three digits of each number below a thousand.
+_DIGITS = [f"{number:03d}" for number in range(1000)]
 
 
-def write_events(file: BinaryIO, events: Iterable[str], about: dict[str, Any]) -> None:
+def write_events(file: BinaryIO, events: Iterable[Sequence[str]], about: dict[str, Any]) -> None:
     """Writes a file of events as they are generated, holding only the current ones in memory.
 
     Args:
         file: The destination.
-        events: The events, each as JSON.
+        events: The events, each as JSON, some at a time.
         about: The file's metadata.
     """
     file.write(f'{{"displayTimeUnit":"ms","otherData":{quoted(about)},"traceEvents":[\n'.encode())
-    held: list[str] = []
     separator = b""
-    for event in events:
-        held.append(event)
-        if len(held) == _CHUNK:
-            file.write(separator + ",\n".join(held).encode())
+    for some in events:
+        if some:
+            file.write(separator + ",\n".join(some).encode())
             separator = b",\n"
-            held.clear()
-    file.write((separator if held else b"") + ",\n".join(held).encode() + b"\n]}\n")
+    file.write(b"\n]}\n")
 
 
 def quoted(value: str | bool | dict[str, Any]) -> str:
@@ -46,22 +45,26 @@ def quoted(value: str | bool | dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def named_process(process: int, name: str, place: int) -> Iterator[str]:
+def named_process(process: int, name: str, place: int) -> list[str]:
     """Names a process, and sets its position among the others."""
-    yield f'{{"ph":"M","pid":{process},"tid":0,"name":"process_name","args":{{"name":{quoted(name)}}}}}'
-    yield f'{{"ph":"M","pid":{process},"tid":0,"name":"process_sort_index","args":{{"sort_index":{place}}}}}'
+    return [
+        f'{{"ph":"M","pid":{process},"tid":0,"name":"process_name","args":{{"name":{quoted(name)}}}}}',
+        f'{{"ph":"M","pid":{process},"tid":0,"name":"process_sort_index","args":{{"sort_index":{place}}}}}',
+    ]
 
 
-def named_thread(process: int, thread: int, name: str) -> Iterator[str]:
+def named_thread(process: int, thread: int, name: str) -> list[str]:
     """Names a thread of a process; threads are sorted by number."""
-    yield f'{{"ph":"M","pid":{process},"tid":{thread},"name":"thread_name","args":{{"name":{quoted(name)}}}}}'
-    yield f'{{"ph":"M","pid":{process},"tid":{thread},"name":"thread_sort_index","args":{{"sort_index":{thread}}}}}'
+    return [
+        f'{{"ph":"M","pid":{process},"tid":{thread},"name":"thread_name","args":{{"name":{quoted(name)}}}}}',
+        f'{{"ph":"M","pid":{process},"tid":{thread},"name":"thread_sort_index","args":{{"sort_index":{thread}}}}}',
+    ]
 
 
 def slices(
     process: int, thread: int, start_ns: Ints, end_ns: Ints, heads: Sequence[str], arguments: Sequence[str]
-) -> Iterator[str]:
-    """Writes the events that run on a thread.
+) -> list[str]:
+    """Writes events that run on a thread.
 
     Args:
         process: The process.
@@ -72,18 +75,26 @@ def slices(
         arguments: Further arguments of each, as the inside of a JSON object.
     """
     frame = f'{{"ph":"X","pid":{process},"tid":{thread},'
-    for start, end, head, more in zip(start_ns.tolist(), end_ns.tolist(), heads, arguments, strict=True):
-        yield f'{frame}{head},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{more}}}}}'
+    return [
+        f'{frame}{head},"ts":{whole}.{_DIGITS[rest]},"dur":{lasts}.{_DIGITS[part]},"args":{{{more}}}}}'
+        for whole, rest, lasts, part, head, more in zip(
+            *_split(start_ns), *_split(end_ns - start_ns), heads, arguments, strict=True
+        )
+    ]
 
 
-def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[str]:
-    """Writes a counter of bytes; each value holds until the next."""
+def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[list[str]]:
+    """Writes a counter of bytes, some events at a time; each value holds until the next."""
     frame = f'{{"ph":"C","pid":{process},"tid":0,"name":{quoted(name)},"ts":'
-    for time, value in zip(time_ns.tolist(), values.tolist(), strict=True):
-        yield f'{frame}{_us(time)},"args":{{"bytes":{value}}}}}'
+    for low in range(0, len(time_ns), CHUNK):
+        rows = slice(low, low + CHUNK)
+        yield [
+            f'{frame}{whole}.{_DIGITS[rest]},"args":{{"bytes":{value}}}}}'
+            for whole, rest, value in zip(*_split(time_ns[rows]), values[rows].tolist(), strict=True)
+        ]
 
 
-def life(process: int, number: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]) -> Iterator[str]:
+def life(process: int, number: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]) -> list[str]:
     """Writes a time span that may overlap others.
 
     Args:
@@ -95,14 +106,22 @@ def life(process: int, number: int, name: str, start_ns: int, end_ns: int, argum
         arguments: Further arguments.
     """
     frame = f'"pid":{process},"tid":0,"cat":"storage","id2":{{"local":"{number:#x}"}},"name":{quoted(name)}'
-    yield f'{{"ph":"b",{frame},"ts":{_us(start_ns)},"args":{quoted(arguments)}}}'
-    yield f'{{"ph":"e",{frame},"ts":{_us(end_ns)}}}'
+    return [
+        f'{{"ph":"b",{frame},"ts":{_us(start_ns)},"args":{quoted(arguments)}}}',
+        f'{{"ph":"e",{frame},"ts":{_us(end_ns)}}}',
+    ]
 
 
 def instant(process: int, name: str, time_ns: int, arguments: dict[str, Any]) -> str:
     """Writes an instant event of a whole process."""
     frame = f'{{"ph":"i","s":"p","pid":{process},"tid":0,"name":{quoted(name)}'
     return f'{frame},"ts":{_us(time_ns)},"args":{quoted(arguments)}}}'
+
+
+def _split(time_ns: Ints) -> tuple[list[int], list[int]]:
+    """Splits nanoseconds into whole microseconds and the rest."""
+    whole = time_ns // 1000
+    return whole.tolist(), (time_ns - 1000 * whole).tolist()
 
 
 def _us(time_ns: int) -> str:

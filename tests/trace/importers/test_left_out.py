@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
-from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.analysis.report.report import build_report
 from memprof.errors import BadInputError
 from memprof.trace.importers import Imported, import_file
 from memprof.trace.schema import AllocatorEvents, Annotations, Memory, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
+from tests.analysis.plain_snapshot import exported
 from tests.trace.importers.writing import DATA, FORWARD, MIB, block, entry, freed, segment, small_job, snapshot, write
 
 #: Small real ones: the others say the same, and take ten times as long.
@@ -101,7 +101,7 @@ def test_a_block_that_is_not_split_counts_whole(tmp_path: Path) -> None:
 def test_an_export_of_an_import_says_the_same(file: Path, tmp_path: Path) -> None:
     """A snapshot that is imported and exported again holds the same history, segments and figures."""
     imported = read(file)
-    (tmp_path / "again.pickle").write_bytes(export_snapshot(opened(imported, tmp_path / "run.memprof")))
+    (tmp_path / "again.pickle").write_bytes(exported(opened(imported, tmp_path / "run.memprof")))
     assert read(tmp_path / "again.pickle").devices == imported.devices
 
 
@@ -121,7 +121,7 @@ def test_an_export_keeps_failures_releases_and_what_the_job_said(tmp_path: Path)
     assert events.pool.tolist()[0] == "0,3"
     assert (events.user_metadata[0], events.compile_context.tolist()) == ("batch 3", ["compiled 0/1", "", ""])
     assert (named.name.tolist(), named.start_us.tolist(), named.end_us.tolist()) == ([spans[0]["name"]], [4.0], [4.0])
-    written = pickle.loads(export_snapshot(trace))
+    written = pickle.loads(exported(trace))
     (first, released, failed), again = written["device_traces"][0], written["segments"][0]
     assert (first["addr"], first["user_metadata"], first["compile_context"]) == (8 * MIB, "batch 3", "compiled 0/1")
     assert (released["action"], released["addr"], failed["device_free"]) == ("segment_free", 64 * MIB, 77)
@@ -257,7 +257,7 @@ def test_an_export_keeps_what_was_pending_before_the_history(tmp_path: Path) -> 
     blocks = [block(MIB), block(2 * MIB, "active_pending_free", requested_size=2 * MIB - 1)]
     content = snapshot([segment(0, *blocks), segment(8 * MIB, block(MIB, "inactive"))], history)
     imported = read(write(tmp_path / "s.pickle", content))
-    (tmp_path / "again.pickle").write_bytes(export_snapshot(opened(imported, tmp_path / "run.memprof")))
+    (tmp_path / "again.pickle").write_bytes(exported(opened(imported, tmp_path / "run.memprof")))
     assert read(tmp_path / "again.pickle").devices == imported.devices
     again = pickle.loads((tmp_path / "again.pickle").read_bytes())["segments"][0]["blocks"]
     assert [(one["state"], one["requested_size"]) for one in again] == [

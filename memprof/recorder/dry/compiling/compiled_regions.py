@@ -20,6 +20,7 @@ from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
+from memprof.recorder.dry.compiling.compiled_updates import is_update
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
 from memprof.recorder.dry.compiling.region_notes import RegionNotes, first_line
 from memprof.recorder.dry.compiling.virtual_compiler import (
@@ -106,9 +107,8 @@ class CompiledRegions:
         Returns:
             Whether it can be compiled; otherwise it runs eagerly.
         """
-        if isinstance(getattr(function, "__self__", None), torch.optim.Optimizer):
-            # While it is traced, torch creates the optimizer's state, which the recorder would not see.
-            self._notes.leave("an optimizer's step is not compiled in a dry run")
+        if self._is_virtual and is_update(function):  # torch traces it on tensors of the card, which have no memory
+            self._notes.leave("an optimizer's step is not compiled in a dry run on a virtual GPU")
             return False
         if self._is_ready is None:
             self._is_ready = self._prepare()
