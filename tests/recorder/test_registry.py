@@ -50,6 +50,31 @@ def test_a_shared_module_has_its_first_name(log: Logged) -> None:
     assert record_of(log, registry.number(shared))[1] == "encoder"
 
 
+def test_modules_of_two_models_are_named_after_the_one_that_holds_most(log: Logged) -> None:
+    """A model takes over the layers of another that the job keeps but no longer calls."""
+    before = nn.Sequential(nn.Linear(2, 2))
+    taken = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.ModuleDict({"backbone": nn.Sequential(*taken), "head": nn.Linear(2, 2)})
+    registry = ModuleRegistry(log)
+    registry.scan()
+    for place, name in enumerate(("backbone.0", "backbone.1")):
+        root, found, _, _, _ = record_of(log, registry.number(taken[place]))
+        assert (root, found) == (registry.root_number(model), name)
+    assert registry.parameter(taken[0].weight)[0] == "backbone.0.weight"
+    assert record_of(log, registry.number(taken))[4] == 0
+    roots = [registry.root_number(each) for each in (before, taken, model)]
+    assert -1 not in roots
+
+
+def test_models_that_share_nothing_are_numbered_as_they_were_made(log: Logged) -> None:
+    """However large each is."""
+    models = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(count))) for count in (1, 3, 2)]
+    registry = ModuleRegistry(log)
+    registry.scan()
+    numbers = [registry.root_number(model) for model in models]
+    assert numbers == sorted(numbers)
+
+
 def test_a_module_added_later_is_met(log: Logged) -> None:
     """What is put on a model that was known already, with parameters or without, belongs to that model."""
     model = nn.Sequential(nn.Linear(2, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,9 +81,8 @@ class ModuleRegistry:
         self._walk_roots()
         modules = [m for m in live_objects(torch.nn.Module) if "_modules" in m.__dict__]
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
-        for module in modules:
-            if id(module) not in inner and self._is_new(module):
-                self._add_root(module)
+        for root in _outer_first([m for m in modules if id(m) not in inner and self._is_new(m)]):
+            self._add_root(root)
 
     def roots(self) -> Iterator[torch.nn.Module]:
         """Yields the models that are still alive."""
@@ -163,6 +164,30 @@ class ModuleRegistry:
         for key, parameter in own:
             qualified = f"{name}.{key}" if name else key
             self._parameters[id(parameter)] = (weakref.ref(parameter), qualified, number)
+
+
+def _outer_first(roots: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Returns models in the order in which they are named: of those that share modules, the one with most first.
+
+    A model may take over the layers of another that the job keeps, but no longer calls: they have names in the former.
+    """
+    inside = [_inside(root) for root in roots]
+    held = Counter(itertools.chain.from_iterable(inside))
+    shares = [any(held[each] > 1 for each in own) for own in inside]
+    order = sorted(range(len(roots)), key=lambda row: (not shares[row], -len(inside[row]) if shares[row] else 0))
+    return [roots[row] for row in order]
+
+
+def _inside(root: torch.nn.Module) -> set[int]:
+    """Returns the addresses of a model's modules."""
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) not in found:
+            found.add(id(module))
+            pending.extend(child for child in module._modules.values() if child is not None)
+    return found
 
 
 def _own_bytes(module: torch.nn.Module) -> int:
