@@ -122,7 +122,7 @@ class Mixture:
         return self._with_variants(self._tidied(found, chosen))
 
     def _choose(self, needed: Floats) -> Ints | None:
-        """Returns the cheapest columns of few options; of all, where these are not enough."""
+        """Returns the cheapest columns of few options; of all, where these are not enough or take longer."""
         chosen = self._knapsack.choose(self._cost_us, needed)
         if chosen is None or not len(chosen):
             return chosen
@@ -136,7 +136,10 @@ class Mixture:
             if self._knapsack.relaxed_cost(fewer_us, needed) <= most_us:
                 cost_us, has_fewer = fewer_us, True
         simpler = self._knapsack.choose(cost_us, needed) if has_fewer else None
-        return chosen if simpler is None else simpler
+        if simpler is None:
+            return chosen
+        longer_us = float(self._cost_us[simpler].sum() - self._cost_us[chosen].sum())
+        return chosen if longer_us > _SIMPLER * self._step.duration_us else simpler
 
     def _whole_options(self) -> list[Ints]:
         """Returns the columns of each option that could fit for all modules if adding up is off, cheapest first."""
