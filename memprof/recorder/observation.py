@@ -22,6 +22,7 @@ from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
 from memprof.recorder.notes import Notes
 from memprof.recorder.operators import OperatorMode
+from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
 from memprof.recorder.sessions import Sessions
@@ -113,6 +114,7 @@ class Observation(ThreadObservation):
         self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, generated, is_late=is_late)
         self._registry.scan()
         self._step_first_op = self._last_step = 0
+        self._is_clocked = False
         self._kept = KeptTensors(log, self._inventory.storage_span)
         self._can_grow = window.steps >= LEAST_STEPS
 
@@ -137,7 +139,7 @@ class Observation(ThreadObservation):
         """Enables the observers for a step that begins now."""
         self._look_at_kept(watch)
         self.watch = watch
-        self.is_paused = False
+        self.is_paused = self._is_clocked = False
         self.progress.begin_step()
         self._trained.begin_step()
         self._usages.begin_step()
@@ -175,9 +177,12 @@ class Observation(ThreadObservation):
             usages = self._usages.take_news()
             if usages is not None:
                 self._log.record("usages", usages)
-        # Once the job's own profiler took over, the rest of the step was not recorded.
-        is_complete = is_whole and (self._sessions.sources.is_open or not self.is_recording)
-        self._write_step(step, end_ns, self.watch, is_complete=is_complete)
+        # Once the job's own profiler took over, the rest of the step was not recorded, and its duration is longer.
+        if self.is_recording:
+            is_whole = is_whole and self._sessions.sources.is_open
+        elif self.watch is Watch.PLAIN:
+            is_whole = not is_job_profiling()
+        self._write_step(step, end_ns, self.watch, is_complete=is_whole)
 
     def rest(self) -> None:
         """Suspends recording until `record_again`: the window is over."""
@@ -195,15 +200,20 @@ class Observation(ThreadObservation):
 
     def begin_clocked(self) -> None:
         """Starts the clock in a step after the window, in which only calls of root models are observed."""
-        wait_for_device()
+        self._is_clocked = True
+        self.progress.begin_step()
         self._step_first_op = self._log.op_count
         self._after.paused_ns = 0
+        wait_for_device()
         self._step_start_ns = clock_ns()
 
     def end_clocked(self, step: int) -> None:
-        """Writes the duration of such a step."""
+        """Writes the duration of such a step, unless part of it was recorded."""
+        if not self._is_clocked:
+            return
+        self._is_clocked = False
         wait_for_device()
-        self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=True)
+        self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=not is_job_profiling())
 
     def record_again(self) -> None:
         """Resumes recording after `rest`, once the allocator's table is enabled again."""

@@ -241,7 +241,9 @@ class Recorder(ProcessRecorder[Observation]):
             if not observation.has_ended:
                 self._note_aside(observation)
             self._after.begin_step(observation)
-            if observation.watch is Watch.RESTING and self._window.is_clocked(self._step - self._aside.moved):
+            is_clocked = self._window.is_clocked(self._step - self._aside.moved) and not is_job_profiling()
+            # Without marked steps, each call of the model counts as one after the window.
+            if is_clocked and observation.watch is Watch.RESTING and self._ends_steps():
                 observation.begin_clocked()
             return
         if watch is not Watch.PLAIN and self._dry is None and is_job_profiling():
@@ -258,7 +260,7 @@ class Recorder(ProcessRecorder[Observation]):
             observation.step_aside(self._step)
         if observation.watch is not Watch.RESTING:
             observation.end_step(self._step)
-        elif self._window.is_clocked(self._step - self._aside.moved):
+        else:
             observation.end_clocked(self._step)
         if self._aside.is_lost:
             self._aside.pass_over(self._step, self._window)

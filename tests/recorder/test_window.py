@@ -47,6 +47,45 @@ def test_three_plain_steps_are_clocked(tmp_path: Path) -> None:
         assert (steps.duration_us > 0).all()
 
 
+def kinds(steps: Steps) -> list[str]:
+    """The complete steps after the recorded ones."""
+    return [
+        kind for kind, whole, step in zip(steps.kind, steps.is_complete, steps.step, strict=True) if whole and step > 4
+    ]
+
+
+def test_a_step_of_which_an_evaluation_is_recorded_is_not_clocked(tmp_path: Path) -> None:
+    """Its clock started anew with the recording: it would count as a short step."""
+    evaluation = """
+    if step == 7:
+        with torch.no_grad():
+            for size in (16, 4, 4):
+                model(torch.ones(size, 8))
+    model(torch"""
+    job = JOB.replace("for _ in", "for step in").replace("\n    model(torch", evaluation, 1)
+    steps = record_script(tmp_path, job).trace.table(Steps)
+    assert list(steps.step) == list(range(9))
+    assert kinds(steps) == ["timed", "plain", "plain"]
+    assert list(steps.kind)[7] == "recorded"
+
+
+def test_calls_of_a_job_without_optimizer_are_not_clocked_as_steps(tmp_path: Path) -> None:
+    """After the window each call of its model counts as a step, and this one calls it twice in each."""
+    update = "[each.data.sub_(0.1 * each.grad) for each in model.parameters()]; model.zero_grad()"
+    job = JOB.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n", "")
+    job = job.replace("optimizer.step()", update).replace("    optimizer.zero_grad()\n", "")
+    job = job.replace("model(torch.ones(4, 8))", "(model(torch.ones(4, 8)) + model(torch.ones(4, 8)))")
+    assert "plain" not in record_script(tmp_path, job).trace.table(Steps).kind
+
+
+@pytest.mark.parametrize("options", [(), ("--stop",)])
+def test_a_step_in_the_profiler_of_the_job_is_not_plain(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The job's own profiler makes a step longer: only those without it count for the step time."""
+    start = "for step in range(10):\n    if step == 7:\n        torch.profiler.profile().start()\n"
+    steps = record_script(tmp_path, JOB.replace("for _ in range(10):\n", start), *options).trace.table(Steps)
+    assert kinds(steps) == ["timed", "plain"]
+
+
 def test_the_first_step_can_be_recorded() -> None:
     """A window that skips nothing begins with the job."""
     assert watches(Window(skip=0, steps=1), 4) == ["recorded", "timed", "plain", "plain"]

@@ -24,7 +24,7 @@ _MOST_RESTING = 100_000
 
 @dataclass(frozen=True)
 class Window:
-    """Which steps are recorded: `skip` steps pass, `steps` are recorded, then one is timed and one runs unobserved.
+    """Which steps are recorded: `skip` steps pass, `steps` are recorded, then one is timed, `plain` are clocked.
 
     Attributes:
         skip: Steps to skip first; optimizer state and workspaces are allocated in them.
