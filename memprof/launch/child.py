@@ -166,7 +166,7 @@ def _finish(spool: Path) -> None:
             _recorder.finish("the job ended", error)
         if _dry is not None:
             with suppress(OSError):  # a full disk
-                _dry.rank.write_role(spool)
+                _dry.rank.role.write()
         folder = spool / f"process-{os.getpid()}"
         if _card is None:
             write_device_speed(folder)

@@ -159,11 +159,13 @@ class Communicators(_Json):
         count: How many it used.
         near_peers: Ranks of its own machine to which it sends, or from which it receives, summed over communicators.
         sending_far: Communicators with which it sends to other machines, or receives from them.
+        is_assumed: Whether the rank was ended before it was complete, and the values are the largest of any rank.
     """
 
     count: int = 0
     near_peers: int = 0
     sending_far: int = 0
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True)

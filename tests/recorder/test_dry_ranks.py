@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,22 @@ fully_shard(net)
 optimizer = torch.optim.AdamW(net.parameters())
 for step in range(5):
     net(torch.randn(8, 32, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_KILLED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+net = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(net.parameters())
+for step in range(6):
+    net(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    for group in (None, groups[0]):
+        dist.all_reduce(net.weight.grad, group=group)
+    if step == 2 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(net.bias.grad, group=groups[1] if step == 2 else None)
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -169,6 +186,21 @@ def test_split_groups_and_communicators_are_counted(tmp_path: Path) -> None:
     assert fit is not None
     assert fit.least_outside_bytes == LAZY.least_bytes + 2 * NCCL.least_bytes + NCCL_PEER.least_bytes
     assert "2 NCCL communicators" in fit.parts
+
+
+def test_a_killed_rank_counts_its_communicators(tmp_path: Path) -> None:
+    """Rank 1 is killed after the collectives of two groups, of which rank 0 also used a third: it counts three."""
+    (tmp_path / "job.py").write_text(_KILLED)
+    ran = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "2", "job.py")
+    assert ran.returncode == -signal.SIGKILL
+    trace = Trace.open(ran.path)
+    whole, killed = (trace.manifest_of(rank).communicators for rank in (0, 1))
+    assert (whole.count, whole.is_assumed) == (3, False)
+    assert (killed.count, killed.is_assumed) == (3, True)
+    fit = dry_fit(trace.rank_trace(1))
+    assert fit is not None
+    assert fit.least_outside_bytes == LAZY.least_bytes + 3 * NCCL.least_bytes
+    assert "3 NCCL communicators as on the rank with the most: this one was ended early" in fit.parts
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ class DryFit:
         largest: The largest category at the fullest step's peak.
         share: Its share of that peak.
         communicators: NCCL communicators among what is outside the allocator.
+        is_assumed: Whether the rank was ended early, and its communicators are those of the rank with the most.
         room_bytes: What a budget of the device's tensor capacity has to leave free (`beyond_tensors`).
     """
 
@@ -45,6 +46,7 @@ class DryFit:
     workspace_bytes: tuple[int, int] = (0, 0)
     chosen_for: str = ""
     communicators: int = 0
+    is_assumed: bool = False
     room_bytes: int = 0
 
     @property
@@ -81,6 +83,7 @@ class DryFit:
         outside = format_bytes_between(self.least_outside_bytes, self.outside_bytes)
         several = "s" if self.communicators > 1 else ""
         communicators = f", {self.communicators:,} NCCL communicator{several}" if self.communicators else ""
+        communicators += " as on the rank with the most: this one was ended early" if self.is_assumed else ""
         parts = (
             f"{reserved} reserved for {allocated} of tensors, {outside} outside torch's allocator "
             f"(context, libraries{communicators})"
@@ -129,5 +132,6 @@ def dry_fit(trace: Trace) -> DryFit | None:
         workspace_bytes=beyond.workspace_bytes,
         chosen_for=beyond.chosen_for,
         communicators=trace.manifest.communicators.count,
+        is_assumed=trace.manifest.communicators.is_assumed,
         room_bytes=beyond.room_bytes,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ WAITING, ENDED = "waiting-", "ended-"
 #: Mark in it: all ranks wait for one another.
 STUCK = "stuck"
 _ROLE, _SURVEY, _SAME, _BETWEEN = "role-", "survey-", "same", "between"
+_COMMUNICATORS = "communicators-"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class RankRole:
         groups: The process groups that the job created, each a list of global ranks, in order.
         peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
-        communicators: Values of its `Communicators`.
         total: A number equal for ranks that ran the same operators with results of the same sizes, in any order.
     """
 
@@ -38,7 +38,6 @@ class RankRole:
     groups: list[list[int]]
     peers: list[int]
     digest: int
-    communicators: dict[str, int] = field(default_factory=dict)
     total: int = 0
 
     def write(self, spool: Path) -> None:
@@ -98,11 +97,29 @@ def read_role(spool: Path, rank: int) -> RankRole | None:
         return None
 
 
-def read_communicators(spool: Path) -> dict[str, dict[str, int]]:
-    """Returns the values of each dry-run rank's `Communicators`, by its number; those without any are left out."""
-    ranks = [int(path.name.removeprefix(_ROLE)) for path in (spool / FOLDER).glob(f"{_ROLE}*")]
-    roles = [role for rank in sorted(ranks) if (role := read_role(spool, rank)) is not None]
-    return {str(role.rank): role.communicators for role in roles if role.communicators.get("count")}
+def write_communicators(spool: Path, rank: int, used: Mapping[str, int]) -> None:
+    """Writes the values of a rank's `Communicators` into a spool folder, whenever they change: a rank may be killed.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    _write(spool, f"{_COMMUNICATORS}{rank}", used)
+
+
+def read_communicators(spool: Path) -> dict[str, dict[str, Any]]:
+    """Returns the values of each dry-run rank's `Communicators`, by its number; those without any are left out.
+
+    A rank that was ended before it was complete may not have used all of its communicators: each of its values is at
+    least the largest of any rank.
+    """
+    paths = (spool / FOLDER).glob(f"{_COMMUNICATORS}*")
+    used = {path.name.removeprefix(_COMMUNICATORS): _read(spool, path.name) for path in paths}
+    most = {name: max(values[name] for values in used.values() if values) for name in next(iter(used.values()), {})}
+    found: dict[str, dict[str, Any]] = {}
+    for rank, values in sorted(used.items(), key=lambda one: int(one[0])):
+        is_complete = (spool / FOLDER / f"{_ROLE}{rank}").exists()
+        found[rank] = values if is_complete or values == most else {**most, "is_assumed": True}
+    return {rank: values for rank, values in found.items() if values.get("count")}
 
 
 def write_same(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -49,13 +48,12 @@ class DryRank:
             is_given: Whether the parent starts each rank, with its number in the environment.
             is_on_device: Whether the job runs on a virtual GPU.
         """
-        self.role = Role()
+        self.role = Role(spool)
         self._spool, self._is_on_device = spool, is_on_device
         self._messages = Messages(spool, self.role, refuse, is_given=is_given)
         self._refuse = refuse
         self._count_left_out = count_left_out
         self._is_given = is_given
-        self._pid = os.getpid()
 
     def install(self) -> None:
         """Replaces functions of torch.distributed; a job may create its process group before its first model."""
@@ -70,15 +68,6 @@ class DryRank:
         if self._is_given:
             run_own_rank(self._refuse)
             PipelineStages(self.role, self._spool, is_on_device=self._is_on_device).install()
-
-    def write_role(self, spool: Path) -> None:
-        """Writes this rank's role for the parent, which looks for ranks with the same; nothing in forked processes.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        if self.role.world_size and os.getpid() == self._pid:
-            self.role.write(spool)
 
     def _join(self) -> None:
         """Replaces what only distributed jobs use, once the job has created its process group."""

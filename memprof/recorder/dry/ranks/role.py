@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.ranks.collectives import connects_all, device_group
-from memprof.trace.files.rank_roles import RankRole
+from memprof.trace.files.rank_roles import RankRole, write_communicators
 
 #: Results up to this size are not compared: one rank may log a loss.
 _LEAST_BYTES = 512
@@ -29,8 +30,13 @@ class Role:
         world_size: Ranks of the job; 0 until it creates its process group.
     """
 
-    def __init__(self) -> None:
-        """Starts with no operators and no process group."""
+    def __init__(self, spool: Path) -> None:
+        """Starts with no operators and no process group.
+
+        Args:
+            spool: The recording's spool folder, which receives the communicators.
+        """
+        self._spool, self._pid = spool, os.getpid()
         self.rank = 0
         self.world_size = 0
         self._groups: dict[tuple[int, ...], None] = {}
@@ -43,6 +49,7 @@ class Role:
     def join(self, rank: int, world_size: int) -> None:
         """Notes that the job created its process group."""
         self.rank, self.world_size = rank, world_size
+        self._write_communicators()
 
     def note_group(self, ranks: Sequence[int]) -> None:
         """Notes a process group, of which this rank may not be a member."""
@@ -108,15 +115,27 @@ class Role:
         self._communicate(name if is_batched else f"{name} {rank}", (rank,))
 
     def _communicate(self, key: str, peers: Sequence[int]) -> None:
+        is_new = key not in self._communicators
         known = self._communicators.setdefault(key, set())
-        known.update(peer for peer in peers if peer != self.rank)
+        fresh = {peer for peer in peers if peer != self.rank} - known
+        known |= fresh
+        if is_new or fresh:
+            self._write_communicators()
 
-    def write(self, spool: Path) -> None:
-        """Writes the role into the spool folder, for the parent.
+    def _write_communicators(self) -> None:
+        """Writes the communicators so far, in the rank's own process: it may be killed before its end."""
+        if os.getpid() == self._pid:
+            with suppress(OSError):  # a full disk must not end the job
+                write_communicators(self._spool, self.rank, self._count_communicators())
+
+    def write(self) -> None:
+        """Writes the role into the spool folder, for the parent; nothing without a process group, or once forked.
 
         Raises:
             OSError: It cannot be written.
         """
+        if not self.world_size or os.getpid() != self._pid:
+            return
         groups = [list(group) for group in self._groups]
         RankRole(
             self.rank,
@@ -124,9 +143,8 @@ class Role:
             groups,
             sorted(self._peers),
             self._digest,
-            self._count_communicators(),
             self._total,
-        ).write(spool)
+        ).write(self._spool)
 
     def _count_communicators(self) -> dict[str, int]:
         """Returns the values of a `Communicators`."""
