@@ -68,6 +68,12 @@ def test_it_holds_what_a_snapshot_built_row_by_row_holds(trace: Trace) -> None:
     assert {tuple(entry) for entry in history} == {tuple(keys)}
 
 
+def test_chunks_make_no_difference(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written 7 requests at a time, the content is the same."""
+    monkeypatch.setattr("memprof.analysis.export.snapshot_export._CHUNK", 7)
+    assert pickle.loads(exported(trace)) == plain_snapshot(trace)
+
+
 def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:
     """Bytes asked for by the blocks in use are those of the storages that outlive the recording."""
     data: Any = pickle.loads(exported(trace))

@@ -52,17 +52,22 @@ def test_zero_is_tried_last_where_nothing_fits() -> None:
         assert len(found) <= 5
 
 
+def test_shares_below_a_small_rise_are_tried() -> None:
+    """A larger share had a slightly lower peak; the largest that fits is far below."""
+    found = tried(lambda share: 1300 + round(10 * (1 - share)) if share > 0.3 else 900)
+    assert min(found.values()) == 900
+
+
 @given(st.lists(st.integers(1, 3000), min_size=11, max_size=11), st.integers(0, 4000), st.integers(1, 3000))
 def test_a_peak_that_rises_and_falls_ends_the_search(peaks: list[int], kept: int, whole: int) -> None:
     """No share is tried twice; the last one that fits is near the budget, or just below one that does not fit."""
     found = tried(lambda share: whole if share == 1.0 else peaks[int(10 * share)], kept)
     shares = list(found)
     assert shares[0] == 1.0
-    assert len(shares) <= 12
+    assert len(shares) <= 20
     fitting = [share for share in shares if found[share] <= _BUDGET]
     if not fitting:
-        rises = any(found[share] > min(found[larger] for larger in shares if larger > share) for share in shares[1:])
-        assert shares[-1] == 0.0 or rises
+        assert shares[-1] == 0.0
         return
     largest = max(fitting)
     above = [share for share in shares if share > largest]

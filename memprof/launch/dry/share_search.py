@@ -18,7 +18,7 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
     The next share is where the line through the nearest peaks meets the budget; before there are two, the peak is
     assumed to fall evenly by ``kept_bytes``. The peak need not fall evenly, nor at all: where the same end of the range
     has moved twice, the range is halved, and a share with a higher peak than a larger one is its lower end. If nothing
-    fits and the peak did not rise, 0 is tried last.
+    above such a share fits, those below it are tried, and 0 last.
 
     Args:
         budget_bytes: The budget.
@@ -29,6 +29,7 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
         return
     above, below, under = 1.0, 0.0, 0
     slope, moved, is_again, rises = float(kept_bytes), "", False, False
+    lowest, peak_of_lowest = 1.0, over
     while above - below > _ACCURACY and under < _CLOSE * budget_bytes:
         gap, aim = above - below, _AIM * budget_bytes
         if is_again or (not under and (rises or slope <= 0)):
@@ -39,6 +40,8 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
             guess = above - (over - aim) / slope
         share = round(min(max(guess, below + _MARGIN * gap), above - _MARGIN * gap), 2)
         peak = yield share
+        if share < lowest:
+            lowest, peak_of_lowest = share, peak
         if peak <= budget_bytes:
             end, below, under = "below", share, peak
         elif peak > over and not under:
@@ -47,5 +50,8 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
             slope = (over - peak) / (above - share)
             end, above, over = "above", share, peak
         moved, is_again = end, end == moved
-    if not under and not rises:
+        if rises and not under and above - below <= _ACCURACY:
+            above, below, over = lowest, 0.0, peak_of_lowest
+            slope, moved, is_again, rises = 0.0, "", False, False
+    if not under:
         yield 0.0
