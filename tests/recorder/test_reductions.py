@@ -58,3 +58,18 @@ def test_dimensions_that_lie_one_after_the_other_are_one() -> None:
     assert sizes((32, 256, 768), [0, 1], "rtx4090") == sizes((8192, 768), [0], "rtx4090")
     assert sizes((1024, 1024), [], "rtx4090") == sizes((2**20,), [0], "rtx4090")
     assert sizes((2**20,), [0], "rtx4090")
+
+
+@pytest.mark.parametrize("order", [1, 2, 2.0])
+@pytest.mark.parametrize(("shape", "dims"), [((8, 3, 9216), [0, 2]), ((8192, 768), [0]), ((8192, 64), [1])])
+def test_the_order_of_a_norm_is_no_dimension(shape: tuple[int, ...], dims: list[int], order: float) -> None:
+    """Norms over dimensions are reduced as sums over them are; over everything where none is named."""
+    tensor = torch.empty(shape, device="meta")
+    machine = find_card("rtx4090")
+    processors, threads = machine.machine.multiprocessors, machine.architecture.threads
+    result = tensor.sum(dims)
+    for operator in (_aten.linalg_vector_norm, _aten.norm):
+        found = reduction_sizes(operator, (tensor, order, dims), result, processors, threads)
+        assert found == sizes(shape, dims, "rtx4090")
+        whole = reduction_sizes(operator, (tensor, order), tensor.sum(), processors, threads)
+        assert whole == sizes(shape, [], "rtx4090") != []

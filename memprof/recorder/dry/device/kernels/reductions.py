@@ -29,6 +29,8 @@ _PARTIAL: dict[Any, int] = {
 }
 #: These return indices beside values if they reduce a dimension: a pair for each partial result.
 _WITH_INDEX = _EXTREMA = (_aten.max, _aten.min)
+#: Norms, whose order, perhaps an integer, stands before the dimensions.
+_NORMS = (_aten.norm, _aten.linalg_vector_norm)
 #: Reductions that read one value at a time.
 _PLAIN = (_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 #: Operators that cast what they add up or multiply.
@@ -85,7 +87,7 @@ def reduction_sizes(packet: Any, args: Any, result: Any, multiprocessors: int, t
     outputs = first.numel()
     if outputs == tensor.numel() or tensor.numel() * tensor.element_size() > _MOST_INDEXED:
         return []
-    reduced, kept = _dimensions(tensor, args)
+    reduced, kept = _dimensions(tensor, args[2:] if packet in _NORMS else args[1:])
     grid = _divide(
         reduced,
         kept,
@@ -166,11 +168,16 @@ def _power(value: int, most: int) -> int:
     return most if value >= most else 1 << (max(value, 1).bit_length() - 1)
 
 
-def _dimensions(tensor: torch.Tensor, args: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Returns size and stride in elements of the reduced and of the kept dimensions, innermost first, merged."""
+def _dimensions(tensor: torch.Tensor, options: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Returns size and stride in elements of the reduced and of the kept dimensions, innermost first, merged.
+
+    Args:
+        tensor: What is reduced.
+        options: The operator's arguments from the reduced dimensions on, or from where they would stand.
+    """
     rank = tensor.dim()
-    dims = next((one for one in args[1:] if isinstance(one, (list, tuple)) or type(one) is int), None)
-    if isinstance(args[1] if len(args) > 1 else None, float) or dims is None or dims == []:
+    dims = next((one for one in options if isinstance(one, (list, tuple)) or type(one) is int), None)
+    if dims is None or dims == []:
         chosen = set(range(rank))
     else:
         chosen = {one % rank for one in (dims if isinstance(dims, (list, tuple)) else [dims])} if rank else set()
