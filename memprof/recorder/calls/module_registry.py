@@ -169,7 +169,8 @@ class ModuleRegistry:
 def _outer_first(roots: list[torch.nn.Module]) -> list[torch.nn.Module]:
     """Returns models in the order in which they are named: of those that share modules, the one with most first.
 
-    A model may take over the layers of another that the job keeps, but no longer calls: they have names in the former.
+    A model may take over the layers of another that the job keeps, but no longer calls: they are named as layers of the
+    former.
     """
     inside = [_inside(root) for root in roots]
     held = Counter(itertools.chain.from_iterable(inside))
