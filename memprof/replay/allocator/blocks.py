@@ -57,7 +57,6 @@ class Block:
         segment: Its segment.
         counter: Its index in order of creation.
         key: Its sort key in its pool while it is free.
-        list_number: The list of its pool that holds the key.
         age_base: Number of searches of its pool before it became free.
         allocation: The allocation it last served, -1 for none.
     """
@@ -68,7 +67,6 @@ class Block:
         "allocation",
         "counter",
         "key",
-        "list_number",
         "next",
         "previous",
         "requested",
@@ -87,7 +85,6 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.key = 0
-        self.list_number = 0
         self.age_base = 0
         self.allocation = -1
 
@@ -130,7 +127,6 @@ class Pool:
         self.searches = 0
         self.unmapped: dict[int, Block] = {}
         self._tie_break = tie_break
-        self._is_by_address = tie_break == "address"
         self._shift = _ADDRESS_BITS + (_COUNTER_BITS if tie_break == "segment" else 0)
         self._lists: dict[int, list[int]] = {}
         self._filled = 0
@@ -139,7 +135,7 @@ class Pool:
     def add(self, block: Block) -> None:
         """Adds a block to the free ones."""
         size = block.size
-        if self._is_by_address:
+        if self._tie_break == "address":
             key = size << _ADDRESS_BITS | block.address
         elif self._tie_break == "block":
             key = size << _ADDRESS_BITS | block.counter
@@ -148,8 +144,7 @@ class Pool:
         block.key = key
         block.age_base = self.searches
         self._by_key[key] = block
-        bits = size.bit_length()
-        block.list_number = number = bits << 4 | (size >> (bits - 5)) & 15  # _list_of, without a call
+        number = _list_of(size)
         keys = self._lists.get(number)
         if keys:
             insort(keys, key)
@@ -158,9 +153,10 @@ class Pool:
             self._filled |= 1 << number
 
     def remove(self, block: Block) -> None:
-        """Removes a block from the free ones."""
-        key, number = block.key, block.list_number
+        """Removes a block from the free ones; its size must be unchanged since it was added."""
+        key = block.key
         del self._by_key[key]
+        number = _list_of(block.size)
         keys = self._lists[number]
         if len(keys) == 1:
             keys.clear()
@@ -170,34 +166,30 @@ class Pool:
 
     def fitting(self, size: int) -> Block | None:
         """Returns the smallest free block of at least a size; None for none."""
-        bits = size.bit_length()
-        number = bits << 4 | (size >> (bits - 5)) & 15
-        keys = self._lists.get(number)
-        if keys:
-            place = bisect_left(keys, size << self._shift)
-            if place < len(keys):
-                return self._by_key[keys[place]]
-        larger = self._filled >> (number + 1)
-        if not larger:
-            return None
-        return self._by_key[self._lists[number + (larger & -larger).bit_length()][0]]
+        number, place = self._find(size)
+        return None if number < 0 else self._by_key[self._lists[number][place]]
 
     def take(self, size: int) -> Block | None:
         """Removes and returns the smallest free block of at least a size; None for none."""
-        bits = size.bit_length()
-        number = bits << 4 | (size >> (bits - 5)) & 15
-        keys = self._lists.get(number)
-        place = bisect_left(keys, size << self._shift) if keys else 0
-        if not keys or place == len(keys):
-            larger = self._filled >> (number + 1)
-            if not larger:
-                return None
-            number += (larger & -larger).bit_length()
-            keys, place = self._lists[number], 0
+        number, place = self._find(size)
+        if number < 0:
+            return None
+        keys = self._lists[number]
         key = keys.pop(place)
         if not keys:
             self._filled ^= 1 << number
         return self._by_key.pop(key)
+
+    def _find(self, size: int) -> tuple[int, int]:
+        """Returns the list with the smallest key of at least a size, -1 for none, and the key's place in it."""
+        number = _list_of(size)
+        keys = self._lists.get(number)
+        if keys:
+            place = bisect_left(keys, size << self._shift)
+            if place < len(keys):
+                return number, place
+        larger = self._filled >> (number + 1)
+        return (number + (larger & -larger).bit_length(), 0) if larger else (-1, 0)
 
     def from_size(self, size: int) -> Iterator[Block]:
         """Iterates over the free blocks of at least a size, smallest first; the pool must not change meanwhile."""

@@ -125,11 +125,7 @@ class CachingAllocator:
             self.log.append(SegmentEvent(self.event, "oom", self.free_on_device, size, stream))
             return None
         rest = block.size - size
-        if rest >= ROUNDING_BYTES and (
-            pool.is_small
-            or (rest > SMALL_REQUEST_BYTES and size < self._max_split)
-            or self.settings.expandable_segments  # the rest is at least one rounding unit
-        ):
+        if rest >= ROUNDING_BYTES and self._is_worth_splitting(pool, size, rest):
             block = self._split(block, size, pool)
         block.state = ALLOCATED
         block.requested = requested
@@ -208,18 +204,12 @@ class CachingAllocator:
         """Extends a block over the one before it."""
         block.address = previous.address
         block.size += previous.size
-        block.previous = before = previous.previous
-        if before is None:
-            block.segment.first = block
-        else:
-            before.next = block
+        block.place_between(previous.previous, block.next)
 
     def absorb_behind(self, block: Block, following: Block) -> None:
         """Extends a block over the one after it."""
         block.size += following.size
-        block.next = after = following.next
-        if after is not None:
-            after.previous = block
+        block.place_between(block.previous, following.next)
 
     def write(self, action: str, address: int, size: int, stream: int) -> None:
         """Logs a segment event."""
@@ -313,16 +303,15 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
+    def _is_worth_splitting(self, pool: Pool, size: int, rest: int) -> bool:
+        if pool.is_small or self.settings.expandable_segments:
+            return True  # the rest is at least one rounding unit, checked before
+        return size < self._max_split and rest > SMALL_REQUEST_BYTES
+
     def _split(self, block: Block, size: int, pool: Pool) -> Block:
         """Splits the front off a block; the rest keeps the block's record and is free."""
-        segment, before = block.segment, block.previous
-        front = Block(block.address, size, segment, self._blocks_made)
-        self._blocks_made += 1
-        front.previous, front.next, block.previous = before, block, front
-        if before is None:
-            segment.first = front
-        else:
-            before.next = front
+        front = self.make_block(block.address, size, block.segment)
+        front.place_between(block.previous, block)
         block.address += size
         block.size -= size
         pool.add(block)
