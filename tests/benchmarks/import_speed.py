@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks.recording import environment
+from tests.benchmarks.recording import run_for_json
 from tests.benchmarks.section import Section, verdict
 
 SNAPSHOTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "snapshots"
@@ -99,12 +97,5 @@ def make_large(path: Path, size: int) -> int:
 
 
 def _run(program: str, path: Path, folder: Path) -> tuple[float, int]:
-    result = subprocess.run(
-        [sys.executable, "-c", _AROUND.format(program=program), str(path)],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        check=True,
-    )
-    seconds, peak = json.loads(result.stdout.splitlines()[-1])
+    seconds, peak = run_for_json([sys.executable, "-c", _AROUND.format(program=program), str(path)], folder)
     return seconds, peak

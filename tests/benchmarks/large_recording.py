@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks.recording import environment
+from tests.benchmarks.recording import run_for_json
 from tests.benchmarks.section import Section, verdict
 from tests.benchmarks.synthetic import write_synthetic
 
@@ -50,7 +48,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     write_synthetic(folder / "large.memprof", events)
     rows, figures = [], []
     for name, program in _PROGRAMS.items():
-        seconds, peak = _run(program, folder)
+        seconds, peak = run_for_json([sys.executable, "-c", _AROUND.format(program=program)], folder)
         figures.append((seconds, peak / 1e6))
         rows.append((name, f"{seconds:.1f}", f"{peak / 1e6:,.0f}"))
     is_met = all(seconds <= _MOST_SECONDS and peak <= _MOST_MEGABYTES for seconds, peak in figures)
@@ -62,15 +60,3 @@ def measure(folder: Path, *, quick: bool) -> Section:
         tuple(rows),
         verdict(f"{_EVENTS:,} events in {_MOST_SECONDS:.0f} s and 1 GiB at most", passed=is_met),
     )
-
-
-def _run(program: str, folder: Path) -> tuple[float, int]:
-    result = subprocess.run(
-        [sys.executable, "-c", _AROUND.format(program=program)],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        check=True,
-    )
-    seconds, peak = json.loads(result.stdout.splitlines()[-1])
-    return seconds, peak

@@ -18,7 +18,7 @@ from memprof.launch.parent.settings import Settings
 from memprof.trace.files.spool import FILE_NAME
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.store import write_trace
-from tests.benchmarks.recording import environment
+from tests.benchmarks.recording import environment, run_for_json
 from tests.benchmarks.section import Section, verdict
 from tests.benchmarks.synthetic import Table, make_synthetic
 
@@ -150,9 +150,7 @@ def _node(node: int, ranks: int) -> Iterator[tuple[Manifest, dict[type[Table], T
 
 
 def _run(code: str, *arguments: Any) -> tuple[float, float]:
-    words = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(words, env=environment(), check=True, capture_output=True, text=True)
-    took, memory = json.loads(done.stdout.splitlines()[-1])
+    took, memory = run_for_json([sys.executable, "-c", code, *map(str, arguments)], Path.cwd())
     return took, memory
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -60,3 +62,12 @@ def run(command: Sequence[str], folder: Path, **changes: str) -> subprocess.Comp
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:].decode()}")
     return done
+
+
+def run_for_json(command: Sequence[str], folder: Path, **changes: str) -> Any:
+    """Runs a command to its end and returns what its last line holds as JSON.
+
+    Raises:
+        RuntimeError: It failed; the message holds the end of its stderr.
+    """
+    return json.loads(run(command, folder, **changes).stdout.splitlines()[-1])

@@ -9,12 +9,12 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from tests import truth
-from tests.benchmarks.recording import JOBS, Job, environment, run
+from tests.benchmarks.recording import JOBS, Job, environment, run, run_for_json
 from tests.benchmarks.section import Section, verdict
 
 SCRIPT, PLANNERS = JOBS / "rivals.py", JOBS / "rival_plans.py"
@@ -26,6 +26,8 @@ SHARES = (0.8, 0.6, 0.45)
 COMPILED = (1.0, *SHARES)
 #: What the rivals need, installed in a folder of this benchmark alone.
 PACKAGES = ("ckptplan==0.1.0rc1", "pulp==3.3.2", "pwlf==2.7.0")
+#: Chunks of a chunked loss.
+_CHUNKS = "8"
 #: Steps at the beginning that do not count.
 WARM_UP = 2
 
@@ -238,8 +240,7 @@ class Bench:
         return float(statistics.median(self._run(rival)["steps_us"][WARM_UP:]))
 
     def _run(self, rival: Rival) -> dict[str, Any]:
-        done = run(Job(SCRIPT, rival.arguments).command, self.folder, **self._environment)
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        result: dict[str, Any] = run_for_json(Job(SCRIPT, rival.arguments).command, self.folder, **self._environment)
         return result
 
     def suggest(
@@ -259,10 +260,8 @@ class Bench:
         """
         plan = self.folder / f"{self.model}-{budget}-{flags[-1]}.toml"
         compiled: list[str] = []
-        if runs:
-            chunks = self._loss_chunks()
-            for share, loss in itertools.product(runs, ("", chunks) if chunks else ("",)):
-                compiled += ["--compiled", str(self._recorded(f".@{share}", loss))]
+        for share, loss in itertools.product(runs, self._losses) if runs else ():
+            compiled += ["--compiled", str(self._recorded(f".@{share}", loss))]
         asked = ("--budget", str(budget), *flags, *compiled, "--time-limit", str(self.search_s), "--write", str(plan))
         command = [*MEMPROF, "suggest", str(self._recorded()), *asked, "-f", "--json"]
         try:
@@ -273,14 +272,17 @@ class Bench:
         print(f"{self.model}, {budget:,} bytes: {told['plans'][0]['describe']}", file=sys.stderr)
         return ("--how", "memprof", "--plan", str(plan))
 
-    def _loss_chunks(self) -> str:
-        """Returns the chunks in which the chunked loss is computed; "" where the policy does not apply to the job."""
-        command = [*MEMPROF, "predict", str(self._recorded()), "--loss", "8", "--json"]
+    @cached_property
+    def _losses(self) -> tuple[str, ...]:
+        """How the loss of compiled runs is computed: "" as the job does, and in chunks where that applies."""
+        command = [*MEMPROF, "predict", str(self._recorded()), "--loss", _CHUNKS, "--json"]
         try:
             run(command, self.folder)
-        except RuntimeError:
-            return ""
-        return "8"
+        except RuntimeError as error:
+            if "ended with 2" in str(error):
+                return ("",)
+            raise
+        return "", _CHUNKS
 
     def _recorded(self, compiled: str = "", loss: str = "") -> Path:
         """Records the plain job once, or under the compiler, and with a chunked loss."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.policies.plan.interval import interval_of
+from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
@@ -118,6 +118,14 @@ def peak(step: Step) -> int:
     return int(live_bytes(step).during.max())
 
 
+def compare(folder: Path, policy: Swap, make: Callable[[], nn.Module]) -> tuple[int, int, Interval, int]:
+    """Returns the plain peak, the predicted one with its bounds, and the measured one."""
+    step = record(folder / "plain.memprof", None, make)
+    predicted = policy.transform(step)
+    measured = peak(record(folder / "swapped.memprof", policy, make))
+    return peak(step), peak(predicted), interval_of((policy,), (step,), (predicted,)), measured
+
+
 def test_what_variables_hold_is_inside_the_interval(tmp_path: Path) -> None:
     """To the byte where the source was read; else the measured peak is above the predicted one, within the interval."""
     policy = Swap(("*",), to="disk")
@@ -133,20 +141,12 @@ def test_what_variables_hold_is_inside_the_interval(tmp_path: Path) -> None:
 
 def test_what_a_layer_returns_beside_its_output_is_inside_the_interval(tmp_path: Path) -> None:
     """What it returns unsaved shows that as much of what it saved may be held as long."""
-    policy = Swap(("layers.*",), to="disk")
-    step = record(tmp_path / "plain.memprof", None, Collecting)
-    measured = peak(record(tmp_path / "swapped.memprof", policy, Collecting))
-    predicted = policy.transform(step)
-    bounds = interval_of((policy,), (step,), (predicted,))
-    assert peak(predicted) < 0.9 * measured
+    _, predicted, bounds, measured = compare(tmp_path, Swap(("layers.*",), to="disk"), Collecting)
+    assert predicted < 0.9 * measured
     assert measured <= bounds.most_bytes < 1.05 * measured
 
 
 def test_a_state_that_each_call_replaces_is_held_once(tmp_path: Path) -> None:
     """That of the last call lives on after the forward: those of the calls before were freed, and may be moved."""
-    policy = Swap(("cell",), to="disk")
-    step = record(tmp_path / "plain.memprof", None, Recurrent)
-    measured = peak(record(tmp_path / "swapped.memprof", policy, Recurrent))
-    predicted = policy.transform(step)
-    bounds = interval_of((policy,), (step,), (predicted,))
-    assert bounds.least_bytes <= measured <= bounds.most_bytes < 0.7 * peak(step)
+    plain, _, bounds, measured = compare(tmp_path, Swap(("cell",), to="disk"), Recurrent)
+    assert bounds.least_bytes <= measured <= bounds.most_bytes < 0.7 * plain
