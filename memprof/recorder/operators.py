@@ -189,13 +189,18 @@ class OperatorMode(SlidingMode):
         """Returns the number of an operator's name."""
         return self._log.intern("names", name)
 
-    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None) -> None:
+    def begin_epoch(
+        self,
+        on_output: Callable[[torch.Tensor, int], None] | None,
+        on_collective: Callable[[torch.Tensor], None] | None,
+    ) -> None:
         """Prepares for a run of consecutive operators; on a device, their streams are recorded.
 
         Args:
             on_output: Called with every output tensor and the time; None if the event source needs no such call.
+            on_collective: Called with every tensor of a collective; None if the event source needs no such call.
         """
-        self.rows.begin_epoch(on_output, has_streams=self.fake_type is None and _cuda.is_initialized())
+        self.rows.begin_epoch(on_output, on_collective, has_streams=self.fake_type is None and _cuda.is_initialized())
 
     def is_here(self) -> bool:
         """Whether the mode is on this thread's stack: the thread it was pushed on, or one running its backward."""

@@ -46,6 +46,9 @@ class Sessions:
         self.sources = sources
         self.times = times
         self.is_late = is_late
+        # Threads of gloo hold a collective's tensors for a while, and native events lack what such a thread frees; the
+        # allocator's count shows it, unless tensors of before are missing from that count.
+        self._is_uncounted = is_late
         self._inventory = inventory
         self._generated = generated
 
@@ -54,7 +57,7 @@ class Sessions:
         if self.sources.is_open:
             return
         self.sources.start()
-        self.mode.begin_epoch(self.sources.on_output)
+        self.mode.begin_epoch(self.sources.on_output, self.sources.follow_on_cpu if self._is_uncounted else None)
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.held(self.sources.follow if self.is_late else self.sources.remember)
         self.is_late = False  # from now on every allocation is in the allocator's table, which reports its free

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.runtime.job import Job
-from tests.emit.running import loop_in, recorded
+from tests.emit.running import loop_in, lowest_peak
 from tests.policies.faces import load_job
 
-STEPS = 3
+STEPS = 6
 
 
 def emitted(text: str, rank: int) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def emitted(text: str, rank: int) -> dict[str, Any]:
     scope["loss_of"] = lambda model, batch: noted(job.loss_of(model, batch), losses)
     scope["loader"] = itertools.islice(itertools.islice(loader, rank, None, 2), STEPS)
     loop = loop_in(text)
-    step = recorded(lambda: exec(compile(loop, "loop.py", "exec"), scope), STEPS)
-    return result(model, losses, step)
+    peak_bytes = lowest_peak(lambda: exec(compile(loop, "loop.py", "exec"), scope), STEPS)
+    return result(model, losses, peak_bytes)
 
 
 def applied(plan: Path) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def applied(plan: Path) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
 
-    found = result(model, losses, recorded(train, STEPS))
+    found = result(model, losses, lowest_peak(train, STEPS))
     sharded.undo()
     return found
 
@@ -69,11 +69,9 @@ def noted(loss: torch.Tensor, losses: list[float]) -> torch.Tensor:
     return loss
 
 
-def result(model: Any, losses: list[float], step: Any) -> dict[str, Any]:
-    from memprof.replay.live import live_bytes
-
+def result(model: Any, losses: list[float], peak_bytes: int) -> dict[str, Any]:
     parts = sum(getattr(each, "to_local", lambda each=each: each)().nbytes for each in model.parameters())
-    return {"losses": losses, "parameter_bytes": parts, "peak_bytes": int(live_bytes(step).during.max())}
+    return {"losses": losses, "parameter_bytes": parts, "peak_bytes": peak_bytes}
 
 
 def main() -> None:

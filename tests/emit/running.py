@@ -21,6 +21,7 @@ from memprof.emit.code.loop import INTRODUCTION
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.policies.faces import load_job
@@ -96,12 +97,30 @@ def run(name: str, *, plan: Plan | None = None, text: str = "", steps: int = 3) 
 
 def recorded(train: Any, steps: int) -> Step:
     """Records training for this many steps, and returns a steady step of it."""
+    with _trace_of(train, steps) as trace:
+        return trace.steady_step()
+
+
+def lowest_peak(train: Any, steps: int) -> int:
+    """Records training for this many steps, and returns the lowest peak of the complete ones after the first two.
+
+    For ranks: threads of gloo sometimes hold the buffers of a collective for a moment after it has ended, which adds
+    them to the peak of that step.
+    """
+    with _trace_of(train, steps) as trace:
+        steps = trace.table(Steps)
+        complete = steps.step[steps.is_complete & (steps.kind == "recorded")]
+        return min(int(live_bytes(trace.step(int(number))).during.max()) for number in complete)
+
+
+@contextmanager
+def _trace_of(train: Any, steps: int) -> Iterator[Trace]:
     gc.collect()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.memprof"
         with memprof.record(path, skip=2, steps=steps - 2):
             train()
-        return Trace.open(path).steady_step()
+        yield Trace.open(path)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.parts import parts_of
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (
+    FLAG_COLLECTIVE,
     FLAG_EVAL_MODE,
     FLAG_GRAD_ENABLED,
     FLAG_IN_CLOSURE,
@@ -55,7 +56,13 @@ class OperatorObserver(Protocol):
 
     span: Callable[[torch.Tensor], tuple[int, int]]
 
-    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+    def begin_epoch(
+        self,
+        on_output: Callable[[torch.Tensor, int], None] | None,
+        on_collective: Callable[[torch.Tensor], None] | None,
+        *,
+        has_streams: bool,
+    ) -> None:
         """Prepares for a run of consecutive operators; as in `OperatorRows`."""
 
     def add(
@@ -76,6 +83,7 @@ class OperatorRows:
 
     Attributes:
         on_output: Called with every output tensor and the time, if the event source needs it; else None.
+        on_collective: Called with every tensor of a collective, if the event source needs it; else None.
         span: Returns the address of a tensor's memory and the tensor's own bytes.
         find_place: Returns the module and the stack of an operator that compiled code called, None for others. Called
             with the calling frame, the positions of the arguments it writes to, the open module call, and the numbers
@@ -111,17 +119,25 @@ class OperatorRows:
         self._current_stream: Callable[[], int] | None = None
         self._stream = 0
         self.on_output: Callable[[torch.Tensor, int], None] | None = None
+        self.on_collective: Callable[[torch.Tensor], None] | None = None
         self.span: Callable[[torch.Tensor], tuple[int, int]] = _span
         self.find_place: Callable[..., tuple[int, int] | None] | None = None
 
-    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+    def begin_epoch(
+        self,
+        on_output: Callable[[torch.Tensor, int], None] | None,
+        on_collective: Callable[[torch.Tensor], None] | None,
+        *,
+        has_streams: bool,
+    ) -> None:
         """Prepares for a run of consecutive operators, in this thread and where its backward runs.
 
         Args:
             on_output: New value of `on_output`.
+            on_collective: New value of `on_collective`.
             has_streams: Whether they run on streams of a device, which are recorded.
         """
-        self.on_output = on_output
+        self.on_output, self.on_collective = on_output, on_collective
         self._thread = _get_ident()
         self._current_stream = _current_cuda_stream if has_streams else None
 
@@ -189,6 +205,9 @@ class OperatorRows:
             flags |= FLAG_RECOMPUTE
             node_sequence, module = repeats.sequence - 1, -1
         read_bytes, written_bytes = self._touch(op, operator, args, kwargs, result, flags, end_ns)
+        if operator.flags & FLAG_COLLECTIVE and self.on_collective is not None:
+            for tensor in _flat([*args, *(kwargs or {}).values(), result]):
+                self.on_collective(tensor)
         is_counted = operator.has_flops and result is not FAILED
         flops = operator.count_flops(args, kwargs, result) if is_counted else 0
         log.operators.extend(

@@ -133,7 +133,13 @@ class Origins:
         self._forget()
         return found
 
-    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None, *, has_streams: bool) -> None:
+    def begin_epoch(
+        self,
+        on_output: Callable[[torch.Tensor, int], None] | None,
+        on_collective: Callable[[torch.Tensor], None] | None,
+        *,
+        has_streams: bool,
+    ) -> None:
         """Needs no preparation."""
 
     def add(

@@ -91,6 +91,11 @@ class MemorySources:
         """Follows an existing tensor until it is freed, whatever the source."""
         self._storages.remember(tensor)
 
+    def follow_on_cpu(self, tensor: torch.Tensor) -> None:
+        """Follows an existing tensor as `follow` does, unless it is on a device."""
+        if tensor.device.type == "cpu":
+            self._storages.remember(tensor)
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Handles a storage resized outside any operator, which native events would have reported."""
         self._storages.resized(storage)

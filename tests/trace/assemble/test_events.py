@@ -39,6 +39,21 @@ def test_a_block_is_freed_once() -> None:
     assert own([(1, 7, -8, -1), (2, 7, -16, 100), (3, 7, 8, 108)], alive=(7,)) == [True, False, True]
 
 
+def test_of_two_reports_the_allocators_is_selected() -> None:
+    """A weak reference reports the end of a recorded block just before the allocator does; its free is there once."""
+    assert own([(1, 7, 8, 8), (2, 7, -8, -1), (3, 7, -8, 0), (4, 7, 8, 8)]) == [True, False, True, True]
+
+
+def test_a_weak_reference_alone_ends_a_recorded_block() -> None:
+    """Another thread dropped the last reference, and the allocator reported nothing."""
+    assert own([(1, 7, 8, 8), (2, 7, -8, -1), (3, 9, 8, 16)]) == [True, True, True]
+
+
+def test_a_storage_that_was_resized_ends_no_other_block() -> None:
+    """Its memory was freed before, and the address belongs to a larger block now."""
+    assert own([(1, 7, 8, 8), (2, 7, -8, 0), (3, 7, 16, 16), (4, 7, -8, -1)]) == [True, True, True, False]
+
+
 def test_order_is_that_of_time() -> None:
     """The allocator's events arrive late, in batches: the first free reported may have come second."""
     assert own([(5, 7, -8, 100), (2, 7, -8, -1)]) == [False, True]

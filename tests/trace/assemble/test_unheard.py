@@ -6,7 +6,7 @@ import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives, count, pair
 from memprof.trace.assemble.memory.elsewhere import account
-from memprof.trace.assemble.memory.missed_frees import end_missed_frees
+from memprof.trace.assemble.memory.missed_frees import end_buffers_of_collectives, end_missed_frees, reused_ends
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 
 KIB = 1024
@@ -60,3 +60,35 @@ def test_the_counter_is_the_allocators() -> None:
         nothing = np.zeros(len(events), dtype=np.bool_)
         counter = count(timeline, lives, 0, nothing, elsewhere.change, elsewhere.relief)
         assert counter.peak[-1] == last[2] + 2 * KIB
+
+
+def collected(events: list[Event], operators: list[tuple[int, int]], touched: list[int]) -> tuple[list[int], list[int]]:
+    """Ends buffers of the first of some operators, a collective; returns where lives end, and the bytes that end there.
+
+    Args:
+        events: Time, address and bytes of each.
+        operators: Start and end of each.
+        touched: Lives of which the collective used a tensor.
+    """
+    start, end = np.array(operators, dtype=np.int64).T
+    time, address, size = np.array(events, dtype=np.int64).T
+    timeline = merge(start, end, time, address, size)
+    none = np.empty(0, dtype=np.int64)
+    is_collective = np.arange(len(timeline.raw_op)) == 0
+    lives = pair(timeline, none, none)
+    lives = end_buffers_of_collectives(timeline, lives, is_collective, np.array(touched, dtype=np.int64))
+    return lives.died.tolist(), reused_ends(timeline, lives).tolist()
+
+
+def test_a_buffer_of_a_collective_ends_with_it() -> None:
+    """Taken inside and never freed, or freed where its address is used again: a thread of gloo freed it unseen."""
+    taken = [(1, 100, 8), (2, 200, 16), (12, 300, 4)]
+    assert collected(taken, [(0, 9), (10, 19)], []) == ([1, 2, NEVER], [0, -8, -16])
+    again = [(1, 100, 8), (2, 200, 16), (12, 200, 4)]
+    assert collected(again, [(0, 9), (10, 19)], [])[0] == [1, 2, NEVER]
+
+
+def test_results_and_other_memory_live_on() -> None:
+    """What the collective returned is a tensor; what a later operator or the collective itself freed has its end."""
+    events = [(1, 100, 8), (2, 200, 16), (3, 200, -16), (12, 300, 4)]
+    assert collected(events, [(0, 9), (10, 19)], touched=[0])[0] == [NEVER, 2, NEVER]

@@ -12,8 +12,10 @@ def own_events(time_ns: Ints, address: Ints, size_bytes: Ints, total: Ints, aliv
 
     Mapped files and shared memory report events too, but the allocator does not count them: their events carry a count
     of 0, which the allocator's own events have only when its last block is freed.
-    A block that was freed and not reallocated is not freed again: for memory older than the recorder, a weak reference
-    reports the free and sometimes the allocator does too, or another thread reallocated the block unseen in between.
+    A block that was freed and not reallocated is not freed again: a weak reference reports the free and usually the
+    allocator does too, or another thread reallocated the block unseen in between. Of both reports of a recorded block's
+    free, the allocator's is selected; there is none if another thread dropped the last reference, such as a thread of
+    gloo that held the tensors of a collective.
 
     Args:
         time_ns: Time of each event. Shape (events,).
@@ -24,11 +26,18 @@ def own_events(time_ns: Ints, address: Ints, size_bytes: Ints, total: Ints, aliv
     """
     order = np.lexsort((time_ns, address))
     ordered, is_allocating = address[order], size_bytes[order] > 0
-    is_counted = total[order] != 0
+    is_counted, is_reported = total[order] != 0, total[order] >= 0
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
     ends_own_taking = np.zeros(len(order), dtype=np.bool_)
     ends_own_taking[1:] = (is_allocating & is_counted)[:-1] & ~is_first[1:]
+    is_told_again = np.zeros(len(order), dtype=np.bool_)
+    is_told_again[1:] = ends_own_taking[:-1] & ~is_reported[:-1] & is_reported[1:] & ~is_allocating[1:] & ~is_first[1:]
+    is_whole = is_reported.copy()
+    is_whole[1:] |= size_bytes[order][1:] == -size_bytes[order][:-1]  # else the storage was resized since
+    ends_own_taking &= is_whole
+    ends_own_taking[:-1] &= ~is_told_again[1:]
+    ends_own_taking |= is_told_again
     ends_older = is_first & (is_counted | np.isin(ordered, alive_address))
     is_own = np.empty(len(order), dtype=np.bool_)
     is_own[order] = np.where(is_allocating, is_counted, ends_own_taking | ends_older)

@@ -1,6 +1,7 @@
-"""Ends lives whose free was missed but shows in the allocator's count: blocks that another thread freed.
+"""Ends lives whose free was missed: blocks that another thread freed.
 
-A collective's own thread drops the last reference to a buffer that the training thread allocated.
+A collective's own thread drops the last reference to a buffer that the training thread allocated. The allocator's count
+shows the free, except where recording began when blocks were in use that it does not count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 
 #: Limits of the search: at most this many lives in one sum, out of at most this many candidates.
 _SUM_OF, _AMONG = 3, 24
@@ -45,6 +46,35 @@ def end_missed_frees(timeline: Timeline, lives: BlockLives, totals: Ints) -> Blo
         if found:
             died[alive[found]] = event
             rows = np.setdiff1d(rows, alive[found])
+    return dataclasses.replace(lives, died=died)
+
+
+def end_buffers_of_collectives(
+    timeline: Timeline, lives: BlockLives, is_collective: Bools, touched: Ints
+) -> BlockLives:
+    """Ends buffers that a collective made for itself, and whose free was missed, within the collective.
+
+    Args:
+        timeline: Rows and events.
+        lives: Lives of blocks.
+        is_collective: The rows that are collectives. Shape (rows,).
+        touched: Lives of which the collective that made them used a tensor: these are no buffers.
+    """
+    died = lives.died.copy()
+    is_open = died == NEVER
+    ended = np.flatnonzero(~is_open)
+    last = died[ended]
+    is_open[ended] = (timeline.event_bytes[last] > 0) & (timeline.event_address[last] == lives.address[ended])
+    is_open[touched] = False
+    rows = np.flatnonzero(is_open & (lives.born != NONE))
+    rows = rows[timeline.event_is_inside[lives.born[rows]] & is_collective[timeline.event_op[lives.born[rows]]]]
+    for row in rows.tolist():
+        born = int(lives.born[row])
+        stop = int(np.searchsorted(timeline.event_op, timeline.event_op[born], side="right"))
+        inside = born + np.flatnonzero(timeline.event_is_inside[born:stop])
+        end = max(int(inside[-1]), born + 1)
+        if end < len(timeline.event_bytes):
+            died[row] = end
     return dataclasses.replace(lives, died=died)
 
 

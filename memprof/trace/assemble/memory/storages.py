@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categoriz
 from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
 from memprof.trace.assemble.memory.holders import holder_records
-from memprof.trace.assemble.memory.missed_frees import end_missed_frees
+from memprof.trace.assemble.memory.missed_frees import end_buffers_of_collectives, end_missed_frees, reused_ends
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners
-from memprof.trace.files.spool import WRITE
+from memprof.trace.files.spool import FLAG_COLLECTIVE, WRITE
 from memprof.trace.schema import (
     NONE,
     ROLES,
@@ -65,11 +65,8 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     """
     timeline = recording.timeline
     memory_events = recording.memory_events
-    lives = pair(timeline, memory_events.alive_address, memory_events.alive_bytes)
-    if _has_totals(recording):
-        lives = end_missed_frees(timeline, lives, memory_events.total)
+    lives, elsewhere = _known_and_unknown(recording)
     touches = find_touches(recording, lives)
-    elsewhere = _elsewhere(recording, lives)
     is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
     lives, become, is_void = merge_lives(timeline, lives, in_place_sums(recording, lives, touches, partners))
     is_void[lives.born[is_repeated]] = True
@@ -182,11 +179,21 @@ def _own_start(recording: Recording) -> Ints:
     return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
 
 
-def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
-    totals = recording.memory_events.total
-    if not _has_totals(recording):
-        return Elsewhere.nothing(len(totals), recording.rows)
-    return account(recording.timeline, lives, totals)
+def _known_and_unknown(recording: Recording) -> tuple[BlockLives, Elsewhere]:
+    """Returns the lives of blocks, and the memory that the allocator counts in addition."""
+    timeline, events = recording.timeline, recording.memory_events
+    lives = pair(timeline, events.alive_address, events.alive_bytes)
+    if _has_totals(recording):
+        lives = end_missed_frees(timeline, lives, events.total)
+        return lives, account(timeline, lives, events.total)
+    is_collective = (recording.raw["flags"] & FLAG_COLLECTIVE) != 0
+    if recording.epoch.source == "native" and is_collective.any():
+        touches = find_touches(recording, lives)
+        life = touches.life[is_collective[touches.raw_op]]
+        rows = recording.spread(is_collective, fill=False)
+        lives = end_buffers_of_collectives(timeline, lives, rows, life[life != NONE])
+    ended = np.where(timeline.event_bytes > 0, 0, reused_ends(timeline, lives))
+    return lives, replace(Elsewhere.nothing(len(ended), recording.rows), change=ended)
 
 
 def _has_totals(recording: Recording) -> bool:
