@@ -14,8 +14,8 @@ from memprof.recorder.calls import repeats
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
+from memprof.recorder.calls.touch_log import TouchLog, tensors_of
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.parts import parts_of
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (
     FLAG_COLLECTIVE,
@@ -23,26 +23,17 @@ from memprof.trace.files.spool import (
     FLAG_GRAD_ENABLED,
     FLAG_IN_CLOSURE,
     FLAG_IN_REGION,
-    FLAG_MUTATES,
     FLAG_RECOMPUTE,
-    FLAG_VIEW,
-    MUTATE,
     NAME_SHIFT,
     OPTIMIZER,
     OTHER_THREAD,
-    READ,
-    WRITE,
 )
 
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
-_Tensor = torch.Tensor
-_STRIDED = torch.strided
-_LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
-_MAKES_NOTHING = FLAG_VIEW | FLAG_MUTATES
 #: Result of an operator that raised.
 FAILED = object()
 
@@ -82,9 +73,7 @@ class OperatorRows:
     """Logs operators after they ran: their position in the job, and the memory they touched.
 
     Attributes:
-        on_output: Called with every output tensor and the time, if the event source needs it; else None.
         on_collective: Called with every tensor of a collective, if the event source needs it; else None.
-        span: Returns the address of a tensor's memory and the tensor's own bytes.
         find_place: Returns the module and the stack of an operator that compiled code called, None for others. Called
             with the calling frame, the positions of the arguments it writes to, the open module call, and the numbers
             of the autograd nodes made last and running.
@@ -114,14 +103,22 @@ class OperatorRows:
         self.stacks = stacks
         self.registry = registry
         self._after_operator = after_operator
-        self._tensor_number = log.tensor_number
+        self._touched = TouchLog(log)
+        self._touch = self._touched.add
         self._thread = _get_ident()
         self._current_stream: Callable[[], int] | None = None
         self._stream = 0
-        self.on_output: Callable[[torch.Tensor, int], None] | None = None
         self.on_collective: Callable[[torch.Tensor], None] | None = None
-        self.span: Callable[[torch.Tensor], tuple[int, int]] = _span
         self.find_place: Callable[..., tuple[int, int] | None] | None = None
+
+    @property
+    def span(self) -> Callable[[torch.Tensor], tuple[int, int]]:
+        """Returns the address of a tensor's memory and the tensor's own bytes; a dry run has addresses of its own."""
+        return self._touched.span
+
+    @span.setter
+    def span(self, span: Callable[[torch.Tensor], tuple[int, int]]) -> None:
+        self._touched.span = span
 
     def begin_epoch(
         self,
@@ -133,11 +130,11 @@ class OperatorRows:
         """Prepares for a run of consecutive operators, in this thread and where its backward runs.
 
         Args:
-            on_output: New value of `on_output`.
+            on_output: Called with every output tensor and the time, if the event source needs it; else None.
             on_collective: New value of `on_collective`.
             has_streams: Whether they run on streams of a device, which are recorded.
         """
-        self.on_output, self.on_collective = on_output, on_collective
+        self._touched.on_output, self.on_collective = on_output, on_collective
         self._thread = _get_ident()
         self._current_stream = _current_cuda_stream if has_streams else None
 
@@ -206,7 +203,7 @@ class OperatorRows:
             node_sequence, module = repeats.sequence - 1, -1
         read_bytes, written_bytes = self._touch(op, operator, args, kwargs, result, flags, end_ns)
         if operator.flags & FLAG_COLLECTIVE and self.on_collective is not None:
-            for tensor in _flat([*args, *(kwargs or {}).values(), result]):
+            for tensor in tensors_of([*args, *(kwargs or {}).values(), result]):
                 self.on_collective(tensor)
         is_counted = operator.has_flops and result is not FAILED
         flops = operator.count_flops(args, kwargs, result) if is_counted else 0
@@ -259,70 +256,6 @@ class OperatorRows:
         recomputes = (call is not None and call.is_recompute) or self.stacks.has_checkpoint(stack)
         return node_sequence, module, stack, FLAG_RECOMPUTE if recomputes else 0
 
-    def _touch(
-        self, op: int, operator: OperatorTraits, args: Any, kwargs: Any, result: Any, flags: int, end_ns: int
-    ) -> tuple[int, int]:
-        """Logs the memory that an operator read and wrote.
-
-        Returns:
-            The bytes it read and the bytes it wrote.
-        """
-        touches = self._log.touches
-        span = self.span
-        read_bytes = written_bytes = 0
-        mutated = operator.mutated
-        for position, value in enumerate(args):
-            if isinstance(value, _Tensor) and value.layout is _STRIDED:
-                address, size = span(value)
-                if position in mutated:
-                    written_bytes += size
-                    if position not in operator.filled:
-                        read_bytes += size
-                    touches.extend((op, address, size, MUTATE, -1))
-                else:
-                    read_bytes += size
-                    touches.extend((op, address, size, READ, -1))
-            elif isinstance(value, _Tensor) or type(value) in _LISTS:
-                values = (value,) if isinstance(value, _Tensor) else value
-                size = self._touch_all(op, values, is_mutated=position in mutated)
-                read_bytes += size
-                if position in mutated:
-                    written_bytes += size
-        if kwargs:
-            for key, value in kwargs.items():
-                if isinstance(value, _Tensor) or type(value) in _LISTS:
-                    is_mutated = key in operator.mutated_keywords
-                    values = (value,) if isinstance(value, _Tensor) else value
-                    size = self._touch_all(op, values, is_mutated=is_mutated)
-                    if is_mutated:
-                        written_bytes += size
-                    if key not in operator.filled_keywords:
-                        read_bytes += size
-        # Outputs. A view's base is already an input; so is an in-place result.
-        makes_new = not flags & _MAKES_NOTHING
-        on_output = self.on_output
-        if makes_new or on_output is not None:
-            for item in (result,) if isinstance(result, _Tensor) and result.layout is _STRIDED else _flat(result):
-                if makes_new:
-                    address, size = span(item)
-                    touches.extend((op, address, size, WRITE, self._tensor_number(item)))
-                    written_bytes += size
-                if on_output is not None:
-                    on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
-        return read_bytes, written_bytes
-
-    def _touch_all(self, op: int, values: Any, *, is_mutated: bool) -> int:
-        """Logs the tensors among some values as inputs; returns their bytes."""
-        touches, span = self._log.touches, self.span
-        access, total = MUTATE if is_mutated else READ, 0
-        for value in values:
-            if isinstance(value, _Tensor):
-                for plain in (value,) if value.layout is _STRIDED else parts_of(value) or (value,):
-                    address, size = span(plain)
-                    total += size
-                    touches.extend((op, address, size, access, -1))
-        return total
-
 
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
     """Whether a frame runs inside a nested backward of torch.utils.checkpoint."""
@@ -336,19 +269,3 @@ def _is_in_checkpoint(frame: FrameType | None) -> bool:
 def _current_cuda_stream() -> int:
     """Returns the stream of the current thread on its CUDA device; 0 for the default stream."""
     return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the address of a tensor's storage and the tensor's own bytes; (0, 0) without a storage."""
-    try:
-        return tensor.untyped_storage().data_ptr(), tensor.nbytes
-    except (NotImplementedError, RuntimeError):
-        return 0, 0  # opaque and meta tensors
-
-
-def _flat(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, _Tensor):
-        return [value] if value.layout is _STRIDED else list(parts_of(value)) or [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _flat(item)]
-    return []
