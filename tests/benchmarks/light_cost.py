@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
-import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from memprof.trace.schema import StepPeaks, Steps
 from memprof.trace.store import Trace
 from tests.benchmarks.machine import describe_load
-from tests.benchmarks.recording import JOBS, Job, environment, run
+from tests.benchmarks.recording import JOBS, Job, run, run_for_json
 from tests.benchmarks.section import Section, verdict
 
 #: Steps left out at the start: those that make the optimizer's state, and those that are always heard.
@@ -21,7 +18,7 @@ _SETTLED = 5
 _STEPS = {"gpt": 20, "resnet": 20, "lstm": 20}
 _ALONE = 4
 #: Steps of the long runs, and of each block in which the plain and the followed process take turns.
-_LONG, _BLOCKS = {"gpt": 1000, "small": 12_000}, {"gpt": 10, "small": 100}
+_LONG, _BLOCKS = {"gpt": 400, "small": 12_000}, {"gpt": 10, "small": 100}
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
@@ -72,9 +69,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "Mean step over that of a plain run of the same length, without the first steps; pairs of processes on one "
         "thread, in alternating order, median ratio and quartiles. Processor time is that of the training thread, "
         "including reading out and writing. GPT of 4 layers of width 256, ResNet of 8 blocks on 32 images, LSTM of "
-        "2 layers of 512. A step recorded in full excludes the pauses between steps. Long runs: processor time of a "
-        "plain "
-        "and of a followed process, which take turns by blocks of "
+        "2 layers of 512. A step recorded in full excludes the pauses between steps. Long runs: processor time in one "
+        "process, which is followed and plain in turn by blocks of "
         f"{' and '.join(f'{size} steps ({model})' for model, size in _BLOCKS.items())}; sum over sum, and quartiles of "
         f"the blocks. small: the GPT at width 64, on 8 sequences of 32. {load}",
         ("model and recorder", "ratio to plain", "quartiles"),
@@ -88,33 +84,11 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 
 def _long_run(model: str, steps: int, block: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Returns the processor time of each block of steps, in microseconds, of a plain process and of a followed one."""
-    job = Job(JOBS / "light.py", ("--model", model, "--serve"))
-    with _served(job.command, folder) as plain, _served(_followed(job, folder / "long.memprof"), folder) as light:
-        taken: dict[int, list[float]] = {id(plain): [], id(light): []}
-        for number in range(-1, steps // block):
-            for process in (plain, light) if number % 2 else (light, plain):
-                time_us = _take(process, block)
-                if number >= 0:  # the first block makes the optimizer's state
-                    taken[id(process)].append(time_us)
-        return taken[id(plain)], taken[id(light)]
-
-
-@contextlib.contextmanager
-def _served(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Starts a job that takes steps on request, and has it end."""
-    pipe = subprocess.PIPE
-    settings = environment(OMP_NUM_THREADS="1")
-    with subprocess.Popen(command, cwd=folder, env=settings, stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
-
-
-def _take(process: subprocess.Popen[str], steps: int) -> float:
-    """Has a job take steps, and returns their processor time in microseconds."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{steps}\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
+    """Returns the processor time of each block of steps, in microseconds, without --light and with it."""
+    options = ("--model", model, "--steps", str(block), "--blocks", str(steps // block))
+    job = Job(JOBS / "light.py", (*options, "--output", str(folder / f"{model}-long.memprof")))
+    found = run_for_json(job.command, folder, OMP_NUM_THREADS="1")
+    return found["plain"], found["light"]
 
 
 def _followed(job: Job, output: Path) -> list[str]:
