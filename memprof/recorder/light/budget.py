@@ -7,7 +7,7 @@ import time
 #: Share of the thread's processor time that counting and reading out events may take together: other load on the
 #: machine, and time in which the job waits, do not add to it. Where counting takes most of it, reading out has the
 #: least share.
-_SHARE, _LEAST_SHARE = 0.014, 0.001
+_SHARE, _LEAST_SHARE = 0.008, 0.001
 #: What counting takes for each step, for each module call, and for each allocation and free: torch's own bookkeeping.
 _STEP_NS, _CALL_NS, _EVENT_NS = 40_000, 1_100, 540
 #: Time for it that every run gets from the start, so that short runs have events too.
