@@ -24,6 +24,7 @@ MEMPROF = [sys.executable, "-m", "memprof.cli.main"]
 SCRIPT, PAIR = JOBS / "compiled.py", JOBS / "compiled_pair.py"
 STEPS, WARM_UP = 5, 2
 BAR = 1.02
+_NOTHING_FITS = "no plan fits"
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class Bench:
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         }
 
-    def prepare(self) -> Row | None:
-        """Finds the plan for the budget, and the share; None if no plan was found."""
+    def prepare(self) -> Row | str:
+        """Finds the plan for the budget, and the share; returns the reason where there is no plan."""
         peaks = {share: self._peak("--share", share) for share in SHARES}
         budget = (peaks[1.0] + min(peaks.values())) // 2
         plan = self._plan(budget)
-        if plan is None:
-            return None
+        if isinstance(plan, str):
+            return plan
         compile_ = next(policy for policy in read_plan(plan).policies if policy.name == "compile")
         lowest = compile_.activation_budget  # type: ignore[attr-defined]
         shares = [round(lowest + more, 2) for more in ABOVE]
@@ -84,7 +85,7 @@ class Bench:
         )
         return found
 
-    def _plan(self, budget: int) -> Path | None:
+    def _plan(self, budget: int) -> Path | str:
         base, plan = self._folder / "eager.memprof", self._folder / f"{budget}.toml"
         if not base.is_file():
             run(Job(SCRIPT, (self._model, "--eager")).recorded(base), self._folder, **self._settings)
@@ -94,9 +95,9 @@ class Bench:
                 run([*MEMPROF, *asked], self._folder, **self._settings)
             except RuntimeError as error:
                 if "ended with 4" in str(error):
-                    return None
+                    return _NOTHING_FITS
                 raise
-        return plan
+        return plan if plan.is_file() else "fits as it is, uncompiled"
 
     def _peak(self, option: str, value: float | Path) -> int:
         """Returns the allocator's own highest count of the later steps of a run without a recorder."""
@@ -124,9 +125,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     found = {model: Bench(folder, model).prepare() for model in (MODELS[:1] if quick else MODELS)}
     load = describe_load()
     for model, row in found.items():
-        if row is None:
-            missing.append(model)
-            rows.append((model, "", "no plan fits", "", "", "", "", "", ""))
+        if isinstance(row, str):
+            missing += [model] if row == _NOTHING_FITS else []
+            rows.append((model, "", row, "", "", "", "", "", ""))
             continue
         times = Bench(folder, model).times(row, rounds=2 if quick else 9)
         low, middle, high = statistics.quantiles(times["ratio"], n=4)

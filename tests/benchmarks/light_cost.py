@@ -18,7 +18,7 @@ _SETTLED = 5
 _STEPS = {"gpt": 20, "resnet": 20, "lstm": 20}
 _ALONE = 4
 #: Steps of the long runs, and of each block in which the plain and the followed process take turns.
-_LONG, _BLOCKS = {"gpt": 300, "small": 8000}, {"gpt": 5, "small": 100}
+_LONG, _BLOCKS = {"gpt": 220, "small": 8000}, {"gpt": 5, "small": 100}
 
 
 def measure(folder: Path, *, quick: bool) -> Section:
