@@ -21,6 +21,12 @@ def describe_machine() -> str:
     )
 
 
+def describe_load() -> str:
+    """Returns one sentence on how busy the machine is: the load average of the last minute and the number of cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"Load average when timing began: {os.getloadavg()[0]:.1f} on {cores} cores."
+
+
 def _processor() -> str:
     information = Path("/proc/cpuinfo")
     if information.exists():

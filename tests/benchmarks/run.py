@@ -31,6 +31,7 @@ NAMES = (
     "peak_exactness",
     "dry_run",
     "compiled",
+    "compiled_time",
     "snapshot_plans",
     "published_peaks",
     "blind_peaks",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.marks import Marks
 from memprof.recorder.light.origins import Origins
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
+from memprof.recorder.light.position import UNCOUNTED, LightCall, Position
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.inventory import owned_span
@@ -49,20 +50,11 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _graph_task = torch._C._current_graph_task_id
 
 
-class LightCall(NamedTuple):
-    """An open module call: its number, module and phase, its start time, and the enclosing call."""
-
-    number: int
-    module: int
-    phase: int
-    enter_ns: int
-    parent: int
-
-
 class LightObservation(ThreadObservation):
     """Follows one thread, the one that created it, from its first step to its end.
 
     Attributes:
+        at: The open calls, and the position in them.
         failed_at: Phase and module of the innermost call that raised an error, None if none did.
     """
 
@@ -94,16 +86,15 @@ class LightObservation(ThreadObservation):
         self._device: CudaHistory | None = None
         self._budget = Budget()
         self._peaks = Peaks(log)
-        self._calls: list[LightCall] = []
-        self._base = OTHER  # the phase without the job's own name for it
-        self._phase, self._module = OTHER, -1
-        self._is_evaluating = False
+        self.at = Position(count, self._peaks)
         self._call_count = self._step_first_call = 0
+        self._step_first_closed = 0
         self._stretch_left = 0
         self._stretch_events = 0
+        self._step_events = 0  # of the last step in full, or of its last second
         self._marks = Marks()
         self._kept = KeptTensors(log, owned_span, is_whole_run=True)
-        self._origins = Origins(log, lambda: self._module)
+        self._origins = Origins(log, lambda: self.at.module)
         self._counted_bytes = 0  # at the last statement on what is kept
         self._registry.scan()
 
@@ -115,7 +106,7 @@ class LightObservation(ThreadObservation):
     @property
     def is_outside(self) -> bool:
         """Whether no module call is open."""
-        return not self._calls
+        return not self.at.calls
 
     @property
     def has_calls(self) -> bool:
@@ -127,13 +118,15 @@ class LightObservation(ThreadObservation):
     def begin_step(self, step: int) -> None:
         """Begins a step, and a stretch of events if one is due."""
         self._write_remarks()
-        listen_to_allocator()
-        if self._device is None and _cuda.is_initialized():
-            self._end_stretch()
-            self._device = CudaHistory.start(self._log)
+        if _cuda.is_initialized():
+            listen_to_allocator()
+            if self._device is None:
+                self._end_stretch()
+                self._device = CudaHistory.start(self._log)
         self._peaks.begin_step(step)
         self._step_first_call = self._call_count
-        self._is_evaluating = False
+        self._step_first_closed = self.at.closed
+        self.at.is_evaluating = False
         self._trained.begin_step()
         self._place(OTHER, -1)
         if self._events.is_running:
@@ -143,6 +136,9 @@ class LightObservation(ThreadObservation):
         self._step_start_ns = clock_ns()
         self._sample()
         self._mark()
+        # Not where the whole loop runs inside a module call: steps end at nested calls there.
+        is_followed = self._events.is_running or self._device is not None
+        self.at.is_quiet = not is_followed and not self.at.calls and self._count.is_found
 
     def end_step(self) -> None:
         """Ends the current step."""
@@ -151,10 +147,13 @@ class LightObservation(ThreadObservation):
         if self._events.is_running:
             since = time.thread_time_ns()
             self._state_optimizers()
-            self._stretch_events += self._events.cut()
+            self._step_events = self._events.cut()
+            self._stretch_events += self._step_events
             if self._events.is_running:  # otherwise the job's profiler has taken over
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
+        else:
+            self._budget.count_step(self.at.closed - self._step_first_closed, self._step_events)
         self._write(end_ns, is_complete=True)
         self._origins.end_step()
         if self._kept.is_due(self.step):
@@ -177,6 +176,7 @@ class LightObservation(ThreadObservation):
             reason: Why it ends.
             is_failed: The job ends with an error, inside the current step even if that has done nothing yet.
         """
+        self.at.is_quiet = False
         if self._kept.has_counted:
             self._kept.state(self.step, self._origins.take_survivors(self.step))
         self._origins.stop()
@@ -200,6 +200,7 @@ class LightObservation(ThreadObservation):
 
     def abandon(self) -> None:
         """Drops the session: the recording failed, or this is a forked child."""
+        self.at.is_quiet = False
         self._origins.stop()
         if self.is_mine():
             self._events.abandon()
@@ -219,30 +220,35 @@ class LightObservation(ThreadObservation):
         """Records the start of a module call."""
         number = self._registry.number(module)
         phase = self._phase_of(module, number)
-        if not self._calls:
+        if not self.at.calls:
             self.failed_at = None
             if self._events.is_running and phase != BACKWARD:
                 with torch._C.DisableTorchFunction(), untraced():
                     self._inventory.inputs(args, kwargs)
         if self._events.is_running:
             self._state_new_models()
-        call = LightCall(self._call_count, number, phase, clock_ns(), self._calls[-1].number if self._calls else -1)
+        calls = self.at.calls
+        if calls and self.at.is_quiet:
+            self.at.learn(module, number)
+        call = LightCall(self._call_count, number, phase, clock_ns(), calls[-1].number if calls else -1)
         self._call_count += 1
-        self._calls.append(call)
+        calls.append(call)
         self._move(phase, number)
         return call
 
     def close_call(self, call: LightCall, error: BaseException | None) -> None:
         """Records the end of a module call, and of nested calls whose end was not reported."""
-        if call not in self._calls:
+        calls = self.at.calls
+        if call not in calls:
             return
         if error is not None and self.failed_at is None:
-            self.failed_at = (self._phase, self._module)
-        while self._calls.pop() is not call:
+            self.failed_at = (self.at.phase, self.at.module)
+        while calls.pop() is not call:
             pass
-        around = self._calls[-1] if self._calls else None
+        around = calls[-1] if calls else None
         now = clock_ns()
-        if self._events.is_running:
+        self.at.note_clock(now)
+        if self._events.is_running and call.number != UNCOUNTED:
             flags = FLAG_CALL_RECOMPUTE if call.phase == BACKWARD else 0
             self._log.calls.extend((call.number, call.module, call.parent, 0, 0, call.enter_ns, now, flags))
         self._move(call.phase if around is None else around.phase, -1 if around is None else around.module)
@@ -257,9 +263,9 @@ class LightObservation(ThreadObservation):
 
     def begin_update(self, optimizer: Any) -> None:
         """Records that an optimizer is about to update; backward is over by then, or the update is part of it."""
-        if self._base == FORWARD:
+        if self.at.base == FORWARD:
             self._place(BACKWARD, -1)
-        self._is_evaluating = False
+        self.at.is_evaluating = False
         self._move(OPTIMIZER, -1)
         if self._events.is_running:
             self._state_gradients(optimizer)
@@ -270,9 +276,9 @@ class LightObservation(ThreadObservation):
         Returns:
             The phase and the module around it; None within such a call, an update or backward.
         """
-        if self._base in (SAVING, LOADING, OPTIMIZER) or _graph_task() != -1:
+        if self.at.base in (SAVING, LOADING, OPTIMIZER) or _graph_task() != -1:
             return None
-        around = (self._base, self._module)
+        around = (self.at.base, self.at.module)
         self._move(phase, -1)
         return around
 
@@ -283,7 +289,7 @@ class LightObservation(ThreadObservation):
     def change_name(self) -> None:
         """Records that a phase named by the job begins or ends."""
         if _graph_task() == -1:
-            self._move(self._base, self._module)
+            self._move(self.at.base, self.at.module)
 
     def end_update(self) -> None:
         """Records that an optimizer has updated."""
@@ -294,7 +300,7 @@ class LightObservation(ThreadObservation):
     def _move(self, phase: int, module: int) -> None:
         """Samples the count for the position that the job leaves, and marks the new one."""
         if self._device is None:
-            self._peaks.see(self._count.read(), self._phase, self._module)
+            self._peaks.see(self._count.read(), self.at.phase, self.at.module)
         else:
             self._sample()
         self._place(phase, module)
@@ -303,22 +309,22 @@ class LightObservation(ThreadObservation):
 
     def _place(self, phase: int, module: int) -> None:
         """Sets the job's position, using the job's own phase name outside training."""
-        self._base, self._phase, self._module = phase, phase, module
+        self.at.base, self.at.phase, self.at.module = phase, phase, module
         if phase in (OTHER, EVALUATION) and (name := named_phase()) and (number := self._log.phase_number(name)) >= 0:
-            self._phase = len(PHASES) + number
+            self.at.phase = len(PHASES) + number
 
     def _phase_of(self, module: torch.nn.Module, number: int) -> int:
         """Returns the phase of a module call that begins."""
         if _graph_task() != -1:
             return BACKWARD
         if torch.is_grad_enabled():
-            self._is_evaluating = False
+            self.at.is_evaluating = False
             return FORWARD
         if not self._rounds.has_optimizers:
             return OTHER if named_phase() else FORWARD
         with torch._C.DisableTorchFunction(), untraced():
-            self._is_evaluating |= not self._calls and self._trained.is_trained(module, number)
-        return EVALUATION if self._is_evaluating else OTHER
+            self.at.is_evaluating |= not self.at.calls and self._trained.is_trained(module, number)
+        return EVALUATION if self.at.is_evaluating else OTHER
 
     def _state_kept(self) -> None:
         """States which tensors stay; where memory grows, the next steps are followed to find the lines that made them.
@@ -332,21 +338,21 @@ class LightObservation(ThreadObservation):
 
     def _sample(self) -> None:
         if self._device is None:
-            self._peaks.see(self._count.read(), self._phase, self._module)
-        elif self._module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
+            self._peaks.see(self._count.read(), self.at.phase, self.at.module)
+        elif self.at.module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
             counts = self._device.read()
-            self._peaks.see(counts.allocated_bytes, self._phase, self._module)
+            self._peaks.see(counts.allocated_bytes, self.at.phase, self.at.module)
             self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, counts.reserved_bytes)
             if counts.new_peak_bytes:
-                self._peaks.see(counts.new_peak_bytes, self._phase, self._module)
+                self._peaks.see(counts.new_peak_bytes, self.at.phase, self.at.module)
                 self._peaks.how = TOLD
 
     def _mark(self) -> None:
         if self._events.is_running or self._device is not None:
             now, sequence = clock_ns(), _sequence_number()
-            call = self._calls[-1].number if self._calls else -1
-            self._log.marks.extend((now, self._module, self._phase, call, sequence))
-            self._marks.add(now, sequence, self._phase, self._module)
+            call = self.at.calls[-1].number if self.at.calls else -1
+            self._log.marks.extend((now, self.at.module, self.at.phase, call, sequence))
+            self._marks.add(now, sequence, self.at.phase, self.at.module)
 
     def _attribute(self, moment_ns: int, total: int, node: int) -> None:
         """Attributes the count reported by an allocation to the position where it happened."""
@@ -399,6 +405,6 @@ class LightObservation(ThreadObservation):
             now_ns,
             updates=self._rounds.updates,
             is_complete=is_complete,
-            phase_now=self._phase,
-            module_now=self._module,
+            phase_now=self.at.phase,
+            module_now=self.at.module,
         )

@@ -15,19 +15,25 @@ class Peaks:
     Attributes:
         step: Number of the current step.
         high_bytes: Its peak so far.
+        high_phase: Phase of that peak.
+        high_module: Its module.
         how: Source of that peak.
     """
 
     def __init__(self, log: RawLog) -> None:
         """Stores the recorder's log."""
         self._log = log
-        self._of_places: dict[tuple[int, int], int] = {}
+        self._of_phases: dict[int, dict[int, int]] = {}
         self._fresh: set[tuple[int, int]] = set()
         self.step = 0
         self.high_bytes = 0
         self.reserved_bytes = -1
         self.how = COUNTED
-        self._high_phase, self._high_module = OTHER, -1
+        self.high_phase, self.high_module = OTHER, -1
+
+    def of_phase(self, phase: int) -> dict[int, int]:
+        """Returns the highest counts in a phase so far, by number of the module."""
+        return self._of_phases.setdefault(phase, {})
 
     def begin_step(self, step: int) -> None:
         """Begins a step."""
@@ -36,16 +42,18 @@ class Peaks:
         self.high_bytes = 0
         self.reserved_bytes = -1
         self.how = COUNTED
-        self._high_phase, self._high_module = OTHER, -1
+        self.high_phase, self.high_module = OTHER, -1
 
     def see(self, count: int, phase: int, module: int) -> None:
         """Takes a count sampled while the job was at a given position."""
         if count > self.high_bytes:
-            self.high_bytes, self._high_phase, self._high_module = count, phase, module
-        place = (phase, module)
-        if count > self._of_places.get(place, 0):
-            self._of_places[place] = count
-            self._fresh.add(place)
+            self.high_bytes, self.high_phase, self.high_module = count, phase, module
+        highs = self._of_phases.get(phase)
+        if highs is None:
+            highs = self.of_phase(phase)
+        if count > highs.get(module, 0):
+            highs[module] = count
+            self._fresh.add((phase, module))
 
     def write(
         self, start_ns: int, end_ns: int, *, updates: int, is_complete: bool, phase_now: int, module_now: int
@@ -59,8 +67,8 @@ class Peaks:
                 end_ns,
                 is_complete,
                 updates,
-                self._high_phase,
-                self._high_module,
+                self.high_phase,
+                self.high_module,
                 self.high_bytes,
                 self.reserved_bytes,
                 self.how,
@@ -70,6 +78,6 @@ class Peaks:
         )
 
     def _write_places(self) -> None:
-        for place in self._fresh:
-            self._log.module_peaks.extend((*place, self.step, self._of_places[place]))
+        for phase, module in self._fresh:
+            self._log.module_peaks.extend((phase, module, self.step, self._of_phases[phase][module]))
         self._fresh.clear()

@@ -10,7 +10,8 @@ import torch
 from memprof.phases import follow, unfollow
 from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
 from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.light.observation import LightCall, LightObservation
+from memprof.recorder.light.observation import LightObservation
+from memprof.recorder.light.position import LightCall, Position
 from memprof.recorder.light.storing import StoringObserver
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.operators import OperatorMode
@@ -27,6 +28,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         """Prepares a recording; the arguments are those of `ProcessRecorder`."""
         super().__init__(folder, is_late=is_late, plan=plan)
         self._count = AllocatorCount()
+        self._at: Position | None = None  # with which nested calls may be followed; None under a plan
         self._storing = StoringObserver(self._begin_storing, self._end_storing)
         self._is_over = False
         self._must_step_aside = False
@@ -71,6 +73,11 @@ class LightRecorder(ProcessRecorder[LightObservation]):
     # -- what the job does --------------------------------------------------------------------------------------
 
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall | None:
+        at = self._at
+        if at is not None and at.is_quiet and not self._has_pending_end:
+            nested = at.open_nested(module)
+            if nested is not None:
+                return nested
         if self._plan is not None and torch.is_grad_enabled():
             self._plan.before_call(module)
         try:
@@ -91,6 +98,12 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
             return None
+
+    def _leave(self, call: LightCall, error: BaseException | None) -> None:
+        at = self._at
+        if error is None and at is not None and at.is_quiet and at.close_nested(call):
+            return
+        super()._leave(call, error)
 
     def _follow_name(self) -> None:
         observation = self._observation
@@ -141,6 +154,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         self._observation = LightObservation(
             self._folder, self._rounds, self._count, is_late=self._is_late, has_native_events=self._table.is_available
         )
+        self._at = self._observation.at if self._plan is None else None
         self._thread_end = ThreadEnd(self._end_with_thread)
         self._rounds.begin_step()
         self._observation.begin_step(self._step)

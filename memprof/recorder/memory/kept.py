@@ -31,6 +31,8 @@ _SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
 _LEAST_S = 0.4
 _FIRST_STEP = 8
+#: Where no time is left, this share of the steps so far passes until the next look: one in so many.
+_RETRY = 64
 
 #: Tensors of shapes of their own that are followed where bytes have grown.
 _MOST_REPLACED = 4
@@ -98,7 +100,7 @@ class KeptTensors:
         self._bytes = 0  # of all tensors, at the first count
         self._began = time.thread_time()
         self._spent = 0.0
-        self._last_step = 0
+        self._next_step = _FIRST_STEP
         self._counted_at = self._step_began_at = 0  # autograd's counter at the first count, and as the last step began
 
     @property
@@ -120,7 +122,11 @@ class KeptTensors:
 
     def is_due(self, step: int) -> bool:
         """Whether the last statement lies far enough back for another: ever more rarely over a run."""
-        return step >= max(_FIRST_STEP, self._last_step + self._last_step // 2) and self._seconds_left() >= 0
+        if step < self._next_step:
+            return False
+        has_time = self._seconds_left() >= 0
+        self._next_step = step + (0 if has_time else step // _RETRY)  # reading the thread's clock takes time, too
+        return has_time
 
     def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
         """Counts, and writes what holds the tensors of which there are more than at the count before.
@@ -133,7 +139,7 @@ class KeptTensors:
             Whether there are more tensors of any kind, or survivors.
         """
         began = time.thread_time()
-        self._last_step = step
+        self._next_step = max(_FIRST_STEP, step + step // 2)
         with torch._C.DisableTorchFunction(), untraced():
             records = self._records(step, survivors)
         if records:

@@ -25,7 +25,7 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
     Args:
         optimizer: The optimizer.
     """
-    if id(optimizer) in _updating:
+    if is_part(optimizer):
         return True
     hooked = 0
     frame: FrameType | None = sys._getframe(1)
@@ -33,6 +33,15 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
         hooked += frame.f_code is _HOOKED and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return hooked == 2
+
+
+def is_part(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer makes a part of an update, outside of its step.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    return id(optimizer) in _updating
 
 
 @contextmanager

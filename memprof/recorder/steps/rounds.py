@@ -97,6 +97,8 @@ class OptimizerRounds:
             if self._updates[key] < PATIENCE:
                 return False
             self._running.clear()  # the one around it must have raised
+        if self._known.keys() == {key}:
+            return True  # the job's only optimizer
         missing = self._waited_for() - self._updates.keys()
         if missing and self._updates[key] >= PATIENCE:
             self._idle |= missing

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memprof.recorder.steps.inner_steps import is_inner_step
+from memprof.recorder.steps.inner_steps import is_inner_step, is_part
 
 #: Called with the optimizer and the arguments of its step.
 Hook = Callable[[Any, Any, Any], None]
@@ -34,6 +34,7 @@ class UpdateHooks:
         self._pre: Any = None
         self._post: Any = None
         self._updating: Any = None  # the optimizer whose hooks torch is iterating over
+        self._open: dict[int, int] = {}  # steps that have begun and not ended, by identity of their optimizer
         self._is_in_pre = False
 
     def install(self) -> None:
@@ -69,7 +70,7 @@ class UpdateHooks:
             self._post = register_optimizer_step_post_hook(self._call_after)
 
     def _call_before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._pre is None or self._before is None or is_inner_step(optimizer):
+        if self._pre is None or self._before is None or self._begins_inside(optimizer):
             return
         self._updating, self._is_in_pre = optimizer, True
         try:
@@ -78,13 +79,33 @@ class UpdateHooks:
             self._updating, self._is_in_pre = None, False
 
     def _call_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._post is None or is_inner_step(optimizer):
+        if self._post is None or self._ends_inside(optimizer):
             return
         self._updating = optimizer
         try:
             self._after(optimizer, args, kwargs)
         finally:
             self._updating = None
+
+    def _begins_inside(self, optimizer: Any) -> bool:
+        """Returns whether a step begins within another of the same optimizer.
+
+        The stack, which takes time to walk, is read only if there may be one; it may also have raised.
+        """
+        key = id(optimizer)
+        is_inside = (key in self._open or is_part(optimizer)) and is_inner_step(optimizer)
+        self._open[key] = self._open[key] + 1 if is_inside and key in self._open else 1
+        return is_inside
+
+    def _ends_inside(self, optimizer: Any) -> bool:
+        """Returns whether the step that ends is within another of the same optimizer."""
+        key = id(optimizer)
+        begun = self._open.pop(key, 0)
+        if (begun == 1 and not is_part(optimizer)) or not is_inner_step(optimizer):
+            return False
+        if begun > 1:
+            self._open[key] = begun - 1
+        return True
 
 
 def _do_nothing(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Trains one of twelve small models under torch.compile: python compiled.py NAME [--steps N] [--eager]."""
+"""Trains one of twelve small models under torch.compile: python compiled.py NAME [--eager | --share R | --plan P]."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Callable
 
 import torch
+import torch._functorch.config as settings
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+import memprof
 
 CLASSES, WIDTH = 500, 96
 
@@ -239,17 +242,32 @@ def loss_of(name: str, model: nn.Module, given: Tensor, wanted: Tensor) -> Tenso
     return functional.cross_entropy(scores.flatten(0, -2), wanted.flatten())
 
 
+def compiled_under(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, share: float | None = None, plan: str | None = None
+) -> nn.Module:
+    """Returns the model, to be compiled at its first call: under a plan, or under torch's budget, which stays set."""
+    if plan is not None:
+        memprof.apply(plan, model, optimizer)
+        return model
+    if share is not None:
+        settings.activation_memory_budget = share
+    compiled: nn.Module = torch.compile(model)
+    return compiled
+
+
 def main() -> None:
     """Trains."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--share", type=float, help="torch's budget for what its compiler saves, of all of it")
+    parser.add_argument("--plan", help="a plan of memprof's, for the job as it is without the compiler")
     args = parser.parse_args()
     torch.manual_seed(0)
     model, batch = model_named(args.name)
-    compiled = model if args.eager else torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    compiled = model if args.eager else compiled_under(model, optimizer, share=args.share, plan=args.plan)
     for step in range(args.steps):
         loss = loss_of(args.name, compiled, *batch(step))  # type: ignore[arg-type]
         loss.backward()

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 GPT = Path(__file__).resolve().parents[3] / "sample_traces" / "gpt" / "train.py"
 Train = Callable[[], None]
+OBSERVERS = ("none", "dispatch", "memtracker", "profiler", "memray")
 
 
 class Bare(TorchDispatchMode):
@@ -86,13 +88,24 @@ def observer(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> A
         from torch.profiler import ProfilerActivity, profile
 
         return profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True)
+    if name == "memray":
+        return memray()
     return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def memray() -> Iterator[None]:
+    """Has memray write every allocation of the process, with its Python stack, to a file."""
+    from memray import Tracker
+
+    with tempfile.TemporaryDirectory() as folder, Tracker(Path(folder, "run.bin")):
+        yield
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=["tiny", "gpt"], default="tiny")
-    parser.add_argument("--observer", choices=["none", "dispatch", "memtracker", "profiler"], default="none")
+    parser.add_argument("--observer", choices=OBSERVERS, default="none")
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--count", action="store_true", help="count the operators of a step, too")

@@ -1,0 +1,120 @@
+"""The phase and the module that a followed thread is in, and a short path for nested module calls between stretches.
+
+A model makes most of its module calls inside another, in forward, while no events are recorded. For these, the
+allocator's count is compared and the position changed, and nothing else: no clock is read, no object made.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.peaks import Peaks
+from memprof.trace.files.spool import FORWARD, OTHER
+
+#: Number of a call on the short path, of which no row is written.
+UNCOUNTED = -1
+#: Calls at whose end no clock is read: at most so many in a row, and none where calls took longer than that.
+_MOST_UNTIMED, _SLOW_NS = 16, 50_000_000
+
+_get_ident = threading.get_ident
+_graph_task = torch._C._current_graph_task_id
+_is_grad_enabled = torch.is_grad_enabled
+
+
+class LightCall(NamedTuple):
+    """An open module call: its number, module and phase, its start time, and the enclosing call."""
+
+    number: int
+    module: int
+    phase: int
+    enter_ns: int
+    parent: int
+
+
+class Position:
+    """The open module calls of one thread, the one that created it, and where it is.
+
+    Attributes:
+        calls: The open calls, outermost first.
+        base: The phase, without the job's own name for it.
+        phase: The phase, a job's own name included.
+        module: Number of the module, -1 outside any.
+        is_evaluating: A trained model is called with gradients off.
+        closed: How many calls have ended.
+        is_quiet: The short path may be used.
+    """
+
+    def __init__(self, count: AllocatorCount, peaks: Peaks) -> None:
+        """Starts outside of any call.
+
+        Args:
+            count: The CPU allocator's count.
+            peaks: Keeps the highest counts.
+        """
+        self.calls: list[LightCall] = []
+        self.base = self.phase = OTHER
+        self.module = -1
+        self.is_evaluating = False
+        self.closed = 0
+        self.is_quiet = False
+        self._thread = _get_ident()
+        self._count = count
+        self._peaks = peaks
+        self._highs = peaks.of_phase(FORWARD)
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], LightCall]] = {}
+        self._untimed = self._untimed_left = 0
+        self._clock_ns = 0
+
+    def learn(self, module: torch.nn.Module, number: int) -> None:
+        """Has later calls of a module take the short path."""
+        self._known[id(module)] = (weakref.ref(module), LightCall(UNCOUNTED, number, FORWARD, 0, -1))
+
+    def note_clock(self, now_ns: int) -> None:
+        """Notes that the clock was read at the end of a call that did not take the short path."""
+        self.closed += 1 + self._untimed - self._untimed_left
+        is_slow = now_ns - self._clock_ns > _SLOW_NS
+        self._untimed = self._untimed_left = 0 if is_slow else min(2 * self._untimed + 1, _MOST_UNTIMED)
+        self._clock_ns = now_ns
+
+    def open_nested(self, module: torch.nn.Module) -> LightCall | None:
+        """Opens a nested call in forward; returns None, having done nothing, for any other."""
+        known = self._known.get(id(module))
+        if (
+            known is None
+            or self.phase != FORWARD
+            or not self.calls
+            or not _is_grad_enabled()
+            or _graph_task() != -1
+            or known[0]() is not module
+            or _get_ident() != self._thread
+        ):
+            return None
+        self._see()
+        call = known[1]
+        self.calls.append(call)
+        self.module = call[1]
+        return call
+
+    def close_nested(self, call: LightCall) -> bool:
+        """Closes a nested call that returns; returns False, having done nothing, for any other."""
+        calls = self.calls
+        if not self._untimed_left or len(calls) < 2 or calls[-1] is not call or calls[-2][2] != FORWARD:
+            return False
+        self._untimed_left -= 1
+        self._see()
+        del calls[-1]
+        self.module = calls[-1][1]
+        return True
+
+    def _see(self) -> None:
+        """Compares the count for the position in forward that the thread leaves."""
+        count, module, peaks = self._count.word.value, self.module, self._peaks  # type: ignore[union-attr]
+        if count > peaks.high_bytes:
+            peaks.high_bytes, peaks.high_phase, peaks.high_module = count, FORWARD, module
+        if count > self._highs.get(module, 0):
+            peaks.see(count, FORWARD, module)

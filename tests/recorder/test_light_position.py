@@ -1,0 +1,100 @@
+"""Nested module calls between stretches take a short path, with the counts and the place of any other call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import memprof
+from memprof.recorder.light.budget import Budget
+from memprof.recorder.light.position import Position
+from memprof.trace.schema import ModulePeaks, StepPeaks
+from memprof.trace.store import Trace
+
+_STEPS = 40
+
+
+class _Failing(torch.nn.Module):
+    """Fails when it is told to."""
+
+    def __init__(self) -> None:
+        """Works at first."""
+        super().__init__()
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns what it is given."""
+        if self.fails:
+            raise ValueError("as told")
+        return x
+
+
+def _model() -> torch.nn.Sequential:
+    layers = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU()) for _ in range(3)]
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), *layers, _Failing(), torch.nn.Linear(32, 1))
+
+
+def _follow(path: Path, *, fails: bool = False) -> Trace:
+    torch.manual_seed(0)
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(path, light=True):
+        for step in range(_STEPS):
+            batch = torch.randn(512 if step == 30 else 64, 16)
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del batch
+        if fails:
+            model[4].fails = True
+            model(torch.randn(64, 16))
+    return Trace.open(path)
+
+
+def _steps(trace: Trace) -> list[tuple[int, int, int, int]]:
+    table = trace.table(StepPeaks)
+    low = int(table.allocated_bytes.min())
+    return [
+        (step, phase, module, count - low)
+        for step, phase, module, count in zip(
+            table.step.tolist(),
+            table.phase.tolist(),
+            table.module_id.tolist(),
+            table.allocated_bytes.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _modules(trace: Trace) -> set[tuple[int, int, int]]:
+    table = trace.table(ModulePeaks)
+    return set(zip(table.step.tolist(), table.phase.tolist(), table.module_id.tolist(), strict=True))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_short_path_counts_what_the_long_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks of steps, their modules, and the steps in which modules peaked are the same on both."""
+    monkeypatch.setattr(Budget, "may_listen", lambda _: False)
+    taken = []
+    opened = Position.open_nested
+    monkeypatch.setattr(Position, "open_nested", lambda at, module: taken.append(opened(at, module)) or taken[-1])
+    _follow(tmp_path / "warm.memprof")
+    short = _follow(tmp_path / "short.memprof")
+    assert sum(call is not None for call in taken) > _STEPS * 10
+    monkeypatch.setattr(Position, "open_nested", lambda *_: None)
+    long = _follow(tmp_path / "long.memprof")
+    assert _steps(short)[3:] == _steps(long)[3:]  # before, Python still frees what was there
+    assert {one for one in _modules(short) if one[0] == 30} == {one for one in _modules(long) if one[0] == 30}
+    highest = max(_steps(short), key=lambda one: one[3])
+    assert highest[0] == 30
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_on_the_short_path_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording ends in the module that failed, though its call was opened on the short path."""
+    monkeypatch.setattr(Budget, "may_listen", lambda _: False)
+    with pytest.raises(ValueError, match="as told"):
+        _follow(tmp_path / "run.memprof", fails=True)
+    assert Trace.open(tmp_path / "run.memprof").manifest.capture.ends_at == f"step {_STEPS}, forward of 4"
