@@ -11,16 +11,21 @@ import pytest
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
+from memprof.analysis.plans.suggest import suggest
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
-from memprof.launch.dry.dry_compiled import _is_combinable
+from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
+from memprof.launch.dry.dry_job import DryOutcome
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
 from tests.recorder.recorded import record
 
+_GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 _MODELS = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py")
 
 
@@ -40,6 +45,25 @@ def test_policies_that_leave_the_graph_as_it_is_are_combined_with_the_compiler(
 ) -> None:
     """What is saved for backward is the compiler's choice."""
     assert _is_combinable(policy) is is_combinable
+
+
+def test_no_dry_run_starts_after_the_time_limit() -> None:
+    """One may take minutes; the page says that the search ended."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    found = suggest(opened, basis, SearchRequest(basis.peak_bytes // 2, allow=("optimizer",), time_limit_s=5.0))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        shutil.copy(_GPT, path)
+        return DryOutcome(basis.peak_bytes, "")
+
+    plans = compiled_plans(found, 6, run, lambda: bool(runs))
+    assert len(runs) == 1
+    assert plans.is_cut
+    assert "--time-limit ended the search for compiled plans" in plans.warnings[-1]
+    assert not compiled_plans(found, 6, run).is_cut
 
 
 @pytest.mark.slow

@@ -40,18 +40,25 @@ class CompiledPlans:
     Attributes:
         steps: Their steps, by their policies.
         reason: Why there is none, a sentence; "" where there is one.
+        is_cut: Whether the search ended for lack of time.
     """
 
     steps: DrySteps = field(default_factory=dict)
     reason: str = ""
+    is_cut: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The reason as a warning, if there is one."""
-        return (f"no compiled plan was dry-run: {self.reason}",) if self.reason else ()
+        """The reason, and that the search ended early, as warnings."""
+        none = (f"no compiled plan was dry-run: {self.reason}",) if self.reason else ()
+        dry_runs = "1 dry run" if len(self.steps) == 1 else f"{len(self.steps)} dry runs"
+        cut = (f"--time-limit ended the search for compiled plans after {dry_runs}.",) if self.is_cut else ()
+        return (*none, *cut)
 
 
-def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome]) -> CompiledPlans:
+def compiled_plans(
+    found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool] = lambda: False
+) -> CompiledPlans:
     """Dry-runs the job with its whole model compiled, alone and combined with policies of the best plan.
 
     The compiler's budget is a share of what it would save by default, and the peak need not fall with it
@@ -63,9 +70,10 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
         found: The search result for the job as it is.
         most: Maximum number of dry runs for each set of other policies.
         run: Dry-runs the job under a plan, and writes the recording to a path.
+        is_late: Whether no other dry run may start.
     """
     is_own = compiles_itself(found.basis.step)
-    trial = _Trial(found, run, is_own=is_own)
+    trial = _Trial(found, run, is_late, is_own=is_own)
     others: tuple[Policy, ...] = ()
     for others in _combinable(found, is_own=is_own):
         if trial.descend(partial(_at_share, others), most):
@@ -91,9 +99,12 @@ def _at_layers(others: tuple[Policy, ...], layers: tuple[str, ...], share: float
 class _Trial:
     """Dry runs under plans that compile, each plan once."""
 
-    def __init__(self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], *, is_own: bool) -> None:
+    def __init__(
+        self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool], *, is_own: bool
+    ) -> None:
         self._found = found
         self._run = run
+        self._is_late, self._is_cut = is_late, False
         self._steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
         request = found.answer.search_request
         self._budget_bytes, self._counts_reserved = request.budget_bytes, request.counts_reserved
@@ -106,7 +117,7 @@ class _Trial:
 
     def plans(self) -> CompiledPlans:
         """Returns the plans that were dry-run."""
-        return CompiledPlans(self._steps, "" if self._steps else self._reason)
+        return CompiledPlans(self._steps, "" if self._steps else self._reason, self._is_cut)
 
     @property
     def has_fit(self) -> bool:
@@ -121,6 +132,9 @@ class _Trial:
             policies = Plan(plan(share)).policies
             if policies not in self._peaks:
                 if runs == most:
+                    return False
+                if self._is_late():
+                    self._is_cut = True
                     return False
                 self._peaks[policies] = self._measured(policies)
                 runs += 1
