@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from memprof.launch.dry.dry_job import DryOutcome
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.compile.policy import Compile
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
+from memprof.trace.usages import COMPILES_MODELS
 from tests.recorder.recorded import record
 
 _GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
@@ -64,6 +67,25 @@ def test_no_dry_run_starts_after_the_time_limit() -> None:
     assert plans.is_cut
     assert "--time-limit ended the search for compiled plans" in plans.warnings[-1]
     assert not compiled_plans(found, 6, run).is_cut
+
+
+def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
+    """A job that compiles itself and has weights and optimizer state above the budget is dry-run in bf16 at once."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        return DryOutcome(None, "")
+
+    for share, kinds in ((0.9, {Compile}), (0.2, {Precision, Compile})):
+        request = SearchRequest(int(basis.peak_bytes * share), allow=("precision", "compile"), time_limit_s=5.0)
+        found = suggest(opened, compiled, request)
+        runs.clear()
+        compiled_plans(found, 1, run)
+        assert {type(policy) for policy in runs[0].policies} == kinds
 
 
 @pytest.mark.slow

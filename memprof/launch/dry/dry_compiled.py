@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
@@ -24,7 +26,7 @@ from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import default_policies
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes_by_category
+from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -75,7 +77,8 @@ def compiled_plans(
     is_own = compiles_itself(found.basis.step)
     trial = _Trial(found, run, is_late, is_own=is_own)
     others: tuple[Policy, ...] = ()
-    for others in _combinable(found, is_own=is_own):
+    sets = list(_combinable(found, is_own=is_own))
+    for others in sets[1:] if is_own and trial.is_out_of_reach and len(sets) > 1 else sets:
         if trial.descend(partial(_at_share, others), most):
             return trial.plans()
         if is_own and others and trial.has_fit:  # what remains is predicted to be slow
@@ -108,8 +111,10 @@ class _Trial:
         self._steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
         request = found.answer.search_request
         self._budget_bytes, self._counts_reserved = request.budget_bytes, request.counts_reserved
-        kept = live_bytes_by_category(found.basis.step).get("activation")
-        self._kept_bytes = 0 if kept is None else int(kept.max())
+        step = found.basis.step
+        kept = live_bytes_by_category(step).get("activation", np.zeros(len(step.ops), dtype=np.int64))
+        self._kept_bytes = int(kept.max(initial=0))
+        self._other_bytes = int((live_bytes(step).during - kept).max(initial=0))
         # A job that compiles itself was recorded compiled.
         before = max(found.basis.peak_bytes, request.budget_bytes + 1)  # with what it reserved, it does not fit
         self._peaks: dict[tuple[Policy, ...], int | None] = {(Compile(),): before} if is_own else {}
@@ -118,6 +123,11 @@ class _Trial:
     def plans(self) -> CompiledPlans:
         """Returns the plans that were dry-run."""
         return CompiledPlans(self._steps, "" if self._steps else self._reason, self._is_cut)
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether the budget would be exceeded even if a job that compiles itself kept nothing for backward."""
+        return self._other_bytes > self._budget_bytes
 
     @property
     def has_fit(self) -> bool:
