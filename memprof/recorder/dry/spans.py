@@ -26,7 +26,7 @@ def internal(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own(storage: torch.UntypedStorage) -> None:
-    """Marks a storage that `torch.load` reads as memory of torch's allocator: torch fixes its size, as of foreign memory."""
+    """Marks a storage that `torch.load` reads as memory of torch's allocator, though its size is fixed."""
     setattr(storage, _LENT, True)
 
 
