@@ -138,10 +138,11 @@ def _describe_counts(best: Candidate | None) -> tuple[str, ...]:
     parts = next((each.micro_batches for each in (best.policies if best else ()) if isinstance(each, Accumulate)), 1)
     if parts == 1:
         return ()
-    return (
+    sentence = (
         f"the job's loop counts each of the {parts} micro-batches as a batch: if it ends after a number of batches, it "
-        "makes fewer updates.",
+        "makes fewer updates."
     )
+    return (sentence,)
 
 
 def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ...]:
