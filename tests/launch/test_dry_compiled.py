@@ -88,6 +88,27 @@ def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
         assert {type(policy) for policy in runs[0].policies} == kinds
 
 
+def test_the_best_plan_of_a_job_that_compiles_itself_gets_a_share() -> None:
+    """Its peak at the whole budget of the compiler is predicted, and no other precision needed."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        shutil.copy(_GPT, path)
+        return DryOutcome(basis.peak_bytes, "")
+
+    request = SearchRequest(int(basis.peak_bytes * 0.9), allow=("swap", "precision", "compile"), time_limit_s=5.0)
+    found = suggest(opened, compiled, request)
+    compiled_plans(found, 1, run)
+    swap, share = runs[1].policies
+    assert swap == found.answer.least.policies[0]
+    assert isinstance(share, Compile)
+    assert share.activation_budget < 1
+
+
 @pytest.mark.slow
 def test_compiled_plans_are_found_without_a_recording_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

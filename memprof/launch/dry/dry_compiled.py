@@ -78,7 +78,7 @@ def compiled_plans(
     trial = _Trial(found, run, is_late, is_own=is_own)
     others: tuple[Policy, ...] = ()
     sets = list(_combinable(found, is_own=is_own))
-    for others in sets[1:] if is_own and trial.is_out_of_reach and len(sets) > 1 else sets:
+    for others in [each for each in sets if trial.is_in_reach(each)] or sets:
         if trial.descend(partial(_at_share, others), most):
             return trial.plans()
         if is_own and others and trial.has_fit:  # what remains is predicted to be slow
@@ -115,19 +115,24 @@ class _Trial:
         kept = live_bytes_by_category(step).get("activation", np.zeros(len(step.ops), dtype=np.int64))
         self._kept_bytes = int(kept.max(initial=0))
         self._other_bytes = int((live_bytes(step).during - kept).max(initial=0))
-        # A job that compiles itself was recorded compiled.
-        before = max(found.basis.peak_bytes, request.budget_bytes + 1)  # with what it reserved, it does not fit
-        self._peaks: dict[tuple[Policy, ...], int | None] = {(Compile(),): before} if is_own else {}
+        self._peaks: dict[tuple[Policy, ...], int | None] = {}
+        self._own_bytes: dict[tuple[Policy, ...], int] = {}
+        if is_own:  # it was recorded compiled, and its best plan predicted so
+            best = found.answer.best or found.answer.least
+            self._own_bytes = {(): found.basis.peak_bytes, best.policies: best.interval.most_bytes}
+            for policies, peak in self._own_bytes.items():  # with what it reserves, it does not fit
+                self._peaks[(*policies, Compile())] = max(peak, request.budget_bytes + 1)
         self._reason = ""
 
     def plans(self) -> CompiledPlans:
         """Returns the plans that were dry-run."""
         return CompiledPlans(self._steps, "" if self._steps else self._reason, self._is_cut)
 
-    @property
-    def is_out_of_reach(self) -> bool:
-        """Whether the budget would be exceeded even if a job that compiles itself kept nothing for backward."""
-        return self._other_bytes > self._budget_bytes
+    def is_in_reach(self, policies: tuple[Policy, ...]) -> bool:
+        """Whether a job that compiles itself could fit if the compiler kept nothing for backward; True if unknown."""
+        if policies not in self._own_bytes:
+            return True
+        return self._other_bytes - (self._own_bytes[()] - self._own_bytes[policies]) <= self._budget_bytes
 
     @property
     def has_fit(self) -> bool:
@@ -169,15 +174,15 @@ class _Trial:
 def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ...]]:
     """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined.
 
-    For a job that compiles itself, no plan in another precision is predicted, so that is tried first.
+    For a job that compiles itself, no plan in another precision is predicted, so that is tried, too.
     """
     yield ()
     others = tuple(policy for policy in _best(found) if _is_combinable(policy))
+    if others:
+        yield others
     if is_own and _allows(found, Precision) and (precision := short_precision(found.basis.step)):
         yield precision
         yield from ((*precision, *others),) if others else ()
-    elif others:
-        yield others
 
 
 def _best(found: Suggestion) -> tuple[Policy, ...]:
