@@ -25,7 +25,7 @@ from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.recorder.steps.job_end import end_job
-from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.rounds import OptimizerRounds, has_gradients
 from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.thread_observation import ThreadObservation
 
@@ -165,6 +165,9 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
             if not self._is_observed():
                 return
             observation.end_update()
+        elif not has_gradients(optimizer):
+            self._rounds.cancel_update(optimizer)
+            return
         ends = self._rounds.update(optimizer)
         if ends and self._step == 0:  # others may have been created since recording began
             ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))

@@ -172,6 +172,15 @@ def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_page_says_what_a_loop_counts_under_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job with a fixed number of steps trains for fewer updates."""
+    gpt = str(Path(__file__).parents[2] / "sample_traces" / "gpt-h200" / "run.memprof")
+    page = run(capsys, "suggest", gpt, "--budget", "85%", "--allow", "accumulate")
+    assert "the job's loop counts each of the 2 micro-batches as a batch" in page
+    page = run(capsys, "suggest", gpt, "--budget", "1MiB", "--allow", "accumulate", status=4)
+    assert "counts each" not in page
+
+
 def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """The job fits as it is: said so, no plan written, exit code 0."""
     page = run(capsys, "suggest", "run.memprof", "--budget", "1GiB", "--write", "plan.toml")

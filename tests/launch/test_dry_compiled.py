@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,23 @@ import pytest
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
+from memprof.analysis.plans.suggest import suggest
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
-from memprof.launch.dry.dry_compiled import _is_combinable
+from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
+from memprof.launch.dry.dry_job import DryOutcome
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.compile.policy import Compile
 from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
+from memprof.trace.usages import COMPILES_MODELS
 from tests.recorder.recorded import record
 
+_GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 _MODELS = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py")
 
 
@@ -40,6 +48,65 @@ def test_policies_that_leave_the_graph_as_it_is_are_combined_with_the_compiler(
 ) -> None:
     """What is saved for backward is the compiler's choice."""
     assert _is_combinable(policy) is is_combinable
+
+
+def test_no_dry_run_starts_after_the_time_limit() -> None:
+    """One may take minutes; the page says that the search ended."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    found = suggest(opened, basis, SearchRequest(basis.peak_bytes // 2, allow=("optimizer",), time_limit_s=5.0))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        shutil.copy(_GPT, path)
+        return DryOutcome(basis.peak_bytes, "")
+
+    plans = compiled_plans(found, 6, run, lambda: bool(runs))
+    assert len(runs) == 1
+    assert plans.is_cut
+    assert "--time-limit ended the search for compiled plans" in plans.warnings[-1]
+    assert not compiled_plans(found, 6, run).is_cut
+
+
+def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
+    """A job that compiles itself and has weights and optimizer state above the budget is dry-run in bf16 at once."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        return DryOutcome(None, "")
+
+    for share, kinds in ((0.9, {Compile}), (0.2, {Precision, Compile})):
+        request = SearchRequest(int(basis.peak_bytes * share), allow=("precision", "compile"), time_limit_s=5.0)
+        found = suggest(opened, compiled, request)
+        runs.clear()
+        compiled_plans(found, 1, run)
+        assert {type(policy) for policy in runs[0].policies} == kinds
+
+
+def test_the_best_plan_of_a_job_that_compiles_itself_gets_a_share() -> None:
+    """Its peak at the whole budget of the compiler is predicted, and no other precision needed."""
+    opened = Trace.open(_GPT)
+    basis = basis_of(opened)
+    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    runs: list[Plan] = []
+
+    def run(plan: Plan, path: Path) -> DryOutcome:
+        runs.append(plan)
+        shutil.copy(_GPT, path)
+        return DryOutcome(basis.peak_bytes, "")
+
+    request = SearchRequest(int(basis.peak_bytes * 0.9), allow=("swap", "precision", "compile"), time_limit_s=5.0)
+    found = suggest(opened, compiled, request)
+    compiled_plans(found, 1, run)
+    swap, share = runs[1].policies
+    assert swap == found.answer.least.policies[0]
+    assert isinstance(share, Compile)
+    assert share.activation_budget < 1
 
 
 @pytest.mark.slow

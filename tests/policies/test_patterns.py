@@ -75,14 +75,16 @@ def test_what_lies_inside_another_is_left_out() -> None:
         (("layers.0", "layers.1", "layers.2", "head"), "layers.0-2, head"),
         (("layers.9", "layers.10", "layers.11.mlp"), "layers.9-10, layers.11.mlp"),
         (("a.0.mlp", "a.1.mlp", "a.3.mlp"), "a.{0-1,3}.mlp"),
-        (("stages.1", "stages.0"), "stages.1, stages.0"),
+        (("stages.1", "stages.0"), "stages.0-1"),
         (("0", "1"), "0-1"),
         (("a.0.b.2", "a.1.b.2", "a.3.b.2", "a.3.b.3"), "a.{0-1,3}.b.2, a.3.b.3"),
         (("layers.*", "**.norm"), "layers.*, **.norm"),
         ((".",), "the whole model"),
+        (("h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp", "h.2.mlp", "head"), "h.0-1.attn, h.0-2.mlp, head"),
+        (("0.0", "0.1", "1.0", "1.1"), "0.0-1, 1.0-1"),
         ((), ""),
     ],
 )
 def test_names_that_count_up_are_said_in_one(patterns: tuple[str, ...], words: str) -> None:
-    """A reader sees from where to where; what does not count up by one stays by itself."""
+    """In any order, and also where others stand between them."""
     assert condensed(patterns) == words

@@ -74,3 +74,31 @@ def test_workers_whose_transforms_are_modules_are_not_ranks(
     ended = record_script(tmp_path, _TRANSFORMED.replace("METHOD", method), *options)
     assert len(ended.trace.ranks) == 1
     assert {"forward", "backward", "optimizer"} <= set(ended.step.ops.phase)
+
+
+#: As torchtune packs its samples: FlexAttention's masks are made by torch.vmap, on the device.
+_PACKED = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils.data import DataLoader
+
+def collate(samples):
+    documents = torch.stack(samples).to("cuda") // 100
+    mask = lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k])
+    return create_block_mask(mask, 2, None, 256, 256, device="cuda")
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for mask in DataLoader([torch.arange(256)] * 12, 2, collate_fn=collate):
+    print(mask.kv_num_blocks.device)
+    model(torch.ones(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_loader_makes_block_masks_on_the_device(tmp_path: Path) -> None:
+    """torch.vmap calls operators without a mode of the dry run where the loader reads data for real."""
+    ended = record_script(tmp_path, _PACKED, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert set(ended.stdout.split()) == {"cuda:0"}

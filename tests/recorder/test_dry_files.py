@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorder.recorded import record_script
+from tests.recorder.recorded import record_both, record_script
 
 _MODEL = """
 import os, sys, torch
@@ -59,6 +59,16 @@ except FileNotFoundError:
 model.load_state_dict(kept["model"])
 train(model)
 """
+
+
+def test_data_that_is_loaded_before_the_model_is_memory_of_the_job(tmp_path: Path) -> None:
+    """torch fixes the size of what it reads from a file, as of memory that is not its own; a mapped file is that."""
+    saves = 'torch.save(torch.arange(5000), "table.pt")\n'
+    (tmp_path / "save.py").write_text(_MODEL + saves)
+    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, timeout=240)
+    loads = 'table = torch.load("table.pt")\nmapped = torch.load("table.pt", mmap=True)\ntrain(Tied())\n'
+    real, dry = record_both(tmp_path, _MODEL + loads)
+    assert dry.peak == real.peak
 
 
 def test_checkpoint_on_disk_is_loaded_as_shapes_and_takes_what_it_takes(tmp_path: Path) -> None:

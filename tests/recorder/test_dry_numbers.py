@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.recorder.dry.placeholders.assertions import passing_condition
-from tests.recorder.recorded import record_script
+from tests.recorder.recorded import record_both, record_script
 
 _JOB = """
 import torch
@@ -86,3 +86,30 @@ def test_conditions_of_assertions_are_recognized() -> None:
     one = _Condition()
     exec(compile(_CONDITIONS, "job.py", "exec"), {"one": one})
     assert one.passing == [True, True, False, True, True, None, None]
+
+
+_CELL = """
+import torch
+
+weight = torch.nn.Parameter(torch.ones(32, 32))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(6):
+    memory = torch.ones(16, 32)
+    for _ in range(4):
+        memory = torch.tanh(memory @ weight)
+        if torch.all(memory == 0.0):
+            gate = memory[0]
+        else:
+            gate = torch.maximum(memory, torch.zeros_like(memory))
+        memory = memory + gate
+    memory.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_computed_state_is_not_all_zero(tmp_path: Path) -> None:
+    """Cells of recurrent networks that begin with zeros treat their first step in another way (xLSTM's)."""
+    real, dry = record_both(tmp_path, _CELL)
+    assert dry.peak == real.peak
+    assert dry.trace.fullest_step().ops.name.tolist() == real.trace.fullest_step().ops.name.tolist()

@@ -102,3 +102,20 @@ def test_a_window_without_steps_is_refused(skip: int, steps: int) -> None:
     """With a message that contains both numbers."""
     with pytest.raises(ValueError, match=f"invalid window: skip={skip}, steps={steps};"):
         Window(skip, steps)
+
+
+_SCHEDULE = """
+import torch
+shown = torch.optim.Adam(torch.nn.Linear(1, 1).parameters())
+schedule = torch.optim.lr_scheduler.LambdaLR(shown, lambda step: 1 / (step + 1))
+for _ in range(20):  # to plot it
+    shown.step()
+    schedule.step()
+"""
+
+
+def test_recording_begins_with_the_first_update_that_has_gradients(tmp_path: Path) -> None:
+    """A job that plots its learning rates before it trains steps an optimizer without any."""
+    ended = record_script(tmp_path, _SCHEDULE + "del shown, schedule\n" + JOB)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.peak == record_script(tmp_path, JOB, name="alone.memprof").peak

@@ -71,15 +71,22 @@ class DryChecks:
         """
         return dry_run_steps(found, most, lambda plan, path: self._run(plan, say, path))
 
-    def compiled(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> CompiledPlans:
+    def compiled(
+        self,
+        found: Suggestion,
+        most: int,
+        say: Callable[[str], None] = lambda _: None,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> CompiledPlans:
         """Returns the plans that compile the job within the budget, or as close to it as they come.
 
         Args:
             found: The search result.
             most: Maximum number of dry runs for each set of other policies.
             say: Called with a sentence on each next action.
+            is_late: Whether no other dry run may start.
         """
-        return compiled_plans(found, most, lambda plan, path: self._run(plan, say, path))
+        return compiled_plans(found, most, lambda plan, path: self._run(plan, say, path), is_late)
 
     def check(
         self,

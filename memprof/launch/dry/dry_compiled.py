@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
@@ -24,7 +26,7 @@ from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import default_policies
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes_by_category
+from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -40,18 +42,25 @@ class CompiledPlans:
     Attributes:
         steps: Their steps, by their policies.
         reason: Why there is none, a sentence; "" where there is one.
+        is_cut: Whether the search ended for lack of time.
     """
 
     steps: DrySteps = field(default_factory=dict)
     reason: str = ""
+    is_cut: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The reason as a warning, if there is one."""
-        return (f"no compiled plan was dry-run: {self.reason}",) if self.reason else ()
+        """The reason, and that the search ended early, as warnings."""
+        none = (f"no compiled plan was dry-run: {self.reason}",) if self.reason else ()
+        dry_runs = "1 dry run" if len(self.steps) == 1 else f"{len(self.steps)} dry runs"
+        cut = (f"--time-limit ended the search for compiled plans after {dry_runs}.",) if self.is_cut else ()
+        return (*none, *cut)
 
 
-def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome]) -> CompiledPlans:
+def compiled_plans(
+    found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool] = lambda: False
+) -> CompiledPlans:
     """Dry-runs the job with its whole model compiled, alone and combined with policies of the best plan.
 
     The compiler's budget is a share of what it would save by default, and the peak need not fall with it
@@ -63,11 +72,13 @@ def compiled_plans(found: Suggestion, most: int, run: Callable[[Plan, Path], Dry
         found: The search result for the job as it is.
         most: Maximum number of dry runs for each set of other policies.
         run: Dry-runs the job under a plan, and writes the recording to a path.
+        is_late: Whether no other dry run may start.
     """
     is_own = compiles_itself(found.basis.step)
-    trial = _Trial(found, run, is_own=is_own)
+    trial = _Trial(found, run, is_late, is_own=is_own)
     others: tuple[Policy, ...] = ()
-    for others in _combinable(found, is_own=is_own):
+    sets = list(_combinable(found, is_own=is_own))
+    for others in [each for each in sets if trial.is_in_reach(each)] or sets:
         if trial.descend(partial(_at_share, others), most):
             return trial.plans()
         if is_own and others and trial.has_fit:  # what remains is predicted to be slow
@@ -91,22 +102,37 @@ def _at_layers(others: tuple[Policy, ...], layers: tuple[str, ...], share: float
 class _Trial:
     """Dry runs under plans that compile, each plan once."""
 
-    def __init__(self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], *, is_own: bool) -> None:
+    def __init__(
+        self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool], *, is_own: bool
+    ) -> None:
         self._found = found
         self._run = run
+        self._is_late, self._is_cut = is_late, False
         self._steps: dict[tuple[Policy, ...], tuple[Step, ...]] = {}
         request = found.answer.search_request
         self._budget_bytes, self._counts_reserved = request.budget_bytes, request.counts_reserved
-        kept = live_bytes_by_category(found.basis.step).get("activation")
-        self._kept_bytes = 0 if kept is None else int(kept.max())
-        # A job that compiles itself was recorded compiled.
-        before = max(found.basis.peak_bytes, request.budget_bytes + 1)  # with what it reserved, it does not fit
-        self._peaks: dict[tuple[Policy, ...], int | None] = {(Compile(),): before} if is_own else {}
+        step = found.basis.step
+        kept = live_bytes_by_category(step).get("activation", np.zeros(len(step.ops), dtype=np.int64))
+        self._kept_bytes = int(kept.max(initial=0))
+        self._other_bytes = int((live_bytes(step).during - kept).max(initial=0))
+        self._peaks: dict[tuple[Policy, ...], int | None] = {}
+        self._own_bytes: dict[tuple[Policy, ...], int] = {}
+        if is_own:  # it was recorded compiled, and its best plan predicted so
+            best = found.answer.best or found.answer.least
+            self._own_bytes = {(): found.basis.peak_bytes, best.policies: best.interval.most_bytes}
+            for policies, peak in self._own_bytes.items():  # with what it reserves, it does not fit
+                self._peaks[(*policies, Compile())] = max(peak, request.budget_bytes + 1)
         self._reason = ""
 
     def plans(self) -> CompiledPlans:
         """Returns the plans that were dry-run."""
-        return CompiledPlans(self._steps, "" if self._steps else self._reason)
+        return CompiledPlans(self._steps, "" if self._steps else self._reason, self._is_cut)
+
+    def is_in_reach(self, policies: tuple[Policy, ...]) -> bool:
+        """Whether a job that compiles itself could fit if the compiler kept nothing for backward; True if unknown."""
+        if policies not in self._own_bytes:
+            return True
+        return self._other_bytes - (self._own_bytes[()] - self._own_bytes[policies]) <= self._budget_bytes
 
     @property
     def has_fit(self) -> bool:
@@ -121,6 +147,9 @@ class _Trial:
             policies = Plan(plan(share)).policies
             if policies not in self._peaks:
                 if runs == most:
+                    return False
+                if self._is_late():
+                    self._is_cut = True
                     return False
                 self._peaks[policies] = self._measured(policies)
                 runs += 1
@@ -145,15 +174,15 @@ class _Trial:
 def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ...]]:
     """Yields the sets of other policies to compile with: none, and those of the best plan that can be combined.
 
-    For a job that compiles itself, no plan in another precision is predicted, so that is tried first.
+    For a job that compiles itself, no plan in another precision is predicted, so that is tried, too.
     """
     yield ()
     others = tuple(policy for policy in _best(found) if _is_combinable(policy))
+    if others:
+        yield others
     if is_own and _allows(found, Precision) and (precision := short_precision(found.basis.step)):
         yield precision
         yield from ((*precision, *others),) if others else ()
-    elif others:
-        yield others
 
 
 def _best(found: Suggestion) -> tuple[Policy, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from memprof.policies.base import Candidates
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.loss.recorded import linear_modules
+from memprof.policies.rewrite.compiled_code import is_in_compiled_code
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ints
@@ -16,6 +17,12 @@ from memprof.trace.step import Step
 _FEWEST, _MOST = 8, 64
 _SHARE = 0.02
 
+_NONE = "The step computes no cross-entropy: there are no logits to divide."
+_COMPILED = (
+    "The step computes no cross-entropy outside the code that torch.compile generates, where logits cannot be divided: "
+    "compute the loss outside of what is compiled."
+)
+
 
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns chunked losses: with each Linear that computes the input of a log-softmax, and without."""
@@ -23,7 +30,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
     softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
     if not softmax.any():
         chunked = ChunkedLoss(chunks=_FEWEST)
-        return Candidates(unsuitable={chunked: "The step computes no cross-entropy: there are no logits to divide."})
+        return Candidates(unsuitable={chunked: _COMPILED if is_in_compiled_code(step).any() else _NONE})
     reads = step.uses.storage_id[softmax[step.uses.op_id] & (step.uses.role == "read")]
     logits = np.unique(np.append(reads, _cast_from(step, reads)))
     makers = np.unique(step.storages.module_id[logits])

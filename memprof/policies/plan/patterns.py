@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from memprof.errors import PolicyError
 
@@ -56,22 +57,50 @@ def outermost(names: Iterable[str]) -> list[str]:
 def condensed(patterns: Sequence[str]) -> str:
     """Returns patterns in short form: ``layers.0-11, head``, or ``layers.{0-2,5}.mlp``; the root is the whole model.
 
-    Names that follow each other and count up in one number become one.
+    Names that differ in the same number become one, where the first of them stands.
     """
-    words: list[str] = []
-    run: list[list[str]] = []  # names split at their numbers, which all differ in the same one
-    place = -1
-    for parts in (*map(_NUMBERS.split, patterns), []):
-        differing = _differing(run[0], parts) if run else []
-        counts_up = len(differing) == 1 and int(parts[differing[0]]) > int(run[-1][differing[0]])
-        if counts_up and place in (-1, differing[0]):
-            run.append(parts)
-            place = differing[0]
-            continue
-        if run:
-            words.append(_joined(run, place))
-        run, place = [parts], -1
-    return ", ".join(words)
+    groups: list[_Group] = []
+    for parts in map(_NUMBERS.split, patterns):
+        if not any(group.add(parts) for group in groups):
+            groups.append(_Group([parts]))
+    return ", ".join(map(str, groups))
+
+
+@dataclass
+class _Group:
+    """Names split at their numbers, which all differ in the same one.
+
+    Attributes:
+        names: The names.
+        place: The part in which they differ; -1 for one name.
+    """
+
+    names: list[list[str]]
+    place: int = -1
+
+    def add(self, parts: list[str]) -> bool:
+        """Adds a name if it differs from the others in that part alone; returns whether it does."""
+        differing = _differing(self.names[0], parts)
+        if len(differing) != 1 or self.place not in (-1, differing[0]):
+            return False
+        self.names.append(parts)
+        self.place = differing[0]
+        return True
+
+    def __str__(self) -> str:
+        first = self.names[0]
+        if self.place == -1:
+            name = "".join(first)
+            return "the whole model" if name in ("", ".") else name
+        ranges: list[list[int]] = []
+        for number in sorted({int(parts[self.place]) for parts in self.names}):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
+        words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+        numbers = words[0] if len(words) == 1 else f"{{{','.join(words)}}}"
+        return "".join((*first[: self.place], numbers, *first[self.place + 1 :]))
 
 
 def by_number(name: str) -> list[str | int]:
@@ -84,22 +113,6 @@ def _differing(one: Sequence[str], two: Sequence[str]) -> list[int]:
     differing = [place for place, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]]
     is_alike = len(one) == len(two) and all(place % 2 for place in differing)
     return differing if is_alike else list(range(max(len(one), len(two), 2)))
-
-
-def _joined(run: Sequence[Sequence[str]], place: int) -> str:
-    """Returns names that differ in one number as one."""
-    if place == -1:
-        name = "".join(run[0])
-        return "the whole model" if name in ("", ".") else name
-    ranges: list[list[int]] = []
-    for number in (int(parts[place]) for parts in run):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    numbers = words[0] if len(words) == 1 else f"{{{','.join(words)}}}"
-    return "".join((*run[0][:place], numbers, *run[0][place + 1 :]))
 
 
 def as_expression(pattern: str) -> str:

@@ -17,6 +17,8 @@ from memprof.recorder.dry.values.known import known
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.
 _VALUE = "_memprof_value"
+#: Attribute of a fake condition that hardly ever holds everywhere: a computed value is some number exactly.
+_RARE = "_memprof_rare"
 _TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
 _FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
@@ -54,7 +56,10 @@ _NAMED = 4
 
 
 class Answers:
-    """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert."""
+    """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert.
+
+    That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too.
+    """
 
     def __init__(self) -> None:
         """Starts with no reads counted."""
@@ -70,7 +75,9 @@ class Answers:
             if known is not None:
                 setattr(result, _VALUE, known)
         elif packet in _TRUE:
-            setattr(result, _VALUE, 1)
+            setattr(result, _VALUE, 0 if hasattr(args[0], _RARE) else 1)
+        elif func is _aten.eq.Scalar and args[0].is_floating_point():
+            setattr(result, _RARE, True)
         elif packet in _FALSE or packet in _PLACES:
             setattr(result, _VALUE, 0)
         elif packet in _NOT and result.dtype is torch.bool:

@@ -13,7 +13,7 @@ from memprof.recorder.memory.inventory import owned_span, storage_span
 
 #: Attribute of a fake storage that represents a mapped file, not memory of torch's allocator.
 _MAPPED = "_memprof_mapped"
-#: Attribute of a real storage of torch's allocator that numpy shares.
+#: Attribute of a real storage of torch's allocator that is fixed in size: numpy shares it, or `torch.load` filled it.
 _LENT = "_memprof_lent"
 #: Attribute of a real storage that holds what a dry run computed for itself.
 _INTERNAL = "_memprof_internal"
@@ -23,6 +23,11 @@ def internal(tensor: torch.Tensor) -> torch.Tensor:
     """Marks a tensor with data as the dry run's own, which is not counted as memory of the job; returns it."""
     setattr(tensor.untyped_storage(), _INTERNAL, True)
     return tensor
+
+
+def own(storage: torch.UntypedStorage) -> None:
+    """Marks a storage that `torch.load` reads as memory of torch's allocator, though its size is fixed."""
+    setattr(storage, _LENT, True)
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -105,6 +105,10 @@ class OptimizerRounds:
             missing = set()
         return not missing
 
+    def cancel_update(self, optimizer: Any) -> None:
+        """Notes that an update is done that does not count."""
+        self._leave(id(optimizer))
+
     def begin_step(self) -> None:
         """Starts a new round."""
         self._has_ended |= bool(self._updates)
@@ -131,6 +135,12 @@ class OptimizerRounds:
             return waited
         updated = {_parameters_of(self._known[key]()) for key in waited - silent} - {frozenset()}
         return waited - {key for key in silent if _parameters_of(self._known[key]()) in updated}
+
+
+def has_gradients(optimizer: Any) -> bool:
+    """Returns whether an optimizer has anything to update: a schedule drawn before training steps without gradients."""
+    groups = getattr(optimizer, "param_groups", ())
+    return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
 
 def _parameters_of(optimizer: Any) -> frozenset[int]:

@@ -57,12 +57,13 @@ def check_plans(
     return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 
-def find_compiled(found: Suggestion, most: int) -> CompiledPlans:
+def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> CompiledPlans:
     """Dry-runs the job under torch.compile.
 
     Args:
         found: The search result for the job as it is.
         most: Maximum number of dry runs for each set of other policies.
+        is_late: Whether no other dry run may start.
     """
     from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
@@ -75,7 +76,7 @@ def find_compiled(found: Suggestion, most: int) -> CompiledPlans:
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with CheckLine() as line:
-        return checks.compiled(found, most, line.show)
+        return checks.compiled(found, most, line.show, is_late)
 
 
 def is_recorded_on(machine: Accelerator, manifest: Manifest) -> bool:

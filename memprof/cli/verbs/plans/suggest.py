@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
@@ -161,6 +164,7 @@ def suggest(
     record --dry-run --plan`; --write keeps the confirmed one. With --compile, it is dry-run under torch.compile, and
     the compiled plans are listed among the others.
     """
+    begun = time.monotonic()
     cluster_request = read_cluster(**{name: search_flags.pop(name) for name in CLUSTER_FLAGS})
     if cluster_request is not None and (world_size > 1 or compiled or check or explained or target):
         raise UsageError(
@@ -257,12 +261,19 @@ def suggest(
     found, checked = searched(request), None
     best = found.answer.best
     if compile_runs is not None and (best is None or best.policies):
-        compiled_plans = find_compiled(found, compile_runs)
+        compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() - begun > _longest_seconds())
         found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)))
         found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))
     if check is not None:
         found, checked = check_plans(found, check, searched)
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
+
+
+def _longest_seconds() -> float:
+    """Returns the time after which no dry run of a compiled plan starts: ``--time-limit``, where it is given."""
+    context = click.get_current_context()
+    is_given = context.get_parameter_source("time_limit") is not ParameterSource.DEFAULT
+    return float(context.params["time_limit"]) if is_given else math.inf
 
 
 def _show_snapshot(

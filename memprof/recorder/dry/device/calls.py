@@ -121,14 +121,15 @@ class DeviceCalls(TorchFunctionMode):
             answer = replaced(func, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        names_device = is_cuda(kwargs.get("device")) or any(map(is_cuda, args))
-        if not names_device or func in _OF_NAMES:
+        names_device = func not in _OF_NAMES and (is_cuda(kwargs.get("device")) or any(map(is_cuda, args)))
+        if names_device:
+            kwargs = {name: down(value) for name, value in kwargs.items()}
+            args = tuple(down(value) for value in args)
+        elif torch.compiler.is_compiling() or not any(map(is_on_device, args)):
             return func(*args, **kwargs)
-        kwargs = {name: down(value) for name, value in kwargs.items()}
-        args = tuple(down(value) for value in args)
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
-        with self._dry:  # in a data loader, where everything else runs for real
+        with self._dry:  # in a data loader, where everything else runs for real; vmap makes tensors with no arguments
             return func(*args, **kwargs)
 
     def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
