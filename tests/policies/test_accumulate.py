@@ -245,6 +245,27 @@ def test_steps_that_depend_on_the_whole_batch_are_known(reads: str, tmp_path: Pa
     assert repeats_by_batch(step) == (reads in ("error", "size"))
 
 
+@pytest.mark.parametrize("wanted", ["weight", "input"])
+def test_a_loss_weighed_by_gradients_of_parameters_is_refused(wanted: str, tmp_path: Path) -> None:
+    """As VQGAN's; gradients of the input belong to one sample each, as in adversarial training."""
+    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(30, 6, requires_grad=True)
+            loss = model(x).square().mean()
+            (gradient,) = torch.autograd.grad(loss, model[2].weight if wanted == "weight" else x, retain_graph=True)
+            (loss * gradient.norm() if wanted == "weight" else model(x + gradient.sign()).mean()).backward()
+            optimizer.step()
+    step = Trace.open(tmp_path / "run.memprof").steady_step()
+    if wanted == "weight":
+        with pytest.raises(PolicyError, match="weights are computed from gradients"):
+            Accumulate(2).transform(step)
+    else:
+        Accumulate(2).transform(step)
+
+
 def test_samples_of_any_size_may_leave_one_part_the_larger(tmp_path: Path) -> None:
     """Where batches are sets of any number of things, the upper end says that parts vary more than batches do."""
     steps = []
