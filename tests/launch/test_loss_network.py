@@ -45,7 +45,9 @@ for _ in range(8):
 """
 
 
-@pytest.mark.parametrize("policy", [("--checkpoint", "features"), ("--swap", "features:disk"), ("--swap", "inner:disk")])
+@pytest.mark.parametrize(
+    "policy", [("--checkpoint", "features"), ("--swap", "features:disk"), ("--swap", "inner:disk")]
+)
 def test_a_plan_reaches_a_frozen_network_that_gradients_run_through(
     policy: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

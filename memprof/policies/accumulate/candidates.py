@@ -52,9 +52,9 @@ def _why_whole(step: Step) -> str:
         )
     if _holds(repeats_by_batch, step):
         return (
-            "The model calls a module again depending on a number computed from the whole batch, as adaptive solvers of "
-            "differential equations do: micro-batches would take other steps. Where that is acceptable, predict it with "
-            "--accumulate 2."
+            "The model calls a module again depending on a number computed from the whole batch, as adaptive solvers "
+            "of differential equations do: micro-batches would take other steps. Where that is acceptable, predict it "
+            "with --accumulate 2."
         )
     if _holds(compares_samples, step):
         return (

@@ -26,7 +26,7 @@ def repeats_by_batch(step: Step) -> bool:
     Raises:
         PolicyError: No input shows the batch size.
     """
-    ops, uses, storages, calls = step.ops, step.uses, step.storages, step.module_calls
+    ops, uses, calls = step.ops, step.uses, step.module_calls
     is_read = (ops.name == _READ) & (ops.phase == "forward") & (ops.module_id != NONE)
     if not np.any(is_read):
         return False

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.recorder.calls.sliding import let_operators_through
 from memprof.recorder.dry.values.known import carry
 
-
 #: The fields of a tensor, and the names of those that torch and memprof give a fake one.
 _FIELDS: Any = vars(torch.Tensor)["__dict__"]
 _OF_FAKES: set[str] = set()
@@ -118,7 +117,7 @@ def _is_value(argument: Any, *, has_mode: bool) -> bool:
 
 
 class _Converting(torch.Tensor):
-    """Gives results the class of the tensor, in `super().__torch_function__` of a library, which fake tensors turn off."""
+    """Gives results the class of the tensor in a library's `super().__torch_function__`, which fake tensors turn off."""
 
     __torch_function__ = vars(torch.Tensor)["__torch_function__"]
 
