@@ -117,7 +117,7 @@ def _is_value(argument: Any, *, has_mode: bool) -> bool:
 
 
 class _Converting(torch.Tensor):
-    """Gives results the class of the tensor in a library's `super().__torch_function__`, which fake tensors turn off."""
+    """Gives results the class of a tensor in a library's `super().__torch_function__`, which fake tensors turn off."""
 
     __torch_function__ = vars(torch.Tensor)["__torch_function__"]
 
