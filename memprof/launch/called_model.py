@@ -57,13 +57,13 @@ class CalledModel:
 
 
 def called_models(called: torch.nn.Module) -> Iterator[CalledModel]:
-    """Yields the called model, then every other live model with trained parameters."""
+    """Yields the called model, then every other live model with parameters; frozen ones come last."""
     tops = outermost_modules()
     if all(module is not called for top in tops for module in top.modules()):
         # Modules that contain one another have no outermost one.
         yield CalledModel(called, called, "", type(called).__name__)
     numbers: dict[str, int] = {}
-    others = []
+    others, frozen = [], []
     for top in tops:
         kind = type(top).__name__
         numbers[kind] = numbers.get(kind, 0) + 1
@@ -74,7 +74,10 @@ def called_models(called: torch.nn.Module) -> Iterator[CalledModel]:
             yield CalledModel(called, top, place, title)
         elif is_trained(top):
             others.append(CalledModel(top, top, "", title))
+        elif next(top.parameters(), None) is not None:
+            frozen.append(CalledModel(top, top, "", title))
     yield from others
+    yield from frozen
 
 
 def module_names(module: torch.nn.Module) -> list[str]:

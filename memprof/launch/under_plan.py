@@ -33,7 +33,8 @@ class UnderPlan:
 
     A model is the outermost module of a call with gradients enabled, if any of its parameters is trained: loss modules,
     frozen teachers and evaluation are left alone. If a job trains several models, each gets the policies whose patterns
-    match it, and a policy without patterns applies to all.
+    match it, and a policy without patterns applies to all. A frozen model that gradients run through, such as a loss
+    network, gets the policies whose patterns match it and no trained model.
 
     Some scripts create their optimizers only after the first loss (Pyro creates one for each parameter). If a policy
     needs an optimizer and there is none, the plan is applied at the model's next call, i.e. from the second step on. If
@@ -73,7 +74,7 @@ class UnderPlan:
             return  # seen again when it trains, with all its modules by then
         before = dict(self._known)
         self._register(module)
-        if is_trained(module) and _is_outermost():
+        if _is_outermost() and (is_trained(module) or self._names_frozen(module)):
             self._try(module, before)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -169,6 +170,14 @@ class UnderPlan:
             named = [model.top for model in models if type(model.top).__name__ == prediction.model]
             check_model(prediction, named[0] if named else models[0].top)
 
+    def _names_frozen(self, module: torch.nn.Module) -> bool:
+        """Whether a pattern of the plan matches a module of this frozen model, and none of a trained one."""
+        patterns = [pattern for policy in self._plan.policies for pattern in _patterns(policy)]
+        if not patterns or next(module.parameters(), None) is None:
+            return False
+        models = list(called_models(module))
+        return any(_find(pattern, models) is not None for pattern in patterns)
+
     def _part_for(self, models: list[CalledModel]) -> tuple[Plan, set[int]]:
         """Returns the plan for the called model, the first of several, and the indices of its policies.
 
@@ -176,14 +185,17 @@ class UnderPlan:
             PolicyError: A pattern matches no module of any model.
         """
         policies, chosen = [], set()
+        is_frozen = not is_trained(models[0].called)
         for number, policy in enumerate(self._plan.policies):
             patterns = _patterns(policy)
+            if is_frozen and not patterns:
+                continue
             names: list[str] = []
             is_as_written = True
             for pattern in patterns:
                 if not any(model.holds(pattern) for model in models):
                     match_modules([pattern], module_names(models[0].top))  # raises, and suggests near matches
-                here = models[0].find(pattern)
+                here = _find(pattern, models)
                 is_as_written &= here == []
                 names += [pattern] if here == [] else here or []
             if not patterns or is_as_written:
@@ -215,6 +227,17 @@ def _patterns(policy: Policy) -> tuple[str, ...]:
     """Returns a policy's module patterns; none if it has no such setting."""
     patterns = getattr(policy, "modules", ())
     return patterns if isinstance(patterns, tuple) else ()
+
+
+def _find(pattern: str, models: list[CalledModel]) -> list[str] | None:
+    """Finds a pattern's modules in the called model, the first; None if it is frozen and a trained one has matches.
+
+    A frozen model may be a copy of a trained one, as a moving average: the pattern then means the one that is trained.
+    """
+    called = models[0]
+    if not is_trained(called.called) and any(is_trained(model.top) and model.holds(pattern) for model in models):
+        return None
+    return called.find(pattern)
 
 
 def _with_patterns(policy: Policy, names: list[str]) -> Policy:

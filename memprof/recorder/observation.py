@@ -243,10 +243,13 @@ class Observation(ThreadObservation):
         if self.watch is Watch.RECORDED and self._kept.has_counted:
             self._kept.state(step)
         self._sessions.close_operators()
+        is_last = is_inside_step and self.is_recording and self.step_ops > 0
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
             self._sessions.times.stop()
+            if is_last:  # after the last update, as in an evaluation: nothing else tells what this memory is
+                self._state_optimizers()
             self._sessions.sources.stop()
-        if is_inside_step and self.is_recording and self.step_ops:
+        if is_last:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
         self._notes.finish(self._sessions.mode.not_followed)

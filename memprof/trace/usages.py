@@ -13,6 +13,8 @@ CHANGES_SETTINGS = "settings changed after backward"
 SETS_LEARNING_RATE = "learning rate set for each update"
 #: A model is trained in evaluation mode.
 TRAINED_IN_EVALUATION = "trained in evaluation mode"
+#: An optimizer has parameters that require gradients and have none, as a target network that the model contains.
+WITHOUT_GRADIENT = "parameters require gradients and have none"
 #: torch.compile compiles a model, which this dry run runs eagerly.
 COMPILES_MODELS = "compiles models"
 

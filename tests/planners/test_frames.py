@@ -30,7 +30,8 @@ def test_no_more_micro_batches_than_samples(size, counts, monkeypatch):
         return SimpleNamespace(size=size)
 
     monkeypatch.setattr(accumulate, "find_batch", find_batch)
-    monkeypatch.setattr(accumulate, "compares_samples", lambda step: False)
+    for question in ("compares_samples", "repeats_by_batch"):
+        monkeypatch.setattr(accumulate, question, lambda step: False)
     stacks = SimpleNamespace(frames=["torch/utils/data/dataloader.py:1 __next__"])
     step = SimpleNamespace(stacks=stacks, undivided="", usages=frozenset())
     assert [policy.micro_batches for policy in accumulate.candidates(step, 1).whole_step] == counts

@@ -23,6 +23,7 @@ from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.repetitions import repeats_by_batch
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import micro_batches, split_batch
 from memprof.policies.plan.plan import Plan
@@ -205,6 +206,64 @@ def test_losses_that_compare_samples_are_known(loss: str, compares: bool, tmp_pa
             LOSSES[loss](model(torch.randn(30, 6)), model(torch.randn(30, 6))).backward()
             optimizer.step()
     assert compares_samples(Trace.open(tmp_path / "run.memprof").steady_step()) == compares
+
+
+class Solver(nn.Module):
+    """Applies a layer up to four times, and reads a number in between."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.layer, self.reads = nn.Linear(6, 6), reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            last, x = x, x + 0.1 * self.layer(x).tanh()
+            error = (x - last).square().mean().sqrt()
+            if self.reads == "error" and error < 1e-6:
+                break
+            if self.reads == "size" and error.item() < 1e-6:
+                break
+            if self.reads == "any" and not torch.isfinite(x).any():
+                break
+            if self.reads == "count" and int((x > 0).sum()) == 0:
+                break
+        assert self.reads != "printed" or error.item() > 0
+        return x
+
+
+@pytest.mark.parametrize("reads", ["error", "size", "any", "count", "printed", "nothing"])
+def test_steps_that_depend_on_the_whole_batch_are_known(reads: str, tmp_path: Path) -> None:
+    """An adaptive solver takes other steps for parts of a batch; counts, checks and printed numbers change none."""
+    model = Solver(reads)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(30, 6)).mean().backward()
+            optimizer.step()
+    step = Trace.open(tmp_path / "run.memprof").steady_step()
+    assert repeats_by_batch(step) == (reads in ("error", "size"))
+
+
+@pytest.mark.parametrize("wanted", ["weight", "input"])
+def test_a_loss_weighed_by_gradients_of_parameters_is_refused(wanted: str, tmp_path: Path) -> None:
+    """As VQGAN's; gradients of the input belong to one sample each, as in adversarial training."""
+    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(30, 6, requires_grad=True)
+            loss = model(x).square().mean()
+            (gradient,) = torch.autograd.grad(loss, model[2].weight if wanted == "weight" else x, retain_graph=True)
+            (loss * gradient.norm() if wanted == "weight" else model(x + gradient.sign()).mean()).backward()
+            optimizer.step()
+    step = Trace.open(tmp_path / "run.memprof").steady_step()
+    if wanted == "weight":
+        with pytest.raises(PolicyError, match="weights are computed from gradients"):
+            Accumulate(2).transform(step)
+    else:
+        Accumulate(2).transform(step)
 
 
 def test_samples_of_any_size_may_leave_one_part_the_larger(tmp_path: Path) -> None:

@@ -89,3 +89,21 @@ def test_frozen_weights_are_found(tmp_path: Path) -> None:
     }
     cached = np.flatnonzero(cached_until(step, np.zeros(len(storages), dtype=np.bool_)) != -1)
     assert len(cached) == 4 * 2 * 4  # two adapted layers in each of four blocks, each with four trained parameters
+
+
+def test_weights_without_a_gradient_that_require_one_are_cached(tmp_path: Path) -> None:
+    """As a target network's that is a copy of the model: autocast keeps casts of them, also without gradients."""
+    job = _JOB.replace("        self.base.requires_grad_(False)\n", "").replace("AUTOCAST", "False")
+    job = job.replace(
+        "return self.base(x) +", "with torch.no_grad():\n            y = self.base(x)\n        return y +"
+    )
+    (tmp_path / "job.py").write_text(
+        job.replace("[p for p in model.parameters() if p.requires_grad]", "model.parameters()")
+    )
+    step = record(tmp_path, "job.py").step
+    assert not frozen_parameters(step).any()
+    plan = Plan((Precision(),))
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    assert abs(predicted - under.peak) <= 16, (predicted, under.peak)

@@ -188,3 +188,40 @@ def test_a_class_with_methods_alone_is_dry_run_as_it_is_trained(tmp_path: Path) 
     card = record_script(tmp_path, _PICTURES.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
     assert card.returncode == 0, card.stderr
     assert "CLASSES True True False" in card.stdout
+
+
+#: As MONAI's MetaTensor does it: results take over the fields of the first argument, all at once.
+_COPIED_FIELDS = """
+import torch
+from torch import nn
+
+class Tagged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        first = next((each for each in args if isinstance(each, Tagged)), None)
+        if isinstance(result, Tagged) and first is not None:
+            result.__dict__ = first.__dict__.copy()
+        return result
+
+model = nn.Sequential(nn.Linear(64, 64), nn.PReLU(), nn.Linear(64, 1)).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    x = torch.randn(256, 64).as_subclass(Tagged)
+    x.tag = "scan"
+    x = x.to(DEVICE)
+    y = model(x)
+    assert type(y).__name__ == "Tagged" and y.tag == "scan" and y.device == x.device, type(y)
+    loss = y.as_subclass(torch.Tensor).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_class_that_replaces_the_fields_of_its_tensors_is_dry_run(tmp_path: Path) -> None:
+    """The fake tensor's mode and device are among them, and those copied may be of another device."""
+    real, dry = record_both(tmp_path, _COPIED_FIELDS.replace("DEVICE", "'cpu'"))
+    assert dry.peak == real.peak
+    card = record_script(tmp_path, _COPIED_FIELDS.replace("DEVICE", "'cuda'"), "--dry-run", "--device", "rtx4090")
+    assert card.step.memory.device[0] == "cuda:0"

@@ -19,6 +19,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.memory.inventory import Inventory, owned_span, storage_span, tensors_in
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from tests.recorder.conftest import Logged, RecordJob
+from tests.recorder.recorded import record_script
 
 
 @pytest.fixture
@@ -226,3 +227,22 @@ def test_categories_of_a_recorded_step(record_job: RecordJob, skip: int) -> None
     assert Counter([8 * 27 * 4, 8 * 4, 8 * 4, 16 * 4, 2 * 4]) <= unknown
     names = set(storages.name)
     assert {"0.weight", "1.running_mean", "1.num_batches_tracked", "5.bias", "5.weight.exp_avg"} <= names
+
+
+def test_optimizer_state_is_known_in_an_evaluation_that_ends_the_job(tmp_path: Path) -> None:
+    """After the last update, within a step that never ends: a plan that moves the state has to see it there too."""
+    job = """
+import torch
+model = torch.nn.Linear(64, 64, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(10):
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    model(torch.ones(8, 64))
+"""
+    trace = record_script(tmp_path, job).trace
+    last = trace.step(10)
+    assert set(last.ops.phase) == {"evaluation"}
+    assert last.storages.requested_bytes[last.storages.category == "optimizer_state"].tolist() == [64 * 64 * 4]

@@ -54,7 +54,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     is_backward = phase == "backward"
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
-    from_input = _computed_from(step, (storages.category == "input"))
+    from_input = computed_from(step, (storages.category == "input"))
     if size is None:
         is_made = _activations(step, from_input & (phase == "forward"))
         size = _batch_size(sizes, shape_of, _read_by_models(step), is_made)
@@ -98,7 +98,7 @@ def likely_batch(step: Step) -> int:
     """
     storages = step.storages
     phase = np.append(step.ops.phase, "older")[storages.created_op_id]
-    from_input = _computed_from(step, storages.category == "input")
+    from_input = computed_from(step, storages.category == "input")
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
     is_made = _activations(step, from_input & (phase == "forward"))
@@ -140,7 +140,7 @@ def _holds_multiple(sizes: Sizes, size: int) -> bool:
     return any(each >= size and each % size == 0 for each in sizes)
 
 
-def _computed_from(step: Step, is_source: Bools) -> Bools:
+def computed_from(step: Step, is_source: Bools) -> Bools:
     """Returns the sources and all storages computed from them, directly or indirectly."""
     uses, storages, ops = step.uses, len(step.storages), len(step.ops)
     is_read = (uses.role == "read") | (uses.role == "mutate")
@@ -159,7 +159,7 @@ def _activations(step: Step, is_made: Bools) -> Bools:
     A DataLoader without workers transforms single samples in what looks like forward, in modules such as torchvision's
     Normalize: more storages begin with the number of channels then than with the batch.
     """
-    is_activation = is_made & _computed_from(step, step.storages.category == "parameter")
+    is_activation = is_made & computed_from(step, step.storages.category == "parameter")
     return is_activation if np.any(is_activation) else is_made
 
 
@@ -176,7 +176,7 @@ def _read_by_models(step: Step) -> Ints:
     is_inside = is_forward & (ops.module_id != NONE)
     is_read[uses.storage_id[is_inside[uses.op_id] & (uses.role != "write")]] = True
     is_loaded = np.append(is_forward & ~is_inside, False)[storages.created_op_id]  # NONE indexes the last entry
-    is_loaded &= is_read & ~_computed_from(step, storages.category == "parameter")
+    is_loaded &= is_read & ~computed_from(step, storages.category == "parameter")
     return np.flatnonzero((is_used & (storages.category == "input")) | is_loaded)
 
 

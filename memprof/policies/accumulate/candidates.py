@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.repetitions import repeats_by_batch
 from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
 from memprof.trace.step import Step
@@ -48,7 +50,13 @@ def _why_whole(step: Step) -> str:
             "it would count micro-batches, and the schedule would advance faster. Use a scheduler of "
             "torch.optim.lr_scheduler; if the schedule may differ, choose the policy yourself with --accumulate 2."
         )
-    if _compares_samples(step):
+    if _holds(repeats_by_batch, step):
+        return (
+            "The model calls a module again depending on a number computed from the whole batch, as adaptive solvers "
+            "of differential equations do: micro-batches would take other steps. Where that is acceptable, predict it "
+            "with --accumulate 2."
+        )
+    if _holds(compares_samples, step):
         return (
             "The loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
             "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
@@ -56,9 +64,9 @@ def _why_whole(step: Step) -> str:
     return ""
 
 
-def _compares_samples(step: Step) -> bool:
+def _holds(question: Callable[[Step], bool], step: Step) -> bool:
     try:
-        return compares_samples(step)
+        return question(step)
     except PolicyError:  # the prediction reports that the batch is unknown
         return False
 

@@ -23,6 +23,10 @@ NOT_A_MEAN = (
     "accumulate cannot split a loss computed from gradients of the parameters (torch.autograd.grad with "
     "create_graph=True): it is not a mean over the samples. Train without accumulate."
 )
+WEIGHED = (
+    "accumulate cannot split a loss whose weights are computed from gradients of the parameters "
+    "(torch.autograd.grad before backward): each micro-batch would have weights of its own. Train without accumulate."
+)
 HOOKS = (
     "accumulate: a hook runs when a gradient is complete (register_post_accumulate_grad_hook) and would run once for "
     "each micro-batch; use register_hook, or train without accumulate."

@@ -16,6 +16,7 @@ from memprof.policies.accumulate.refusals import (
     IN_EVALUATION,
     LBFGS,
     NOT_A_MEAN,
+    WEIGHED,
     left_whole,
 )
 from memprof.policies.rewrite.autocast_cache import parameter_casts
@@ -56,6 +57,8 @@ def refuse_loop(step: Step, policy: Accumulate) -> None:
         raise PolicyError(BY_HAND)
     if _drops_gradients(step):
         raise PolicyError(DROPPED)
+    if _weighs_by_gradients(step):
+        raise PolicyError(WEIGHED)
 
 
 def refuse_changes(step: Step, last_backward: int) -> None:
@@ -135,3 +138,21 @@ def _drops_gradients(step: Step) -> bool:
     updated = np.where(last == NONE, len(ops), last)
     is_made = (phase == "backward") & (uses.role[rows] != "read")
     return bool(np.any(is_made & (uses.op_id[rows] > updated[uses.storage_id[rows]])))
+
+
+def _weighs_by_gradients(step: Step) -> bool:
+    """Returns whether a loss depends on gradients of parameters that torch.autograd.grad returned, as a number.
+
+    VQGAN weighs its adversarial loss so that both losses change the last layer alike. Gradients of inputs have the
+    batch size among their sizes.
+    """
+    ops, uses, storages = step.ops, step.uses, step.storages
+    backward = np.flatnonzero(ops.phase == "backward")
+    if not len(backward):
+        return False
+    is_returned = np.append(ops.phase == "backward", False)[storages.created_op_id]  # NONE indexes the last entry
+    shapes = storages.shape.astype(str)
+    is_returned &= np.isin(shapes, np.unique(shapes[storages.category == "parameter"])) & (shapes != "")
+    is_returned &= storages.category != "gradient"
+    reads = (uses.role == "read") & is_returned[uses.storage_id] & (uses.op_id < backward[-1])
+    return bool(np.any(reads & (ops.phase[uses.op_id] != "backward") & (ops.phase[uses.op_id] != "optimizer")))

@@ -152,7 +152,7 @@ def _region(
     """Returns a forward that saves nothing and is recomputed in backward.
 
     Args:
-        root: The model: in eval mode nothing changes.
+        root: The model: in eval mode nothing changes, unless it is frozen, as loss networks are, which train others.
         name: The module's qualified name, for messages.
         modules: The modules the forward calls, for their buffers.
         forward: The current forward.
@@ -160,6 +160,7 @@ def _region(
     """
     inside = [part for module in modules for part in module.modules()]
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
+    is_frozen = not any(parameter.requires_grad for parameter in root.parameters())
 
     def kept() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return selective_contexts(keep) if keep else (nullcontext(), nullcontext())
@@ -169,7 +170,7 @@ def _region(
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and root.training):
+        if not (torch.is_grad_enabled() and (root.training or is_frozen)):
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():
             # The compiler traces the region once, and recomputes it in the code that it generates, which updates

@@ -11,7 +11,7 @@ from memprof.phases import in_order
 from memprof.policies.plan.inputs import ran_on
 from memprof.policies.plan.interval import Interval
 from memprof.policies.plan.time_interval import TimeInterval
-from memprof.policies.runtime.model_roots import parameter_bytes_by_root
+from memprof.policies.runtime.model_roots import parameter_bytes_by_root, trained_roots
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
 from memprof.replay.within import fullest_of
 from memprof.trace.schema import NONE
@@ -123,9 +123,14 @@ class Prediction:
 
 
 def model_of(step: Step) -> tuple[str, int]:
-    """Returns the type of the root module with most parameters, and their bytes; "" and 0 without one."""
+    """Returns the type of the trained root module with most parameters, and their bytes; "" and 0 without one.
+
+    A loss network or a teacher that is frozen may be larger, but a job under a plan need not call it first. Where the
+    step trains none, as an evaluation, all count.
+    """
     roots, size = np.flatnonzero(step.modules.parent_id == NONE), parameter_bytes_by_root(step)
-    largest = max(roots, key=lambda root: int(size[root]), default=NONE)
+    trained = trained_roots(step)
+    largest = max(roots, key=lambda root: (bool(trained[root]), int(size[root])), default=NONE)
     return (str(step.modules.type[largest]), int(size[largest])) if largest != NONE else ("", 0)
 
 

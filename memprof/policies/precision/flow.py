@@ -30,9 +30,10 @@ from memprof.policies.precision.float32 import (
     reached_by_float32,
     runs_float32,
 )
-from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
+from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models
 from memprof.policies.rewrite.autocast_types import made_in_autocast_type
 from memprof.policies.rewrite.recomputed import last_runs, read_of_unfinished_runs
+from memprof.policies.runtime.model_roots import root_of
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 if TYPE_CHECKING:
@@ -193,12 +194,11 @@ def follow_types(step: Step, *, is_pure: bool, own_casts: OwnCasts = OwnCasts.NO
 def _regions(step: Step) -> tuple[Ints, Ints]:
     """Finds the outermost model calls and the recomputations in backward: each has an autocast cache of its own."""
     calls = step.module_calls
-    root_of = root_of_modules(step)
-    is_trained = is_trained_root(step, root_of)
+    is_trained = is_trained_root(step)
     has_parent = calls.parent_call_id != NONE
     is_outer_recompute = calls.is_recompute & ~(has_parent & calls.is_recompute[calls.parent_call_id])
     is_region = (~has_parent & ~calls.is_recompute) | is_outer_recompute
-    is_region &= is_trained[root_of[calls.module_id]] & holds_parameters(step)[calls.module_id]
+    is_region &= is_trained[root_of(step)[calls.module_id]] & holds_parameters(step)[calls.module_id]
     rows = np.flatnonzero(is_region & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     if not len(rows):
         raise PolicyError("precision: no module with parameters is called in the recorded step.")

@@ -7,25 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.policies.runtime.model_roots import root_of, trained_roots
+from memprof.trace.schema import NONE, Bools
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
 
 
-def root_of_modules(step: Step) -> Ints:
-    """Returns the root of each module, ``(modules,)``."""
-    modules = step.modules
-    root_of = modules.module_id.copy()
-    for _ in range(len(modules)):
-        parents = modules.parent_id[root_of] if len(root_of) else root_of
-        if not np.any(parents != NONE):
-            break
-        root_of = np.where(parents != NONE, parents, root_of)
-    return root_of
-
-
-def is_trained_root(step: Step, root_of: Ints) -> Bools:
+def is_trained_root(step: Step) -> Bools:
     """Returns which modules are roots of trained models; a plan leaves the others (frozen models) unchanged.
 
     A model that this step only evaluates is trained in another recorded one.
@@ -33,11 +22,7 @@ def is_trained_root(step: Step, root_of: Ints) -> Bools:
     Raises:
         PolicyError: No model is trained.
     """
-    storages = step.storages
-    is_trained = np.zeros(len(step.modules), dtype=np.bool_)
-    owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
-    is_trained[root_of[owners]] = True
-    is_trained[root_of[list(step.trained_modules)]] = True
+    is_trained = trained_roots(step)
     if not is_trained.any():
         raise PolicyError("precision: the recording trains no model: it has no gradient of a parameter.")
     return is_trained
@@ -45,8 +30,7 @@ def is_trained_root(step: Step, root_of: Ints) -> Bools:
 
 def of_trained_models(step: Step) -> Bools:
     """Returns which storages do not belong to a frozen model, to which no plan applies; ``(storages,)``."""
-    root_of = root_of_modules(step)
-    is_trained = np.append(is_trained_root(step, root_of)[root_of], True)  # NONE is the last
+    is_trained = np.append(is_trained_root(step)[root_of(step)], True)  # NONE is the last
     of_trained: Bools = is_trained[step.storages.module_id]
     return of_trained
 

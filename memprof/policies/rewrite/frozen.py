@@ -6,15 +6,19 @@ import numpy as np
 
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
+from memprof.trace.usages import WITHOUT_GRADIENT
 
 
 def frozen_parameters(step: Step) -> Bools:
     """Marks the parameters of modules that have no gradient in any recorded step, shape ``(storages,)``.
 
-    None where gradients cannot be assigned to modules: where several share a storage, as DistributedDataParallel's
+    None where parameters of an optimizer require gradients and have none, since autocast caches copies of those;
+    where gradients cannot be assigned to modules: where several share a storage, as DistributedDataParallel's
     buckets do, or nothing is trained.
     """
     storages = step.storages
+    if WITHOUT_GRADIENT in step.usages:
+        return np.zeros(len(storages), dtype=np.bool_)
     is_parameter, is_gradient = storages.category == "parameter", storages.category == "gradient"
     owners = storages.module_id[is_gradient]
     largest = np.zeros(len(step.modules) + 1, dtype=np.int64)  # the last stands for no module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step, sum_at
 
 
@@ -19,3 +19,13 @@ def root_of(step: Step) -> Ints:
 def parameter_bytes_by_root(step: Step) -> Ints:
     """Returns the bytes of the parameters of each root and everything in it, 0 for other modules."""
     return sum_at(root_of(step), step.modules.parameter_bytes, len(step.modules))
+
+
+def trained_roots(step: Step) -> Bools:
+    """Returns which modules are roots of models that a step trains, or another recorded one; shape ``(modules,)``."""
+    storages, root = step.storages, root_of(step)
+    is_trained = np.zeros(len(step.modules), dtype=np.bool_)
+    owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
+    is_trained[root[owners]] = True
+    is_trained[root[list(step.trained_modules)]] = True
+    return is_trained

@@ -97,10 +97,19 @@ def _nothing(device: torch.device) -> torch.Tensor:
 class _Packed:
     """A view of a record's storage."""
 
-    __slots__ = ("_device", "_dtype", "_offset", "_record", "_size", "_stride", "_version")
+    __slots__ = ("_attributes", "_device", "_dtype", "_offset", "_record", "_size", "_stride", "_type", "_version")
 
-    def __init__(self, tensor: torch.Tensor, record: Record) -> None:
+    def __init__(self, tensor: torch.Tensor, record: Record, saved: torch.Tensor) -> None:
+        """Stores where the bytes are.
+
+        Args:
+            tensor: The plain tensor that was taken.
+            record: Its storage.
+            saved: What autograd saved: the tensor, or one of a subclass with the same memory.
+        """
         self._record = record
+        self._type = None if saved is tensor else type(saved)
+        self._attributes = {} if saved is tensor else dict(vars(saved))
         self._version = Version(tensor, keeps_memory=False)
         self._dtype, self._device = tensor.dtype, tensor.device
         self._offset, self._size, self._stride = tensor.storage_offset(), tensor.size(), tensor.stride()
@@ -109,7 +118,13 @@ class _Packed:
         self._version.check()
         storage = self._record.restored()
         view = torch.empty(0, dtype=self._dtype, device=self._device)
-        return view.set_(storage, self._offset, self._size, self._stride)
+        view = view.set_(storage, self._offset, self._size, self._stride)
+        if self._type is None:
+            return view
+        with torch._C.DisableTorchFunctionSubclass():
+            typed = view.as_subclass(self._type)
+        vars(typed).update(self._attributes)
+        return typed
 
 
 class Left:
@@ -187,7 +202,8 @@ class SavedTensors:
                 return forward(*args, **kwargs)
             self._of_thread.is_inside = True
             owned = (*self._model.parameters(), *self._model.buffers(), *tree_leaves((args, kwargs)))
-            self._owned = {t.untyped_storage()._cdata for t in owned if is_plain(t)}
+            plain = [plain_alias(t) for t in owned]
+            self._owned = {t.untyped_storage()._cdata for t in plain if t is not None}
             try:
                 return forward(*args, **kwargs)
             finally:
@@ -196,9 +212,10 @@ class SavedTensors:
 
         return noting
 
-    def _pack(self, tensor: torch.Tensor) -> _Packed | Left:
-        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self._owned or not self._keeper.takes(tensor):
-            return Left(tensor)
+    def _pack(self, saved: torch.Tensor) -> _Packed | Left:
+        tensor = plain_alias(saved)
+        if tensor is None or tensor.untyped_storage()._cdata in self._owned or not self._keeper.takes(tensor):
+            return Left(saved)
         storage = tensor.untyped_storage()
         key = storage._cdata, tensor.dtype
         record = self._records.get(key)
@@ -211,7 +228,24 @@ class SavedTensors:
             # equivalent.
             record.take_again(storage)
             self._versions[record] = Version(tensor, keeps_memory=False)
-        return _Packed(tensor, record)
+        return _Packed(tensor, record, saved)
+
+
+def plain_alias(value: Any) -> torch.Tensor | None:
+    """Returns a plain tensor of a value's memory and version counter, the value itself where it is one.
+
+    Subclasses without operators of their own, such as MONAI's MetaTensor and fastai's TensorImage, have plain memory.
+
+    Returns:
+        None if the value has no plain strided memory.
+    """
+    if is_plain(value):
+        return value  # type: ignore[no-any-return]  # is_plain has seen that it is a tensor
+    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        alias = value.detach()
+    return alias if is_plain(alias) else None
 
 
 def callable_modules(job: Job, names: Iterable[str]) -> list[torch.nn.Module]:

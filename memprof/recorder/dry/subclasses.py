@@ -14,6 +14,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.recorder.calls.sliding import let_operators_through
 from memprof.recorder.dry.values.known import carry
 
+#: The fields of a tensor, and the names of those that torch and memprof give a fake one.
+_FIELDS: Any = vars(torch.Tensor)["__dict__"]
+_OF_FAKES: set[str] = set()
+
 
 def allow_subclasses() -> None:
     """Lets libraries make their tensor subclasses of fake tensors.
@@ -29,6 +33,7 @@ def allow_subclasses() -> None:
             return make(cls, data, requires_grad, **kwargs)
         made = data.detach()
         made.requires_grad_(requires_grad)  # now: a lazy module's parameter refuses it once it has its class
+        _OF_FAKES.update(vars(made))
         made.__class__ = _over_fake(cls)
         return made
 
@@ -37,6 +42,8 @@ def allow_subclasses() -> None:
     def viewed(tensor: FakeTensor, cls: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             made: Any = tensor.view_as(tensor)
+        if type(made) is FakeTensor:
+            _OF_FAKES.update(vars(made))
         if cls is torch.Tensor:
             made.__class__ = FakeTensor
         else:
@@ -109,19 +116,35 @@ def _is_value(argument: Any, *, has_mode: bool) -> bool:
     return isinstance(argument, FakeTensor) or (isinstance(argument, torch.Tensor) and not has_mode)
 
 
+class _Converting(torch.Tensor):
+    """Gives results the class of a tensor in a library's `super().__torch_function__`, which fake tensors turn off."""
+
+    __torch_function__ = vars(torch.Tensor)["__torch_function__"]
+
+
 @cache
 def _over_fake(kind: type) -> type:
     """Returns a class that is a library's and a fake tensor's, under the library's name."""
-    members = {"__module__": kind.__module__, "detach": _detached}
+    members = {"__module__": kind.__module__, "detach": _detached, "__dict__": property(_FIELDS.__get__, _set_fields)}
     if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
         members["materialize"] = _materialize
-    over: Any = type(kind)(kind.__name__, (kind, FakeTensor), members)
+    over: Any = type(kind)(kind.__name__, (kind, _Converting, FakeTensor), members)
     # The library's, or torch's, which gives results their class: torch leaves out the latter for fake tensors.
     owner = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
     over.__torch_function__ = vars(owner)["__torch_function__"]
     let_operators_through(over)
     made: type = over
     return made
+
+
+def _set_fields(tensor: Any, fields: dict[str, Any]) -> None:
+    """Replaces the fields of a library's tensor, and keeps those of the fake one: its mode and device.
+
+    MONAI assigns a copy of another tensor's `__dict__`, which has that one's device.
+    """
+    own = {name: value for name, value in vars(tensor).items() if name in _OF_FAKES}
+    given = {name: value for name, value in fields.items() if name not in _OF_FAKES}
+    _FIELDS.__set__(tensor, {**given, **own})
 
 
 def _detached(tensor: Any) -> Any:

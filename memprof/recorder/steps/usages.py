@@ -18,6 +18,7 @@ from memprof.trace.usages import (
     NEEDS_CLOSURE,
     SETS_LEARNING_RATE,
     TRAINED_IN_EVALUATION,
+    WITHOUT_GRADIENT,
 )
 
 _PLAIN = (bool, int, float, str)
@@ -66,8 +67,11 @@ class Usages:
         if self._rates.get(optimizer, rates) != rates:
             self.seen[SETS_LEARNING_RATE] = None
         self._rates[optimizer] = rates
-        if any(has_gradient_hooks(each) for group in optimizer.param_groups for each in group["params"]):
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        if any(has_gradient_hooks(each) for each in parameters):
             self.seen[GRADIENT_HOOKS] = None
+        if any(each.requires_grad and each.is_leaf and each.grad is None for each in parameters):
+            self.seen[WITHOUT_GRADIENT] = None
 
     def take_news(self) -> dict[str, Any] | None:
         """Returns the record of the ``usages`` stream, which replaces earlier ones; None if nothing has changed."""
