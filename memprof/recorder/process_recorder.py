@@ -156,6 +156,12 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    def _note_outermost(self, module: torch.nn.Module) -> None:
+        """Notes whether models are called outside of compiled calls; graphs that torch.compile makes are no models."""
+        is_within = is_within_compiled_call()
+        if not (is_within and isinstance(module, torch.fx.GraphModule)):
+            self._is_called_outside = not is_within
+
     def _step_or_begin(self) -> None:
         if self._observation is None:
             self._begin_if_due()
