@@ -266,9 +266,12 @@ for step in range(6):
 """
 
 
+_TWO_STEPS = ("--skip", "1", "--steps", "2")
+
+
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [("eager", ("--skip", "1", "--steps", "2")), ("aot_eager", ("--skip", "1", "--steps", "2")), ("eager", ("--light",))],
+    [("eager", _TWO_STEPS), ("aot_eager", _TWO_STEPS), ("eager", ("--light",))],
     ids=["window", "graphs", "light"],
 )
 def test_a_step_does_not_end_within_a_compiled_update(tmp_path: Path, backend: str, words: tuple[str, ...]) -> None:
