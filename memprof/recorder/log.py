@@ -115,8 +115,9 @@ class RawLog:
         for stream in COLUMNS:
             rows: list[int] = getattr(self, stream)
             if rows:
-                self._writer.write_rows(stream, array("q", rows))
-                rows.clear()
+                written = array("q", rows)
+                self._writer.write_rows(stream, written)
+                del rows[: len(written)]  # other threads, which free tensors, may have added some meanwhile
         self.flushed_ns = clock_ns()
 
     def sample_rss(self) -> None:

@@ -25,7 +25,7 @@ from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.recorder.steps.job_end import end_job
-from memprof.recorder.steps.rounds import OptimizerRounds, has_gradients
+from memprof.recorder.steps.rounds import OptimizerRounds, state_of_update
 from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.thread_observation import ThreadObservation
 
@@ -67,6 +67,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._is_called_outside = False  # models are called outside of compiled calls, so that a step can end there
         self._stops_job = False
         self._step = 0
+        self._before_first = (False, 0)  # state before an update, while nothing is recorded
 
     def install(self) -> None:
         """Installs the hooks; the job runs unchanged until it calls a model."""
@@ -139,6 +140,8 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     def _note_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._observation is None or self._is_observed():
             self._rounds.begin_update(optimizer)
+        if self._observation is None:
+            self._guarded(lambda: self._note_state(optimizer))
         self._before_update(optimizer, args, kwargs)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -153,6 +156,12 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    def _note_outermost(self, module: torch.nn.Module) -> None:
+        """Notes whether models are called outside of compiled calls; graphs that torch.compile makes are no models."""
+        is_within = is_within_compiled_call()
+        if not (is_within and isinstance(module, torch.fx.GraphModule)):
+            self._is_called_outside = not is_within
+
     def _step_or_begin(self) -> None:
         if self._observation is None:
             self._begin_if_due()
@@ -165,7 +174,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
             if not self._is_observed():
                 return
             observation.end_update()
-        elif not has_gradients(optimizer):
+        elif self._updated_nothing(optimizer):
             self._rounds.cancel_update(optimizer)
             return
         ends = self._rounds.update(optimizer)
@@ -176,6 +185,14 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         elif ends and observation is not None and not self._has_manual_steps:
             self._has_pending_end = True
             self._end_step_if_possible(observation)
+
+    def _note_state(self, optimizer: Any) -> None:
+        self._before_first = state_of_update(optimizer)
+
+    def _updated_nothing(self, optimizer: Any) -> bool:
+        """Whether an update before recording has had no effect: a schedule drawn before training steps like that."""
+        now = state_of_update(optimizer)
+        return not now[0] and now == self._before_first
 
     def _end_step_if_possible(self, observation: ObservationT) -> None:
         """Ends the step unless backward or a compiled update is running; otherwise the next call of a model does.

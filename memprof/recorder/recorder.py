@@ -9,7 +9,7 @@ import torch
 
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.calls.tracebacks import clean_uncaught
-from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
+from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.memory.live_objects import live_objects
@@ -130,7 +130,7 @@ class Recorder(ProcessRecorder[Observation]):
                 self._end_step_if_possible(observation)
             self._aside.has_begun = True
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
-                self._is_called_outside = not is_within_compiled_call()
+                self._note_outermost(module)
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
             if self._after is not None and self._after.begins_step(observation, module) and not self._ends_steps():

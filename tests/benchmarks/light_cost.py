@@ -53,7 +53,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
     load = describe_load()
     late = {}
     for model, steps in _LONG.items():
-        plain, light = _long_run(model, steps // 20 if quick else steps, _BLOCKS[model], folder)
+        block = _BLOCKS[model]
+        plain, light = _long_run(model, max(steps // 20, 4 * block) if quick else steps, block, folder)
         half = len(plain) // 2
         for which, first in (("all", 0), ("second half", half)):
             low, _, high = statistics.quantiles(

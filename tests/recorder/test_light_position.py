@@ -91,6 +91,39 @@ def test_the_short_path_counts_what_the_long_one_counts(tmp_path: Path, monkeypa
     assert highest[0] == 30
 
 
+class _Teaching(torch.nn.Module):
+    """Calls a module without gradients in forward, and takes most memory after that."""
+
+    def __init__(self) -> None:
+        """Makes both modules."""
+        super().__init__()
+        self.student, self.teacher = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns a loss."""
+        x = self.student(self.student(self.student(x)))
+        with torch.no_grad():
+            target = self.teacher(x)
+        return (torch.ones(100_000) * (x * target).sum()).sum()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_forward_goes_on_after_a_call_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model takes after it has called a teacher belongs to forward."""
+    monkeypatch.setattr(Budget, "may_listen", lambda _: False)
+    model = torch.nn.Sequential(_Teaching())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", light=True):
+        for _ in range(_STEPS):
+            model(torch.ones(64, 16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    trace = Trace.open(tmp_path / "run.memprof")
+    assert set(trace.table(StepPeaks).phase) == {"forward"}
+    table = trace.table(ModulePeaks)
+    assert {table.phase[row] for row in range(len(table.phase)) if table.allocated_bytes[row] > 400_000} == {"forward"}
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_an_error_on_the_short_path_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording ends in the module that failed, though its call was opened on the short path."""

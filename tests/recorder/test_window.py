@@ -119,3 +119,32 @@ def test_recording_begins_with_the_first_update_that_has_gradients(tmp_path: Pat
     ended = record_script(tmp_path, _SCHEDULE + "del shown, schedule\n" + JOB)
     assert ended.returncode == 0, ended.stderr
     assert ended.peak == record_script(tmp_path, JOB, name="alone.memprof").peak
+
+
+_FUNCTIONAL = """
+import torch
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for each in self.param_groups[0]["params"]:
+            UPDATE
+
+weight = torch.ones(8, 8, requires_grad=True)
+optimizer = Own([weight])
+for _ in range(10):
+    (torch.ones(4, 8) @ weight).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("update", ["each -= 0.1 * each.grad; each.grad = None", "each.copy_(torch.randn(8, 8))"])
+def test_an_optimizer_of_the_job_that_leaves_no_gradients_begins_recording(tmp_path: Path, update: str) -> None:
+    """It clears them itself, or needs none; the job has no modules, so recording begins with its first update."""
+    job = _FUNCTIONAL.replace("UPDATE", update)
+    if "copy_" in update:
+        job = job.replace(".sum().backward()", ".sum()")
+    assert record_script(tmp_path, job).trace.table(Steps).is_complete.sum() >= 5

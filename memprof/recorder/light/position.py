@@ -103,7 +103,13 @@ class Position:
     def close_nested(self, call: LightCall) -> bool:
         """Closes a nested call that returns; returns False, having done nothing, for any other."""
         calls = self.calls
-        if not self._untimed_left or len(calls) < 2 or calls[-1] is not call or calls[-2][2] != FORWARD:
+        if (
+            not self._untimed_left
+            or self.phase != FORWARD
+            or len(calls) < 2
+            or calls[-1] is not call
+            or calls[-2][2] != FORWARD
+        ):
             return False
         self._untimed_left -= 1
         self._see()

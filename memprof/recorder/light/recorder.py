@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memprof.phases import follow, unfollow
-from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
+from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightObservation
 from memprof.recorder.light.position import LightCall, Position
@@ -92,7 +92,7 @@ class LightRecorder(ProcessRecorder[LightObservation]):
             elif observation.is_outside and not self._rounds.has_optimizers and not self._has_manual_steps:
                 self._end_step_without_optimizer(observation)
             if observation.is_outside:
-                self._is_called_outside = not is_within_compiled_call()
+                self._note_outermost(module)
             self._rounds.note_call()
             return observation.open_call(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job

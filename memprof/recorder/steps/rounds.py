@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 #: An optimizer that has not stepped while another stepped this often is dropped from the round.
 PATIENCE = 16
 
@@ -137,10 +139,16 @@ class OptimizerRounds:
         return waited - {key for key in silent if _parameters_of(self._known[key]()) in updated}
 
 
-def has_gradients(optimizer: Any) -> bool:
-    """Returns whether an optimizer has anything to update: a schedule drawn before training steps without gradients."""
-    groups = getattr(optimizer, "param_groups", ())
-    return any(parameter.grad is not None for group in groups for parameter in group["params"])
+def state_of_update(optimizer: Any) -> tuple[bool, int]:
+    """Returns whether any parameter of an optimizer has a gradient, and how often they have been written to.
+
+    An update after which there is no gradient, and both are as before, updates nothing.
+    """
+    with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
+        parameters = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+        # Reading the gradient of any other parameter warns.
+        has_gradient = any((each.is_leaf or each.retains_grad) and each.grad is not None for each in parameters)
+        return has_gradient, sum(each._version for each in parameters if not each.is_inference())
 
 
 def _parameters_of(optimizer: Any) -> frozenset[int]:

@@ -92,3 +92,9 @@ def test_results_and_other_memory_live_on() -> None:
     """What the collective returned is a tensor; what a later operator or the collective itself freed has its end."""
     events = [(1, 100, 8), (2, 200, 16), (3, 200, -16), (12, 300, 4)]
     assert collected(events, [(0, 9), (10, 19)], touched=[0])[0] == [NEVER, 2, NEVER]
+
+
+def test_a_buffer_whose_address_is_used_again_within_the_collective_ends_there() -> None:
+    """Two blocks at one address never overlap."""
+    events = [(1, 100, 8), (2, 100, 8), (3, 200, 16), (12, 300, 4)]
+    assert collected(events, [(0, 9), (10, 19)], []) == ([1, 2, 3, NEVER], [0, 0, -8, -16])

@@ -74,7 +74,7 @@ def end_buffers_of_collectives(
         inside = born + np.flatnonzero(timeline.event_is_inside[born:stop])
         end = max(int(inside[-1]), born + 1)
         if end < len(timeline.event_bytes):
-            died[row] = end
+            died[row] = min(end, int(died[row]))
     return dataclasses.replace(lives, died=died)
 
 
