@@ -67,3 +67,16 @@ def test_activations_of_a_subclass_are_moved(modules: str, tmp_path: Path, monke
     assert ended.stdout == plain
     found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
     assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
+
+
+def test_a_dry_run_moves_activations_of_a_subclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors have a class that is the job's and a fake tensor's: they stayed, and the dry run's peak was higher."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_JOB)
+    memprof("record", "-q", "--dry-run", "-o", "run.memprof", "train.py")
+    predicted = memprof("predict", "run.memprof", "--swap", "first:disk", "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "--dry-run", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
