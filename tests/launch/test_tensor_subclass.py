@@ -70,7 +70,7 @@ def test_activations_of_a_subclass_are_moved(modules: str, tmp_path: Path, monke
 
 
 def test_a_dry_run_moves_activations_of_a_subclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tensors have a class that is the job's and a fake tensor's: they stayed, and the dry run's peak was higher."""
+    """Its tensors have a class that is the job's and a fake tensor's: they stayed, and its peak was higher."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_JOB)
     memprof("record", "-q", "--dry-run", "-o", "run.memprof", "train.py")

@@ -32,14 +32,14 @@ def _ends(code: CodeType, offset: int) -> bool:
     jump = instructions[place]
     places = {each.offset: number for number, each in enumerate(instructions)}
     taken = places[jump.argval] if jump.opname.endswith("IF_TRUE") else place + 1
-    loops = [
-        (places[each.argval], number)
-        for number, each in enumerate(instructions)
-        if "JUMP" in each.opname
-        and each.argval <= each.offset
-        and instructions[places[each.argval]].opname != "FOR_ITER"
-    ]
-    return any(first <= place <= last and _leaves(instructions, places, taken, first, last) for first, last in loops)
+    jumps = [(number, each) for number, each in enumerate(instructions) if "JUMP" in each.opname]
+    loops = [(places[each.argval], number) for number, each in jumps if each.argval <= each.offset]
+    return any(
+        first <= place <= last
+        and instructions[first].opname != "FOR_ITER"
+        and _leaves(instructions, places, taken, first, last)
+        for first, last in loops
+    )
 
 
 def _leaves(instructions: list[dis.Instruction], places: dict[int, int], place: int, first: int, last: int) -> bool:
