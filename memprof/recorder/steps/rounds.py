@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 #: An optimizer that has not stepped while another stepped this often is dropped from the round.
 PATIENCE = 16
 
@@ -139,8 +141,10 @@ class OptimizerRounds:
 
 def has_gradients(optimizer: Any) -> bool:
     """Returns whether an optimizer has anything to update: a schedule drawn before training steps without gradients."""
-    groups = getattr(optimizer, "param_groups", ())
-    return any(parameter.grad is not None for group in groups for parameter in group["params"])
+    parameters = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+    with torch._C.DisableTorchFunction():
+        # Reading the gradient of another tensor prints a warning.
+        return any((each.is_leaf or each.retains_grad) and each.grad is not None for each in parameters)
 
 
 def _parameters_of(optimizer: Any) -> frozenset[int]:
