@@ -308,5 +308,5 @@ def is_plain(value: Any, *, may_be_complex: bool = False) -> bool:
         isinstance(value, torch.Tensor)
         and (type(value) in OWN_TYPES or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
         and value.layout is torch.strided
-        and not (value.is_quantized or value.is_neg() or value.is_meta)
+        and not (value.is_nested or value.is_quantized or value.is_neg() or value.is_meta)
     )
