@@ -36,6 +36,11 @@ class CalledModel:
         found = any(_match(pattern, _names_under(prefix, names, pattern)) for prefix in prefixes)
         return found or self.find(pattern) is not None
 
+    def trains(self, pattern: str) -> bool:
+        """Whether a pattern matches a module with trained parameters in the outermost module, by its name there."""
+        names = [name for name, module in self.top.named_modules() if is_trained(module)]
+        return any(_match(pattern, _names_under(prefix, names, pattern)) for prefix in ("", self.title))
+
     def find(self, pattern: str) -> list[str] | None:
         """Finds the modules that match a pattern.
 

@@ -74,8 +74,15 @@ class UnderPlan:
             return  # seen again when it trains, with all its modules by then
         before = dict(self._known)
         self._register(module)
-        if _is_outermost() and (is_trained(module) or self._names_frozen(module)):
+        if not _is_outermost():
+            return
+        if is_trained(module):
             self._try(module, before)
+        elif self._names_frozen(module):
+            if _has_begun():
+                self._try(module, before)
+            else:  # it may compute data for a model that does not exist yet
+                self._known = before
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the plan, from the second step on, to an optimizer's model if no call of the model was seen.
@@ -234,10 +241,11 @@ def _find(pattern: str, models: list[CalledModel]) -> list[str] | None:
 
     A frozen model may be a copy of a trained one, as a moving average: the pattern then means the one that is trained.
     """
-    called = models[0]
-    if not is_trained(called.called) and any(is_trained(model.top) and model.holds(pattern) for model in models):
-        return None
-    return called.find(pattern)
+    called, *others = models
+    if is_trained(called.called):
+        return called.find(pattern)
+    is_of_trained = called.trains(pattern) or any(is_trained(model.top) and model.holds(pattern) for model in others)
+    return None if is_of_trained else called.find(pattern)
 
 
 def _with_patterns(policy: Policy, names: list[str]) -> Policy:
@@ -260,6 +268,11 @@ def _is_outermost() -> bool:
             return False
         frame = frame.f_back  # type: ignore[assignment]
     return True
+
+
+def _has_begun() -> bool:
+    """Whether there is anything to train: a model, or what an optimizer updates, such as an image."""
+    return bool(live_objects(torch.optim.Optimizer)) or any(is_trained(module) for module in outermost_modules())
 
 
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:

@@ -313,7 +313,7 @@ class Observation(ThreadObservation):
             self.progress.begin_optimizer()
             self._state_gradients(optimizer)
             with torch._C.DisableTorchFunction():
-                self._usages.begin_update(optimizer)
+                self._usages.begin_update(optimizer, lambda parameter: self._registry.parameter(parameter)[1])
 
     def end_update(self) -> None:
         """Records that an optimizer has updated."""

@@ -13,8 +13,9 @@ CHANGES_SETTINGS = "settings changed after backward"
 SETS_LEARNING_RATE = "learning rate set for each update"
 #: A model is trained in evaluation mode.
 TRAINED_IN_EVALUATION = "trained in evaluation mode"
-#: An optimizer has parameters that require gradients and have none, as a target network that the model contains.
-WITHOUT_GRADIENT = "parameters require gradients and have none"
+#: An optimizer has parameters that require gradients and have none, as those of a target network that the model
+#: contains; the ids of their modules follow, -1 where no model contains them.
+WITHOUT_GRADIENT = "parameters require gradients and have none, in modules:"
 #: torch.compile compiles a model, which this dry run runs eagerly.
 COMPILES_MODELS = "compiles models"
 
@@ -41,6 +42,12 @@ class OptimizerTraits:
     def has_form(self, loop: str) -> bool:
         """Whether its updates can be given a form: loop, foreach or fused."""
         return ("fused" if loop == "fused" else "foreach") in self.words
+
+
+def modules_without_gradient(usages: Iterable[str]) -> frozenset[int]:
+    """Returns the ids of the modules whose parameters require gradients and have none, from a manifest's ``usages``."""
+    listed = [each.removeprefix(WITHOUT_GRADIENT) for each in usages if each.startswith(WITHOUT_GRADIENT)]
+    return frozenset(int(module) for text in listed for module in text.split())
 
 
 def read_optimizers(described: Iterable[str]) -> Iterator[OptimizerTraits]:

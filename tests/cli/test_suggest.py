@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memprof.analysis.plans.suggest import Suggestion
 from memprof.cli.main import main
+from memprof.launch.dry.dry_compiled import CompiledPlans
 from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest, Speed
@@ -170,6 +173,22 @@ def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]
     assert "give one of accumulate," in run(
         capsys, "suggest", "run.memprof", "--budget", "50%", "--allow", "magic", status=2
     )
+
+
+@pytest.mark.parametrize(("limit", "searched_s"), [(("--time-limit", "20"), 10), ((), 60)])
+def test_a_search_leaves_half_of_a_time_limit_to_compiled_plans(
+    limit: tuple[str, ...], searched_s: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It often takes all it has, so that no compiled plan was dry-run; the last search has the limit again."""
+    seen: list[tuple[float, bool]] = []
+
+    def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> CompiledPlans:
+        seen.append((found.answer.search_request.time_limit_s, is_late()))
+        return CompiledPlans()
+
+    monkeypatch.setattr("memprof.cli.verbs.plans.dry_runs.find_compiled", find_compiled)
+    run(capsys, "suggest", "run.memprof", "--budget", "60%", "--compile", "--allow", "optimizer", *limit, status=4)
+    assert seen == [(searched_s, False)]
 
 
 def test_page_says_what_a_loop_counts_under_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,3 +66,63 @@ def test_a_plan_reaches_a_frozen_network_that_gradients_run_through(
     assert measured == found["predicted"]["peak_allocated_bytes"]
     recorded = tomllib.loads(Path("plan.toml").read_text())["prediction"]["recorded_peak_bytes"]
     assert measured < recorded or policy[1] == "inner:disk"
+
+
+def test_a_frozen_network_inside_the_trained_model_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LightningModule holds both, and calls each by itself; wildcards that match both mean the trained one."""
+    monkeypatch.chdir(tmp_path)
+    whole = """class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.critic = Coder(), Critic().eval().requires_grad_(False)
+
+torch.manual_seed(0)
+whole = Whole()
+model, critic = whole.net, whole.critic
+"""
+    made = "torch.manual_seed(0)\nmodel, critic = Coder(), Critic().eval().requires_grad_(False)\n"
+    assert made in _JOB
+    Path("train.py").write_text(_JOB.replace(made, whole))
+    memprof("record", "-q", "-o", "run.memprof", "train.py")
+    predicted = memprof("predict", "run.memprof", "--checkpoint", "critic.features", "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
+
+
+_EXTRACTED = """
+import torch
+from torch import nn
+
+class Extractor(nn.Sequential):
+    pass
+
+class Coder(nn.Sequential):
+    pass
+
+extractor = Extractor(nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))).requires_grad_(False)
+data = extractor(torch.randn(512, 64))
+del extractor
+model = Coder(nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(64, 64), nn.Tanh())]))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(8):
+    loss = model(data).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_frozen_network_that_makes_data_first_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has names of the trained model, which does not exist yet: the plan was refused as one for another model."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_EXTRACTED)
+    memprof("record", "-q", "-o", "run.memprof", "train.py")
+    predicted = memprof("predict", "run.memprof", "--checkpoint", "0", "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]

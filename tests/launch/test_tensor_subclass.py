@@ -67,3 +67,52 @@ def test_activations_of_a_subclass_are_moved(modules: str, tmp_path: Path, monke
     assert ended.stdout == plain
     found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
     assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
+
+
+_NESTED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+    def forward(self, x):
+        rows = torch.nested.as_nested_tensor([x, x[:200]])
+        return torch.nested.to_padded_tensor(self.last(self.first(rows).relu()), 0.0)
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    loss = model(torch.randn(512, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.6f}\\n", end="", flush=True)
+"""
+
+
+def test_nested_tensors_are_left_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch's strided layout have no sizes, so that swap ended the job."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_NESTED)
+    plain = memprof("record", "-q", "-o", "run.memprof", "train.py").stdout
+    predicted = memprof("predict", "run.memprof", "--swap", ".:disk", "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == plain
+
+
+def test_a_dry_run_moves_activations_of_a_subclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors have a class that is the job's and a fake tensor's: they stayed, and its peak was higher."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_JOB)
+    memprof("record", "-q", "--dry-run", "-o", "run.memprof", "train.py")
+    predicted = memprof("predict", "run.memprof", "--swap", "first:disk", "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "--dry-run", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]

@@ -107,3 +107,18 @@ def test_weights_without_a_gradient_that_require_one_are_cached(tmp_path: Path) 
     under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
     predicted = int(live_bytes(plan.transform(step)).during.max())
     assert abs(predicted - under.peak) <= 16, (predicted, under.peak)
+
+
+def test_an_unused_parameter_leaves_frozen_weights_frozen(tmp_path: Path) -> None:
+    """The optimizer has a parameter without a gradient, but the base weights require none and are not cached."""
+    job = _JOB.replace("AUTOCAST", "False").replace(
+        "optimizer =", "model.register_parameter('unused', nn.Parameter(torch.ones(3)))\noptimizer ="
+    )
+    (tmp_path / "job.py").write_text(job)
+    step = record(tmp_path, "job.py").step
+    assert frozen_parameters(step).sum() == 4 * 2 * 2
+    plan = Plan((Precision(),))
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    assert abs(predicted - under.peak) <= 16, (predicted, under.peak)

@@ -113,3 +113,36 @@ def test_a_computed_state_is_not_all_zero(tmp_path: Path) -> None:
     real, dry = record_both(tmp_path, _CELL)
     assert dry.peak == real.peak
     assert dry.trace.fullest_step().ops.name.tolist() == real.trace.fullest_step().ops.name.tolist()
+
+
+_LOOPS = """
+import torch
+
+def shrink(x):
+    while True:
+        x = torch.relu(x - 0.2)
+        if torch.all(x == 0.0):
+            print("shrunk")
+            return x
+
+weight = torch.nn.Parameter(torch.ones(8, 8))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(4):
+    x = torch.rand(4, 8) @ weight
+    while not (x == 0).all():
+        x = torch.relu(x - 0.2)
+    x = shrink(torch.rand(4, 8) @ weight)
+    for _ in range(3):
+        if (x == 0).all().item():
+            raise SystemExit("all zero")
+    (x.sum() + weight.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_loops_that_go_on_until_all_is_zero_end(tmp_path: Path) -> None:
+    """A condition that hardly ever holds would be false forever."""
+    ended = record_script(tmp_path, _LOOPS, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert set(ended.stdout.split()) == {"shrunk"}

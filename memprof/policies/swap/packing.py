@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
@@ -241,11 +242,18 @@ def plain_alias(value: Any) -> torch.Tensor | None:
     """
     if is_plain(value):
         return value  # type: ignore[no-any-return]  # is_plain has seen that it is a tensor
-    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if not isinstance(value, torch.Tensor):
+        return None
+    if _operators(type(value)) is not _operators(FakeTensor if isinstance(value, FakeTensor) else torch.Tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        alias = value.detach()
+        alias = torch.Tensor.detach(value)  # the class may have a method of its own
     return alias if is_plain(alias) else None
+
+
+def _operators(kind: type[torch.Tensor]) -> Any:
+    """Returns the function that runs operators on tensors of a class."""
+    return getattr(kind.__torch_dispatch__, "__func__", kind.__torch_dispatch__)
 
 
 def callable_modules(job: Job, names: Iterable[str]) -> list[torch.nn.Module]:
@@ -300,5 +308,5 @@ def is_plain(value: Any, *, may_be_complex: bool = False) -> bool:
         isinstance(value, torch.Tensor)
         and (type(value) in OWN_TYPES or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
         and value.layout is torch.strided
-        and not (value.is_quantized or value.is_neg() or value.is_meta)
+        and not (value.is_nested or value.is_quantized or value.is_neg() or value.is_meta)
     )

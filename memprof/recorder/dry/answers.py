@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.dry.placeholders.assertions import passing_condition
+from memprof.recorder.dry.placeholders.loops import is_end_of_loop
 from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
@@ -58,7 +59,8 @@ _NAMED = 4
 class Answers:
     """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert.
 
-    That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too.
+    That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too, unless a loop goes on
+    until then.
     """
 
     def __init__(self) -> None:
@@ -75,7 +77,10 @@ class Answers:
             if known is not None:
                 setattr(result, _VALUE, known)
         elif packet in _TRUE:
-            setattr(result, _VALUE, 0 if hasattr(args[0], _RARE) else 1)
+            is_rare = hasattr(args[0], _RARE)
+            setattr(result, _VALUE, 0 if is_rare else 1)
+            if is_rare:
+                setattr(result, _RARE, True)
         elif func is _aten.eq.Scalar and args[0].is_floating_point():
             setattr(result, _RARE, True)
         elif packet in _FALSE or packet in _PLACES:
@@ -99,7 +104,10 @@ class Answers:
         certain = known(tensor)
         if certain is not None:
             return certain.item()
-        asserted = passing_condition(_job_frame(frame)) if tensor.dtype is torch.bool else None
+        job = _job_frame(frame)
+        if hasattr(tensor, _RARE) and is_end_of_loop(job):
+            return True
+        asserted = passing_condition(job) if tensor.dtype is torch.bool else None
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Usages:
         """Starts with nothing seen."""
         self.seen: dict[str, None] = {}
         self.optimizers: dict[str, None] = {}
+        self._without_gradient: set[int] = set()  # modules
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._rates: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._recorded: dict[str, Any] = {"seen": [], "optimizers": []}
@@ -57,8 +58,13 @@ class Usages:
         """Notes that a model which runs eagerly here is compiled in a real run."""
         self.seen[COMPILES_MODELS] = None
 
-    def begin_update(self, optimizer: Any) -> None:
-        """Notes how an optimizer that is about to update was used."""
+    def begin_update(self, optimizer: Any, module_of: Callable[[torch.Tensor], int]) -> None:
+        """Notes how an optimizer that is about to update was used.
+
+        Args:
+            optimizer: The optimizer.
+            module_of: Returns the id of a parameter's module, -1 if no model contains it.
+        """
         self.optimizers[_describe(optimizer)] = None
         left = self._settings.pop(id(optimizer), None)
         if left is not None and left != plain_settings(optimizer):
@@ -70,13 +76,14 @@ class Usages:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         if any(has_gradient_hooks(each) for each in parameters):
             self.seen[GRADIENT_HOOKS] = None
-        if any(each.requires_grad and each.is_leaf and each.grad is None for each in parameters):
-            self.seen[WITHOUT_GRADIENT] = None
+        without = [each for each in parameters if each.requires_grad and each.is_leaf and each.grad is None]
+        self._without_gradient.update(map(module_of, without))
 
     def take_news(self) -> dict[str, Any] | None:
         """Returns the record of the ``usages`` stream, which replaces earlier ones; None if nothing has changed."""
+        without = " ".join(map(str, (WITHOUT_GRADIENT, *sorted(self._without_gradient))))
         record = {
-            "seen": list(self.seen),
+            "seen": [*self.seen, *([without] if self._without_gradient else [])],
             "optimizers": list(self.optimizers),
             "threads": torch.get_num_threads(),  # which the job may set itself
         }

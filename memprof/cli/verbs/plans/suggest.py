@@ -258,7 +258,10 @@ def suggest(
         with SearchBar(search_request) as bar:
             return search(opened, at_steps, search_request, bar.add)
 
-    found, checked = searched(request), None
+    has_limit = _longest_seconds() < math.inf
+    # A search may take all the time it has: the other half is left for dry runs of compiled plans.
+    share = 0.5 if compile_runs is not None and has_limit else 1.0
+    found, checked = searched(replace(request, time_limit_s=request.time_limit_s * share)), None
     best = found.answer.best
     if compile_runs is not None and (best is None or best.policies):
         compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() - begun > _longest_seconds())

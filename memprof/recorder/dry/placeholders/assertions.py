@@ -24,6 +24,28 @@ def passing_condition(frame: FrameType | None) -> bool | None:
 
 @lru_cache(maxsize=1024)
 def _passing(code: CodeType, offset: int) -> bool | None:
+    found = find_jump(code, offset)
+    if found is None:
+        return None
+    instructions, place = found
+    jump = instructions[place]
+    jumps_if = jump.opname.endswith("IF_TRUE")
+    if _fails(instructions, place + 1):
+        return jumps_if
+    target = next(number for number, each in enumerate(instructions) if each.offset == jump.argval)
+    return not jumps_if if _fails(instructions, target) else None
+
+
+def find_jump(code: CodeType, offset: int) -> tuple[list[dis.Instruction], int] | None:
+    """Finds the jump on a truth value.
+
+    Args:
+        code: The code that reads the truth value.
+        offset: The instruction that does.
+
+    Returns:
+        The instructions, and the place of the jump among them; None if the value is read for another purpose.
+    """
     instructions = list(dis.get_instructions(code))
     places = {each.offset: place for place, each in enumerate(instructions)}
     place = places.get(offset, len(instructions))
@@ -31,13 +53,9 @@ def _passing(code: CodeType, offset: int) -> bool | None:
         place += 1
     if place == len(instructions):
         return None
-    jump = instructions[place]
-    jumps_if = jump.opname.endswith("IF_TRUE")
-    if not jump.opname.startswith("POP_JUMP") or not (jumps_if or jump.opname.endswith("IF_FALSE")):
-        return None
-    if _fails(instructions, place + 1):
-        return jumps_if
-    return not jumps_if if _fails(instructions, places[jump.argval]) else None
+    name = instructions[place].opname
+    is_jump = name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE"))
+    return (instructions, place) if is_jump else None
 
 
 def _fails(instructions: list[dis.Instruction], place: int) -> bool:

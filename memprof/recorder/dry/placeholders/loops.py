@@ -1,0 +1,56 @@
+"""Recognizes conditions that end a loop by their bytecode: one on values that were not computed must end it."""
+
+from __future__ import annotations
+
+import dis
+from functools import lru_cache
+from types import CodeType, FrameType
+
+from memprof.recorder.dry.placeholders.assertions import find_jump
+
+#: Instructions after which the next one is not executed.
+_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+
+
+def is_end_of_loop(frame: FrameType | None) -> bool:
+    """Returns whether a ``while`` loop ends if a condition is true, directly or by ``break``, ``return`` or ``raise``.
+
+    Loops over something (``for``) end in any case.
+
+    Args:
+        frame: The job's frame that reads a truth value.
+    """
+    return frame is not None and _ends(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=1024)
+def _ends(code: CodeType, offset: int) -> bool:
+    found = find_jump(code, offset)
+    if found is None:
+        return False
+    instructions, place = found
+    jump = instructions[place]
+    places = {each.offset: number for number, each in enumerate(instructions)}
+    taken = places[jump.argval] if jump.opname.endswith("IF_TRUE") else place + 1
+    jumps = [(number, each) for number, each in enumerate(instructions) if "JUMP" in each.opname]
+    loops = [(places[each.argval], number) for number, each in jumps if each.argval <= each.offset]
+    return any(
+        first <= place <= last
+        and instructions[first].opname != "FOR_ITER"
+        and _leaves(instructions, places, taken, first, last)
+        for first, last in loops
+    )
+
+
+def _leaves(instructions: list[dis.Instruction], places: dict[int, int], place: int, first: int, last: int) -> bool:
+    """Whether the instructions from a place on leave a loop before any other condition."""
+    seen = set()
+    while first <= place <= last:
+        one = instructions[place]
+        if one.opname in _ENDS:
+            return True
+        if place in seen or one.opname.startswith(("POP_JUMP", "FOR_ITER")):
+            return False
+        seen.add(place)
+        place = places[one.argval] if one.opname.startswith("JUMP") and "IF" not in one.opname else place + 1
+    return True
