@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +21,8 @@ _aten = torch.ops.aten
 _VALUE = "_memprof_value"
 #: Attribute of a fake condition that hardly ever holds everywhere: a computed value is some number exactly.
 _RARE = "_memprof_rare"
+#: Attribute of a fake product of two vectors.
+_PRODUCT = "_memprof_product"
 _TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
 _FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
@@ -51,14 +55,20 @@ _SAME = {
 }
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 _SCALER = str(Path("amp", "grad_scaler.py"))
+_LBFGS = str(Path("optim", "lbfgs.py"))
 #: Maximum number of lines named in a note; there may be hundreds.
 _NAMED = 4
+#: By how much the loss that LBFGS reads falls with each iteration: more than any tolerance.
+_FALL = 2.0**-10
 
 
 class Answers:
     """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert.
 
-    That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too.
+    That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too. Two comparisons with
+    numbers are true, without which solvers get nowhere: that a number is at most 1, by which they accept a step whose
+    error they have divided by its tolerance, and that a product of two vectors is above a positive number, by which
+    quasi-Newton methods accept a step into their history.
     """
 
     def __init__(self) -> None:
@@ -66,6 +76,7 @@ class Answers:
         self._values: Counter[str] = Counter()
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._evaluations = 0
 
     def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
         """Marks the placeholder of an operator's result, if it differs from the default of its type."""
@@ -78,6 +89,12 @@ class Answers:
             setattr(result, _VALUE, 0 if hasattr(args[0], _RARE) else 1)
         elif func is _aten.eq.Scalar and args[0].is_floating_point():
             setattr(result, _RARE, True)
+        elif packet is _aten.dot:
+            setattr(result, _PRODUCT, True)
+        elif func is _aten.le.Scalar and args[1] == 1 and args[0].dim() == 0 and args[0].is_floating_point():
+            setattr(result, _VALUE, 1)
+        elif func is _aten.gt.Scalar and args[1] > 0 and hasattr(args[0], _PRODUCT):
+            setattr(result, _VALUE, 1)
         elif packet in _FALSE or packet in _PLACES:
             setattr(result, _VALUE, 0)
         elif packet in _NOT and result.dtype is torch.bool:
@@ -99,6 +116,8 @@ class Answers:
         certain = known(tensor)
         if certain is not None:
             return certain.item()
+        if self._evaluations and tensor.dtype.is_floating_point and _is_own(frame, _LBFGS):
+            return 1.0 - self._evaluations * _FALL
         asserted = passing_condition(_job_frame(frame)) if tensor.dtype is torch.bool else None
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
@@ -111,6 +130,28 @@ class Answers:
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+
+    @contextmanager
+    def falling(self, evaluate: Callable[[], Any], most: int) -> Iterator[Callable[[], Any]]:
+        """Lets the loss that LBFGS reads in an update fall with each evaluation, so that it goes on.
+
+        Args:
+            evaluate: Returns the loss.
+            most: Evaluations after which it no longer falls, which ends the update: its history is full.
+
+        Yields:
+            The function to call for `evaluate`.
+        """
+
+        def counted() -> Any:
+            self._evaluations = min(self._evaluations + 1, most)
+            return evaluate()
+
+        before, self._evaluations = self._evaluations, 0
+        try:
+            yield counted
+        finally:
+            self._evaluations = before
 
     def equality(self) -> bool:
         """Returns whether two tensors are equal: always true, as scripts that check require."""
@@ -170,6 +211,16 @@ def _is_scaler(frame: FrameType | None) -> bool:
         if frame.f_code.co_filename.endswith(_SCALER):
             return True
         frame = frame.f_back
+    return False
+
+
+def _is_own(frame: FrameType, file: str) -> bool:
+    """Whether a value is read by a file of torch's, not by the job's code that it calls."""
+    at: FrameType | None = frame
+    while at is not None and at.f_code.co_filename.startswith(_OWN):
+        if at.f_code.co_filename.endswith(file):
+            return True
+        at = at.f_back
     return False
 
 

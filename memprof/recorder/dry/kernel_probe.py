@@ -64,6 +64,7 @@ _WRAPPING = {
     _aten.mul_,
     _aten.div,
     _aten.div_,
+    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
 }
 _NUMBERS = (bool, int, float, complex)
 #: Operators on more bytes are not tried: a dry run must not use the memory and time that it is meant to save.
