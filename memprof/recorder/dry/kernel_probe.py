@@ -34,6 +34,7 @@ _TRIED = {
     _aten._scaled_dot_product_flash_attention_for_cpu,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward,
     _aten._cdist_backward,
+    _aten._euclidean_dist,
     _aten.embedding_dense_backward,
     _aten.grid_sampler_2d_backward,
     # Reduced within the memory of its terms, which some kernels return in full.
