@@ -91,9 +91,7 @@ class Answers:
             setattr(result, _RARE, True)
         elif packet is _aten.dot:
             setattr(result, _PRODUCT, True)
-        elif func is _aten.le.Scalar and args[1] == 1 and args[0].dim() == 0 and args[0].is_floating_point():
-            setattr(result, _VALUE, 1)
-        elif func is _aten.gt.Scalar and args[1] > 0 and hasattr(args[0], _PRODUCT):
+        elif _accepts_step(func, args):
             setattr(result, _VALUE, 1)
         elif packet in _FALSE or packet in _PLACES:
             setattr(result, _VALUE, 0)
@@ -180,6 +178,13 @@ class Answers:
             )
         notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
         return notes
+
+
+def _accepts_step(func: Any, args: Any) -> bool:
+    """Whether a comparison is one by which solvers accept a step: of its error, or the product that curvature has."""
+    if func is _aten.le.Scalar:
+        return bool(args[1] == 1) and args[0].dim() == 0 and args[0].is_floating_point()
+    return func is _aten.gt.Scalar and args[1] > 0 and hasattr(args[0], _PRODUCT)
 
 
 def _of_type(dtype: torch.dtype, known: Any) -> Any:

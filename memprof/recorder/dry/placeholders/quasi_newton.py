@@ -15,7 +15,8 @@ _FIRST = 3
 
 
 def end_updates(
-    falling: Callable[[Callable[[], Any], int], AbstractContextManager[Callable[[], Any]]], count_search: Callable[[], Any]
+    falling: Callable[[Callable[[], Any], int], AbstractContextManager[Callable[[], Any]]],
+    count_search: Callable[[], Any],
 ) -> None:
     """Ends each update once the history is full, or after its largest number of iterations, and searches at once.
 
