@@ -1,10 +1,10 @@
-"""Line searches of LBFGS in dry runs, where no comparison of values ends them."""
+"""Updates and line searches of LBFGS, and adaptive steps, in dry runs, where no comparison of values ends them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.recorder.recorded import record_script
+from tests.recorder.recorded import record_both, record_script
 
 _SEARCHED = """
 import torch
@@ -65,3 +65,77 @@ def test_a_line_search_takes_as_much_memory_as_a_real_one(tmp_path: Path) -> Non
     )
     gradient_bytes = 4 * 100 * 100 * 10
     assert abs(real.peak - dry.peak) < gradient_bytes / 100
+
+
+_HISTORY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8))
+optimizer = torch.optim.LBFGS(net.parameters(), **SETTINGS)
+x, y = torch.randn(32, 64), torch.randn(32, 8)
+evaluations = 0
+
+def closure():
+    global evaluations
+    evaluations += 1
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(net(x), y)
+    loss.backward()
+    return loss
+
+for _ in range(4):
+    optimizer.step(closure)
+    print("KEPT", len(optimizer.state[net[0].weight]["old_dirs"]), "AFTER", evaluations)
+"""
+
+
+def test_the_history_of_lbfgs_is_counted(tmp_path: Path) -> None:
+    """Its updates make their largest number of iterations, and each adds two vectors up to the size of the history."""
+    script = _HISTORY.replace("SETTINGS", "{'lr': 0.1, 'max_iter': 6, 'history_size': 10}")
+    real, dry = record_both(tmp_path, script)
+    assert real.stdout.splitlines()[1] == "KEPT 10 AFTER 12"
+    assert dry.stdout.splitlines()[1] == "KEPT 10 AFTER 12"
+    assert real.peak == dry.peak
+
+
+def test_updates_of_lbfgs_end(tmp_path: Path) -> None:
+    """Scripts that solve an equation give it thousands of iterations, and expect them to end by the loss."""
+    script = _HISTORY.replace("SETTINGS", "{'max_iter': 50_000, 'history_size': 5, 'line_search_fn': 'strong_wolfe'}")
+    dry = record_script(tmp_path, script, "--dry-run")
+    assert "KEPT 5 AFTER 9" in dry.stdout
+    assert dry.step.duration_us > 0
+
+
+_ADAPTIVE = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+optimizer = torch.optim.Adam(net.parameters())
+
+def solved(state):
+    time, step = torch.tensor(0.0), torch.tensor(1.0)
+    while time < 1:
+        slope = net(state)
+        tried = state + step * slope
+        error = step * (net(tried) - slope) / 2
+        ratio = (error / (10 + tried.abs())).pow(2).mean().sqrt()
+        if ratio <= 1:
+            time, state = time + step, tried
+        if ratio > 1:
+            step = step * 0.8 / ratio.detach().sqrt()
+    return state
+
+for _ in range(4):
+    optimizer.zero_grad()
+    solved(torch.randn(32, 16)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_adaptive_steps_are_accepted(tmp_path: Path) -> None:
+    """A solver divides the error of a step by its tolerance, and tries again until that is at most 1."""
+    real, dry = record_both(tmp_path, _ADAPTIVE)
+    assert abs(real.peak - dry.peak) < real.peak / 1000

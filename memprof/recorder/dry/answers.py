@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +22,8 @@ _aten = torch.ops.aten
 _VALUE = "_memprof_value"
 #: Attribute of a fake condition that hardly ever holds everywhere: a computed value is some number exactly.
 _RARE = "_memprof_rare"
+#: Attribute of a fake product of two vectors.
+_PRODUCT = "_memprof_product"
 _TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
 _FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
@@ -52,15 +56,20 @@ _SAME = {
 }
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 _SCALER = str(Path("amp", "grad_scaler.py"))
+_LBFGS = str(Path("optim", "lbfgs.py"))
 #: Maximum number of lines named in a note; there may be hundreds.
 _NAMED = 4
+#: By how much the loss that LBFGS reads falls with each iteration: more than any tolerance.
+_FALL = 2.0**-10
 
 
 class Answers:
     """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all() and assert.
 
     That all elements of a computed tensor are some number (``(x == 0.0).all()``) is false, too, unless a loop goes on
-    until then.
+    until then. Two comparisons with numbers are true, without which solvers get nowhere: that a number is at most 1, by
+    which they accept a step whose error they have divided by its tolerance, and that a product of two vectors is above
+    a positive number, by which quasi-Newton methods accept a step into their history.
     """
 
     def __init__(self) -> None:
@@ -68,6 +77,7 @@ class Answers:
         self._values: Counter[str] = Counter()
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._evaluations = 0
 
     def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
         """Marks the placeholder of an operator's result, if it differs from the default of its type."""
@@ -83,6 +93,10 @@ class Answers:
                 setattr(result, _RARE, True)
         elif func is _aten.eq.Scalar and args[0].is_floating_point():
             setattr(result, _RARE, True)
+        elif packet is _aten.dot:
+            setattr(result, _PRODUCT, True)
+        elif _accepts_step(func, args):
+            setattr(result, _VALUE, 1)
         elif packet in _FALSE or packet in _PLACES:
             setattr(result, _VALUE, 0)
         elif packet in _NOT and result.dtype is torch.bool:
@@ -107,6 +121,8 @@ class Answers:
         job = _job_frame(frame)
         if hasattr(tensor, _RARE) and is_end_of_loop(job):
             return True
+        if self._evaluations and tensor.dtype.is_floating_point and _is_own(frame, _LBFGS):
+            return 1.0 - self._evaluations * _FALL
         asserted = passing_condition(job) if tensor.dtype is torch.bool else None
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
@@ -119,6 +135,28 @@ class Answers:
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+
+    @contextmanager
+    def falling(self, evaluate: Callable[[], Any], most: int) -> Iterator[Callable[[], Any]]:
+        """Lets the loss that LBFGS reads in an update fall with each evaluation, so that it goes on.
+
+        Args:
+            evaluate: Returns the loss.
+            most: Evaluations after which it no longer falls, which ends the update: its history is full.
+
+        Yields:
+            The function to call for `evaluate`.
+        """
+
+        def counted() -> Any:
+            self._evaluations = min(self._evaluations + 1, most)
+            return evaluate()
+
+        before, self._evaluations = self._evaluations, 0
+        try:
+            yield counted
+        finally:
+            self._evaluations = before
 
     def equality(self) -> bool:
         """Returns whether two tensors are equal: always true, as scripts that check require."""
@@ -147,6 +185,13 @@ class Answers:
             )
         notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
         return notes
+
+
+def _accepts_step(func: Any, args: Any) -> bool:
+    """Whether a comparison is one by which solvers accept a step: of its error, or the product that curvature has."""
+    if func is _aten.le.Scalar:
+        return bool(args[1] == 1) and args[0].dim() == 0 and args[0].is_floating_point()
+    return func is _aten.gt.Scalar and args[1] > 0 and hasattr(args[0], _PRODUCT)
 
 
 def _of_type(dtype: torch.dtype, known: Any) -> Any:
@@ -178,6 +223,16 @@ def _is_scaler(frame: FrameType | None) -> bool:
         if frame.f_code.co_filename.endswith(_SCALER):
             return True
         frame = frame.f_back
+    return False
+
+
+def _is_own(frame: FrameType, file: str) -> bool:
+    """Whether a value is read by a file of torch's, not by the job's code that it calls."""
+    at: FrameType | None = frame
+    while at is not None and at.f_code.co_filename.startswith(_OWN):
+        if at.f_code.co_filename.endswith(file):
+            return True
+        at = at.f_back
     return False
 
 

@@ -34,6 +34,7 @@ _TRIED = {
     _aten._scaled_dot_product_flash_attention_for_cpu,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward,
     _aten._cdist_backward,
+    _aten._euclidean_dist,
     _aten.embedding_dense_backward,
     _aten.grid_sampler_2d_backward,
     # Reduced within the memory of its terms, which some kernels return in full.
@@ -64,6 +65,7 @@ _WRAPPING = {
     _aten.mul_,
     _aten.div,
     _aten.div_,
+    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
 }
 _NUMBERS = (bool, int, float, complex)
 #: Operators on more bytes are not tried: a dry run must not use the memory and time that it is meant to save.

@@ -24,6 +24,7 @@ from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
 from memprof.recorder.dry.placeholders.nonzeros import follow_marks
+from memprof.recorder.dry.placeholders.positions import position_bytes
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
 from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel, without_size
 from memprof.recorder.dry.routing import Routing
@@ -185,6 +186,7 @@ class DryMode(FakeTensorMode):
             result = func(*args, **kwargs)
             if not self.extra_bytes:  # batches of loaders are data: their masks are summed in full
                 _, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
+                self.extra_bytes += position_bytes(func, args, result)
             return result
         if self._role is not None and place_of_group(func) >= 0:
             self._role.note_collective(func, args)
@@ -237,6 +239,8 @@ class DryMode(FakeTensorMode):
         result = self._in_place.result(func, args, result)
         if self._device is None:
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
+            with self:
+                self.extra_bytes += position_bytes(func, given, result)
         if not has_fake and is_data(func, result):
             return func(*args, **kwargs)
         if self._role is not None:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.hidden_fakes import hide_fakes
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
+from memprof.recorder.dry.placeholders.quasi_newton import end_updates
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
@@ -337,12 +338,5 @@ class DryRun:
         torch_module.save = self._files.save
         torch_module.compile = compile_dry
 
-        lbfgs: Any = sys.modules[torch.optim.LBFGS.__module__]  # torch.optim has no attribute of this name
-        search = lbfgs._strong_wolfe
-
-        @wraps(search)
-        def search_once(*given: Any, **settings: Any) -> Any:
-            self._answers.count_left_out("LBFGS' line searches, which end by values, stopped at their first trial")
-            return search(*given, **{**settings, "max_ls": 0})
-
-        lbfgs._strong_wolfe = search_once
+        left_out = "LBFGS' line searches, which end by values, stopped at their first trial"
+        end_updates(self._answers.falling, partial(self._answers.count_left_out, left_out))

@@ -64,9 +64,10 @@ def dry_storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """The same for a storage that torch's allocator would own."""
     if not isinstance(tensor, FakeTensor):
-        if tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), _INTERNAL):
+        if _is_marked(tensor, _INTERNAL):
             return 0, 0
-        return storage_span(tensor) if _is_lent(tensor) else owned_span(tensor)
+        is_lent = _is_marked(tensor, _LENT) and not tensor.untyped_storage().is_shared()
+        return storage_span(tensor) if is_lent else owned_span(tensor)
     if type(tensor.fake_mode) is FakeTensorMode:
         return 0, 0  # of torch's compiler, or the job's own: it has no memory in a real run
     number, size = _of_fake(tensor)
@@ -91,12 +92,11 @@ def mark_lent() -> None:
     tensors.numpy = numpy
 
 
-def _is_lent(tensor: torch.Tensor) -> bool:
+def _is_marked(tensor: torch.Tensor, mark: str) -> bool:
     try:
-        storage = tensor.untyped_storage()
+        return hasattr(tensor.untyped_storage(), mark)
     except (NotImplementedError, RuntimeError):
-        return False  # sparse and opaque tensors
-    return hasattr(storage, _LENT) and not storage.is_shared()
+        return False  # sparse and opaque tensors, and those of torch.func's transforms
 
 
 def _of_fake(tensor: torch.Tensor) -> tuple[int, int]:

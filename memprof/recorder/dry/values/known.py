@@ -27,13 +27,16 @@ _WRITES = "_memprof_writes"
 _MOST_ELEMENTS = 2**16
 
 #: Operators that create data.
-_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.scalar_tensor, _aten.zeros}
+_DATA = {
+    *(_aten.arange, _aten.eye, _aten.full, _aten.ones, _aten.zeros, _aten.scalar_tensor),
+    *(_aten.randint, _aten.randperm),
+}
 _RANGES = {_aten.arange, _aten.linspace}
 _MOST_OF_RANGE = 2**10
 
 _CREATED = {
     *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
-    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.scalar_tensor),
+    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.scalar_tensor, _aten.eye),
 }
 #: Operators that change their first argument in place, and nothing else.
 _CHANGES = {

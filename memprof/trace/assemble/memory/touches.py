@@ -11,7 +11,7 @@ from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers
 from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners
-from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
+from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_GRAD_ENABLED, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 from memprof.trace.zero_filling import FILLING, ZEROS
 
@@ -48,7 +48,8 @@ def in_place_sums(recording: Recording, lives: BlockLives, touches: Touches, par
     raw = recording.raw
     names = texts.look_up(recording.names, raw["name"])
     in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
-    candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
+    makes_graph = (raw["flags"] & FLAG_GRAD_ENABLED) != 0  # `create_graph`: the terms of a sum stay as they are
+    candidates = np.flatnonzero(in_backward & ~makes_graph & (names == _ACCUMULATION))
     runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
     runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
     runs_in_place |= in_backward & _fills_zeros(touches, names)
