@@ -66,7 +66,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{model}: ms of a plain step", f"{statistics.median(plain) / _BLOCKS[model] / 1e3:.2f}", ""))
         rows.append((f"{model}: additional ms a step", f"{statistics.median(extra) / _BLOCKS[model] / 1e3:.3f}", ""))
     return Section(
-        "Overhead of --light",
+        "Overhead of light recordings",
         "Mean step over that of a plain run of the same length, without the first steps; pairs of processes on one "
         "thread, in alternating order, median ratio and quartiles. Processor time is that of the training thread, "
         "including reading out and writing. GPT of 4 layers of width 256, ResNet of 8 blocks on 32 images, LSTM of "
