@@ -121,7 +121,8 @@ def test_forward_goes_on_after_a_call_without_gradients(tmp_path: Path, monkeypa
     trace = Trace.open(tmp_path / "run.memprof")
     assert set(trace.table(StepPeaks).phase) == {"forward"}
     table = trace.table(ModulePeaks)
-    assert {table.phase[row] for row in range(len(table.phase)) if table.allocated_bytes[row] > 400_000} == {"forward"}
+    above = table.allocated_bytes - table.allocated_bytes.min()  # other tests may have left memory in this process
+    assert set(table.phase[above > 300_000]) == {"forward"}
 
 
 @pytest.mark.usefixtures("nothing_left")
