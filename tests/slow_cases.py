@@ -115,6 +115,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "found_and_met[lightning_net]",
     ),
     "tests/real_gpus/test_real_gpus.py": ("[decoder_forward]",),
+    "tests/recorder/test_compiled.py": ("compiled_update[light]",),
     "tests/recorder/test_device_backward.py": ("recorded[arguments2]",),
     "tests/recorder/test_dry.py": ("is_told_of_it[2]",),
     "tests/recorder/test_dry_policies.py": ("real_run[swap-gpt]", "real_run[loss of a head-gpt]"),
