@@ -157,7 +157,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _note_outermost(self, module: torch.nn.Module) -> None:
-        """Notes whether models are called outside of compiled calls; graphs that torch.compile makes are no models."""
+        """Notes whether the job calls its models outside compiled calls. Graphs made by torch.compile do not count."""
         is_within = is_within_compiled_call()
         if not (is_within and isinstance(module, torch.fx.GraphModule)):
             self._is_called_outside = not is_within

@@ -63,7 +63,7 @@ class Bench:
         }
 
     def prepare(self) -> Row | str:
-        """Finds the plan for the budget, and the share; returns the reason where there is no plan."""
+        """Finds the plan for the budget, and torch's share to compare it with; returns the reason if there is none."""
         peaks = {share: self._peak("--share", share) for share in SHARES}
         budget = (peaks[1.0] + min(peaks.values())) // 2
         plan = self._plan(budget)

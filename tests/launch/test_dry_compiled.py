@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.basis import Basis, basis_of
 from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import suggest
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
@@ -69,11 +69,17 @@ def test_no_dry_run_starts_after_the_time_limit() -> None:
     assert not compiled_plans(found, 6, run).is_cut
 
 
-def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
-    """A job that compiles itself and has weights and optimizer state above the budget is dry-run in bf16 at once."""
+def _compiles_itself() -> tuple[Trace, Basis]:
+    """Returns a recording, and what plans for it start from, as of a job that compiles its model itself."""
     opened = Trace.open(_GPT)
     basis = basis_of(opened)
-    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    step = replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS}))
+    return opened, replace(basis, step=step)
+
+
+def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
+    """A job that compiles itself and has weights and optimizer state above the budget is dry-run in bf16 at once."""
+    opened, compiled = _compiles_itself()
     runs: list[Plan] = []
 
     def run(plan: Plan, path: Path) -> DryOutcome:
@@ -81,7 +87,7 @@ def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
         return DryOutcome(None, "")
 
     for share, kinds in ((0.9, {Compile}), (0.2, {Precision, Compile})):
-        request = SearchRequest(int(basis.peak_bytes * share), allow=("precision", "compile"), time_limit_s=5.0)
+        request = SearchRequest(int(compiled.peak_bytes * share), allow=("precision", "compile"), time_limit_s=5.0)
         found = suggest(opened, compiled, request)
         runs.clear()
         compiled_plans(found, 1, run)
@@ -90,17 +96,15 @@ def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
 
 def test_the_best_plan_of_a_job_that_compiles_itself_gets_a_share() -> None:
     """Its peak at the whole budget of the compiler is predicted, and no other precision needed."""
-    opened = Trace.open(_GPT)
-    basis = basis_of(opened)
-    compiled = replace(basis, step=replace(basis.step, usages=frozenset({*basis.step.usages, COMPILES_MODELS})))
+    opened, compiled = _compiles_itself()
     runs: list[Plan] = []
 
     def run(plan: Plan, path: Path) -> DryOutcome:
         runs.append(plan)
         shutil.copy(_GPT, path)
-        return DryOutcome(basis.peak_bytes, "")
+        return DryOutcome(compiled.peak_bytes, "")
 
-    request = SearchRequest(int(basis.peak_bytes * 0.9), allow=("swap", "precision", "compile"), time_limit_s=5.0)
+    request = SearchRequest(int(compiled.peak_bytes * 0.9), allow=("swap", "precision", "compile"), time_limit_s=5.0)
     found = suggest(opened, compiled, request)
     compiled_plans(found, 1, run)
     swap, share = runs[1].policies

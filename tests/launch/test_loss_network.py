@@ -45,6 +45,16 @@ for _ in range(8):
 """
 
 
+def _applied(*policy: str) -> tuple[str, int, int]:
+    """Predicts a policy for the recorded job and applies it; returns what the job prints, and both peaks in bytes."""
+    predicted = memprof("predict", "run.memprof", *policy, "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    return ended.stdout, found["measured"]["peak_allocated_bytes"], found["predicted"]["peak_allocated_bytes"]
+
+
 @pytest.mark.parametrize(
     "policy", [("--checkpoint", "features"), ("--swap", "features:disk"), ("--swap", "inner:disk")]
 )
@@ -55,15 +65,10 @@ def test_a_plan_reaches_a_frozen_network_that_gradients_run_through(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_JOB)
     plain = memprof("record", "-q", "-o", "run.memprof", "train.py").stdout
-    predicted = memprof("predict", "run.memprof", *policy, "--write", "plan.toml")
-    assert predicted.returncode == 0, predicted.stderr
+    printed, measured, predicted = _applied(*policy)
     assert 'model = "Coder"' in Path("plan.toml").read_text()
-    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == plain
-    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
-    measured = found["measured"]["peak_allocated_bytes"]
-    assert measured == found["predicted"]["peak_allocated_bytes"]
+    assert printed == plain
+    assert measured == predicted
     recorded = tomllib.loads(Path("plan.toml").read_text())["prediction"]["recorded_peak_bytes"]
     assert measured < recorded or policy[1] == "inner:disk"
 
@@ -84,12 +89,8 @@ model, critic = whole.net, whole.critic
     assert made in _JOB
     Path("train.py").write_text(_JOB.replace(made, whole))
     memprof("record", "-q", "-o", "run.memprof", "train.py")
-    predicted = memprof("predict", "run.memprof", "--checkpoint", "critic.features", "--write", "plan.toml")
-    assert predicted.returncode == 0, predicted.stderr
-    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
-    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
+    _, measured, predicted = _applied("--checkpoint", "critic.features")
+    assert measured == predicted
 
 
 _EXTRACTED = """
@@ -120,9 +121,5 @@ def test_a_frozen_network_that_makes_data_first_is_left_alone(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_EXTRACTED)
     memprof("record", "-q", "-o", "run.memprof", "train.py")
-    predicted = memprof("predict", "run.memprof", "--checkpoint", "0", "--write", "plan.toml")
-    assert predicted.returncode == 0, predicted.stderr
-    ended = memprof("record", "-q", "-o", "head.memprof", "--plan", "plan.toml", "train.py")
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
-    assert found["measured"]["peak_allocated_bytes"] == found["predicted"]["peak_allocated_bytes"]
+    _, measured, predicted = _applied("--checkpoint", "0")
+    assert measured == predicted

@@ -142,7 +142,7 @@ class OptimizerRounds:
 def state_of_update(optimizer: Any) -> tuple[bool, int]:
     """Returns whether any parameter of an optimizer has a gradient, and how often they have been written to.
 
-    An update after which there is no gradient, and both are as before, updates nothing.
+    If an update leaves no gradients and changes neither of the two, it had nothing to update.
     """
     with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
         parameters = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]

@@ -33,10 +33,7 @@ def end_missed_frees(timeline: Timeline, lives: BlockLives, totals: Ints) -> Blo
     change[1:] = np.diff(totals) - timeline.event_bytes[1:]
     fallen = np.flatnonzero(change <= -_LEAST_BYTES)
     died = lives.died.copy()
-    last = np.minimum(died, len(totals) - 1)
-    is_open = (died == NEVER) | (timeline.event_bytes[last] > 0)  # it ends where its address was reused
-    is_open &= (lives.born != NONE) & (lives.size_bytes >= _LEAST_BYTES)
-    rows = np.flatnonzero(is_open)
+    rows = np.flatnonzero(_lacks_free(timeline, lives) & (lives.size_bytes >= _LEAST_BYTES))
     if not len(fallen) or not len(rows):
         return lives
     for event in fallen.tolist():
@@ -58,15 +55,12 @@ def end_buffers_of_collectives(
         timeline: Rows and events.
         lives: Lives of blocks.
         is_collective: The rows that are collectives. Shape (rows,).
-        touched: Lives of which the collective that made them used a tensor: these are no buffers.
+        touched: Lives that hold a tensor of the collective that allocated them, and are therefore not such buffers.
     """
     died = lives.died.copy()
-    is_open = died == NEVER
-    ended = np.flatnonzero(~is_open)
-    last = died[ended]
-    is_open[ended] = (timeline.event_bytes[last] > 0) & (timeline.event_address[last] == lives.address[ended])
-    is_open[touched] = False
-    rows = np.flatnonzero(is_open & (lives.born != NONE))
+    is_candidate = _lacks_free(timeline, lives)
+    is_candidate[touched] = False
+    rows = np.flatnonzero(is_candidate)
     rows = rows[timeline.event_is_inside[lives.born[rows]] & is_collective[timeline.event_op[lives.born[rows]]]]
     for row in rows.tolist():
         born = int(lives.born[row])
@@ -85,6 +79,15 @@ def reused_ends(timeline: Timeline, lives: BlockLives) -> Ints:
     rows = rows[timeline.event_address[lives.died[rows]] != lives.address[rows]]
     np.subtract.at(ended, lives.died[rows], lives.size_bytes[rows])
     return ended
+
+
+def _lacks_free(timeline: Timeline, lives: BlockLives) -> Bools:
+    """Returns which lives that began in the recording never end, or end where their address was reused."""
+    lacks: Bools = lives.died == NEVER
+    ended = np.flatnonzero(~lacks)
+    lacks[ended] = timeline.event_bytes[lives.died[ended]] > 0
+    lacks &= lives.born != NONE
+    return lacks
 
 
 def _sum_to(sizes: list[int], amount: int) -> list[int]:
