@@ -17,7 +17,7 @@ from memprof.analysis.compared.alignment import find_gaps
 from memprof.analysis.compared.allocation_sequence import read_sequence
 from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, compare_sequences
 from memprof.cli.main import main
-from memprof.cli.pages.allocations_row import COLUMNS
+from memprof.cli.pages.allocations_page import COLUMNS
 from tests.recorder.recorded import record
 
 _KIB = 1024

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from memprof.launch.doctor.examine import check_output, check_shared_memory, judge_disk
 from memprof.launch.doctor.findings import FAIL, FIX, LEVELS, MISSING, NOTE, OK, Examination, Finding, Section
 from memprof.launch.doctor.libraries import OPTIONAL, check_libraries
-from memprof.launch.doctor.places import check_output, check_shared_memory, judge_disk
 from memprof.launch.doctor.self_test import judge_report
 from memprof.launch.doctor.surroundings import check_settings, check_variables, output_folder
 from memprof.launch.torch_versions import NEWEST, OLDEST, as_numbers
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_or_read_only(options: str, reason: str, tmp_path: P
     mounted = tmp_path / "disk"
     mounted.mkdir()
     script = (
-        "import sys; from pathlib import Path; from memprof.launch.doctor.places import check_output; "
+        "import sys; from pathlib import Path; from memprof.launch.doctor.examine import check_output; "
         "place = Path(sys.argv[1]); found = check_output(place); print(found.level, found.says, *place.iterdir())"
     )
     mount = 'mount -t tmpfs -o "$1" tmpfs "$2" || exit 77; exec "$3" -c "$4" "$2"'

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import memprof
-from memprof.emit.code.loop import INTRODUCTION
+from memprof.emit.targets.pytorch import INTRODUCTION
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from memprof.errors import PolicyError
-from memprof.policies.compress.eight_bits import from_eight_bits, to_eight_bits
+from memprof.policies.compress.apply import from_eight_bits, to_eight_bits
 from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK, Compress
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job

@@ -13,8 +13,8 @@ import pytest
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.swap.policy import Swap
+from memprof.recorder.compiled.generated_modules import GraphCache
 from memprof.recorder.compiled.generated_operators import cpp_kernels
-from memprof.recorder.compiled.graph_cache import GraphCache
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.recorder.recorded import Ended, record_script

@@ -8,6 +8,7 @@ from rich.text import Text
 from memprof.analysis.compared.comparison import AllocationComparison
 from memprof.analysis.compared.comparison_words import difference_row, side_rows, verdict
 from memprof.cli.page import Page, make_table, printable
+from memprof.units import format_bytes
 
 
 def show_allocations(compared: AllocationComparison, top: int) -> None:
@@ -42,3 +43,47 @@ def _differences(compared: AllocationComparison, top: int) -> Table:
     for one in compared.differences[:top]:
         table.add_row(*map(printable, difference_row(one)))
     return table
+
+
+#: Columns of the table.
+COLUMNS = (
+    "run",
+    "card, torch",
+    "allocations of the GPU",
+    "equal, in order",
+    "more in the dry run",
+    "peak of the GPU",
+    "error of the peak",
+    "of the end",
+    "of reserved memory",
+)
+
+
+def describe_row(compared: AllocationComparison, device: str) -> str:
+    """Returns a comparison as a row of Markdown, without names of files or paths of the user's.
+
+    Args:
+        compared: The two sequences.
+        device: The simulated device; "" where both files existed.
+    """
+    real, dry = compared.real, compared.dry
+    error = compared.reserved_error_bytes
+    cells = (
+        "(what the script does)",
+        f"{device or '(card)'}, {real.torch or '(version)'}, dry run with {dry.torch or '(version)'}",
+        f"{len(real):,}",
+        f"{compared.equal:,}",
+        f"{len(dry) - compared.equal:,}",
+        format_bytes(real.peak_bytes),
+        _error(compared.peak_error_bytes, real.peak_bytes),
+        _error(dry.end_bytes - real.end_bytes, real.end_bytes),
+        "unknown" if error is None else _error(error, real.peak_reserved_bytes),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _error(error: int, real_bytes: int) -> str:
+    if not error:
+        return "0 B"
+    share = f" ({100 * error / real_bytes:+.2f} %)" if real_bytes else ""
+    return f"{error:+,} B{share}"

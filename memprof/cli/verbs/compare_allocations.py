@@ -95,7 +95,7 @@ def _show(
 
         print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
     elif is_row:
-        from memprof.cli.pages.allocations_row import describe_row
+        from memprof.cli.pages.allocations_page import describe_row
 
         print(describe_row(compared, device))
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from memprof.emit.code.loop import INTRODUCTION, loop_lines
 from memprof.emit.code.model_code import PlanCode, plan_code
 from memprof.emit.code.pieces import Function, module_text
 from memprof.emit.emission import Emitted, Request, Target
@@ -93,3 +92,22 @@ def prepare_of(code: PlanCode, *, signature: str = "prepare(model, optimizer)") 
     else:
         docstring = "Applies the part of the plan that no argument covers to a model."
     return Function(signature, docstring, body or ("return None  # everything is in the loop",))
+
+
+#: Heading of the loop; tests find it by this line.
+INTRODUCTION = "The loop, with loss_of(model, batch) for your forward and loss:"
+
+
+def loop_lines(*, parts: int, has_scaler: bool) -> list[str]:
+    """Returns the lines of the loop, indented by 4."""
+    lines = ["for batch in loader:", "    optimizer.zero_grad()"]
+    loss, backward, indent = "loss", "backward()", "    "
+    if parts > 1:
+        lines.append("    for part, share in micro_batches(batch):")
+        indent, backward = "        ", "backward(torch.full_like(loss, share))"
+    if has_scaler:
+        loss = "scaler.scale(loss)"
+    lines.append(f"{indent}loss = loss_of(model, {'part' if parts > 1 else 'batch'})")
+    lines.append(f"{indent}{loss}.{backward}")
+    lines += ["    scaler.step(optimizer)", "    scaler.update()"] if has_scaler else ["    optimizer.step()"]
+    return [f"    {line}" for line in lines]

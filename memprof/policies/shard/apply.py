@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from memprof.errors import PolicyError
 from memprof.policies.runtime.own_types import is_dry_run
@@ -14,7 +17,6 @@ from memprof.policies.shard.averaging import Averaging
 from memprof.policies.shard.feed import RankFeed, divide, feed_of
 from memprof.policies.shard.full import check_units, shard_fully, units_of
 from memprof.policies.shard.process_group import choose_device, join_ranks, start_alike
-from memprof.policies.shard.same_data import SENTENCE, draws_alike
 from memprof.policies.shard.states import DividedUpdates, check_elementwise
 
 if TYPE_CHECKING:
@@ -134,3 +136,20 @@ def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
     if norms:
         notes.append(f"{norms} BatchNorm layers compute statistics over each rank's own samples.")
     return notes
+
+
+SENTENCE = (
+    "All ranks draw the same random numbers, and no DataLoader feeds the model: if the script draws its batches "
+    "itself, all ranks train on the same ones. Read from a DataLoader, whose batches are sharded, or add the "
+    "environment's RANK to the seed."
+)
+
+
+def draws_alike(device: torch.device) -> bool:
+    """Returns whether torch and Python will draw the same numbers on all ranks from here on."""
+    state = bytes(torch.get_rng_state().tolist()) + repr(random.getstate()).encode()
+    own = zlib.crc32(state)
+    low, high = (torch.tensor(own, dtype=torch.int64, device=device) for _ in range(2))
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    return bool(low == high)

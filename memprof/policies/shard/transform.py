@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from memprof.policies.accumulate.batch import find_batch, part_sizes
+from memprof.policies.accumulate.scale import scale_step
+from memprof.policies.rewrite.draft import Draft
 from memprof.policies.shard.prediction.fully import Fully
 from memprof.policies.shard.prediction.replicated import Replicated
 from memprof.policies.shard.prediction.units import find_units
-from memprof.policies.shard.samples import with_part_of_batch
+from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -36,3 +42,26 @@ def transform(step: Step, policy: Shard) -> Step:
         step = with_part_of_batch(step, policy.world_size)
     built = Fully(step, policy, units) if policy.stage >= 2 else Replicated(step, policy)
     return built.build()
+
+
+def with_part_of_batch(step: Step, ranks: int) -> Step:
+    """Scales everything that grows with the batch to the largest part of any rank.
+
+    Args:
+        step: The recorded step.
+        ranks: Number of ranks that divide each batch.
+
+    Raises:
+        PolicyError: The batch of the step cannot be determined.
+    """
+    batch = find_batch(step)
+    parts = part_sizes(batch.size, ranks)[:1]
+    repeats = np.isin(step.ops.phase, ("forward", "backward"))
+    scaled = scale_step(step, batch, parts, repeats)
+    draft = Draft(step)
+    every = np.arange(len(step.ops))
+    draft.ops = scaled.ops(every, np.zeros(len(every), dtype=np.int64), repeats)
+    rows = np.arange(len(step.storages))
+    draft.storages = scaled.storages(rows, np.zeros(len(rows), dtype=np.int64), np.full(len(rows), NONE))
+    draft.duration_us = scaled.duration_us(draft.ops)
+    return dataclasses.replace(draft.build(), number=step.number)

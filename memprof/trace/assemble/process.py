@@ -12,8 +12,7 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.devices.allocator_history import segment_table
-from memprof.trace.assemble.devices.device_events import allocator_events
-from memprof.trace.assemble.devices.device_samples import device_samples
+from memprof.trace.assemble.devices.device_events import allocator_events, device_samples
 from memprof.trace.assemble.evaluation import notes_on_evaluation, trains_in_training_mode
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward

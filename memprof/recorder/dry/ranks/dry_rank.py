@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import wraps
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from memprof.recorder.dry.ranks.absent_ranks import allow_missing_ranks
-from memprof.recorder.dry.ranks.checkpoints import leave_out_checkpoints
 from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.pipelines import PipelineStages
 from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
-from memprof.recorder.dry.ranks.sharding import (
-    leave_out_random_states,
-    leave_out_shape_propagation,
-    show_local_devices,
-)
 from memprof.recorder.dry.ranks.spawning import run_own_rank
 
 
@@ -80,3 +76,77 @@ class DryRank:
         leave_out_shape_propagation()
         leave_out_random_states()
         show_local_devices()
+
+
+def leave_out_checkpoints(count_left_out: Callable[[str], None]) -> None:
+    """Makes torch.distributed.checkpoint write and read nothing; tensors that a job loads into stay as they are.
+
+    Args:
+        count_left_out: Called for each checkpoint.
+    """
+    # Lazy: only distributed jobs need it, and it takes a third of a second.
+    from torch.distributed import checkpoint as distributed_checkpoint
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    checkpoint: Any = distributed_checkpoint
+    saver: Any = state_dict_saver
+    loader: Any = state_dict_loader
+
+    def save(*_: Any, **__: Any) -> Metadata:
+        count_left_out("torch.distributed.checkpoint wrote nothing")
+        return Metadata(state_dict_metadata={})
+
+    def save_later(*_: Any, **__: Any) -> Future[Metadata]:
+        done: Future[Metadata] = Future()
+        done.set_result(save())
+        return done
+
+    def load(*_: Any, **__: Any) -> None:
+        count_left_out("torch.distributed.checkpoint read nothing")
+
+    saver._save_state_dict, loader._load_state_dict = save, load
+    saver.async_save = checkpoint.async_save = save_later
+
+
+def leave_out_shape_propagation() -> None:
+    """Makes DTensor find shapes outside the dry run, as it does in a real run, where its tensors have no memory."""
+    # Lazy: only distributed jobs need it, and it takes half a second.
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    propagator: Any = ShardingPropagator
+    original = propagator._propagate_tensor_meta_non_cached
+
+    @wraps(original)
+    def propagate(this: Any, op_schema: Any) -> Any:
+        changed: Any = op_schema.args_schema[0] if op_schema.args_schema else None
+        if op_schema.is_inplace_op() and getattr(changed, "tensor_meta", None) is not None:
+            return changed.tensor_meta  # drawing random numbers on a GPU needs a generator of its own
+        with _disable_current_modes():
+            return original(this, op_schema)
+
+    propagator._propagate_tensor_meta_non_cached = propagate
+
+
+def leave_out_random_states() -> None:
+    """Makes DTensor draw random numbers as other tensors do.
+
+    In a real run it keeps the ranks' states of the generator in step, with copies of 16 bytes to the device and back.
+    """
+    from torch.distributed.tensor import _dispatch, _random
+
+    modules: tuple[Any, ...] = (_dispatch, _random)
+    for module in modules:
+        module.is_rng_supported_mesh = lambda _: False
+
+
+def show_local_devices() -> None:
+    """Makes tensors that wrap a rank's own part report its device, also where no mode answers for them."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = DTensor
+    whole.device = property(lambda tensor: tensor._local_tensor.device)
+    awaited: Any = AsyncCollectiveTensor
+    awaited.device = property(lambda tensor: tensor.elem.device)
