@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import new_ops
+from memprof.policies.rewrite.insertion import new_ops
 from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ops, Storages, Uses

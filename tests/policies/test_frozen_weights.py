@@ -12,8 +12,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.precision.policy import Precision
-from memprof.policies.rewrite.autocast_cache import cached_until
-from memprof.policies.rewrite.frozen import frozen_parameters
+from memprof.policies.rewrite.autocast_cache import cached_until, frozen_parameters
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from tests.recorder.recorded import Ended, record

@@ -12,7 +12,7 @@ from memprof.planners.search.effects import Effects, Option, Windows
 from memprof.planners.search.groups import around
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned

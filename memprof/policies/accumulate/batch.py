@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.rewrite.compiled_code import require_kernels
+from memprof.policies.rewrite.stack_marks import require_kernels
 from memprof.replay.directed import reached
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step

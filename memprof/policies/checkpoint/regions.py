@@ -9,8 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.sequential import longest_sequence, split
-from memprof.policies.rewrite.compiled_code import SAVES_ITSELF, is_in_compiled_code
-from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
+from memprof.policies.rewrite.stack_marks import IN_TRANSFORM, SAVES_ITSELF, is_in_compiled_code, is_in_transform
 from memprof.policies.runtime.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step

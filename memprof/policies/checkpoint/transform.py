@@ -16,7 +16,7 @@ from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.rewrite.autocast_cache import parameter_casts
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import new_ops
+from memprof.policies.rewrite.insertion import new_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 

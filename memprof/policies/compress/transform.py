@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
-from memprof.policies.rewrite.new_ops import COMPRESS, new_ops
+from memprof.policies.rewrite.insertion import COMPRESS, new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.rewrite.func_transforms import is_in_transform
+from memprof.policies.rewrite.stack_marks import is_in_transform
 from memprof.replay.directed import cycle_of
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints

@@ -7,7 +7,7 @@ import numpy as np
 from memprof.policies.base import Candidates
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.loss.recorded import linear_modules
-from memprof.policies.rewrite.compiled_code import is_in_compiled_code
+from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ints

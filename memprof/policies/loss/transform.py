@@ -11,8 +11,8 @@ from memprof.policies.loss.emit_backward import Emitter
 from memprof.policies.loss.recorded import CrossEntropy, Head, linear_modules
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.func_transforms import is_in_transform
 from memprof.policies.rewrite.insertion import Insertion
+from memprof.policies.rewrite.stack_marks import is_in_transform
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.trace.step import Step
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.recognise import Updates
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

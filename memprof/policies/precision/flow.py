@@ -31,7 +31,7 @@ from memprof.policies.precision.float32 import (
     runs_float32,
 )
 from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models
-from memprof.policies.rewrite.autocast_types import made_in_autocast_type
+from memprof.policies.rewrite.autocast_cache import made_in_autocast_type
 from memprof.policies.rewrite.recomputed import last_runs, read_of_unfinished_runs
 from memprof.policies.runtime.model_roots import root_of
 from memprof.trace.schema import NONE, Bools, Ints, Texts

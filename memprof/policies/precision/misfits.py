@@ -10,7 +10,7 @@ from memprof.errors import PolicyError
 from memprof.policies.precision.autocast_lists import RECURRENT, SHORT_TYPES, is_one_of
 from memprof.policies.precision.policy import CREATE_GRAPH, NOT_OF_OUTPUT
 from memprof.policies.precision.roots import of_trained_models
-from memprof.policies.rewrite.compiled_code import is_in_compiled_code
+from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
 from memprof.policies.precision.casts import cast_by_code, cast_twice, free_with_copies
 from memprof.policies.precision.ends import kept_graphs, own_readers
-from memprof.policies.rewrite.frozen import frozen_parameters
+from memprof.policies.rewrite.autocast_cache import frozen_parameters
 from memprof.policies.rewrite.key_caches import cache_ends
 from memprof.policies.rewrite.recomputed import saved_by_unfinished_runs
 from memprof.policies.rewrite.spans import find_spans

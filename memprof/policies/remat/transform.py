@@ -14,9 +14,9 @@ from memprof.policies.evict.outline import outline_of
 from memprof.policies.evict.planned import planned_course
 from memprof.policies.evict.simulation import Course
 from memprof.policies.evict.units import Units, units_of
-from memprof.policies.rewrite.compiled_code import may_be_compiled
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_OUT
+from memprof.policies.rewrite.insertion import COMPRESS, SWAP_OUT
+from memprof.policies.rewrite.stack_marks import may_be_compiled
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from memprof.policies.rewrite.frozen import frozen_parameters
 from memprof.policies.rewrite.views_read import reads_callers_view
 from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.source_lines import function_of
 from memprof.trace.step import Step
+from memprof.trace.usages import modules_without_gradient
+
+if TYPE_CHECKING:
+    from memprof.trace.step import Step
 
 
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
@@ -65,3 +71,61 @@ def _cache_end(step: Step, seen: Bools) -> Ints:
         shown = freed[is_inside & seen & (freed != NONE)]
         end[is_inside] = shown.max() if len(shown) else calls.last_op_id[call]
     return end
+
+
+def frozen_parameters(step: Step) -> Bools:
+    """Marks the parameters of modules that have no gradient in any recorded step, shape ``(storages,)``.
+
+    Parameters of an optimizer that require gradients and have none are not among them: autocast caches their copies.
+    None where gradients cannot be assigned to modules: where several share a storage, as DistributedDataParallel's
+    buckets do, or nothing is trained, or where no model contains a parameter without a gradient.
+    """
+    storages = step.storages
+    without = modules_without_gradient(step.usages)
+    is_parameter, is_gradient = storages.category == "parameter", storages.category == "gradient"
+    owners = storages.module_id[is_gradient]
+    largest = np.zeros(len(step.modules) + 1, dtype=np.int64)  # the last stands for no module
+    np.maximum.at(largest, storages.module_id[is_parameter], storages.requested_bytes[is_parameter])
+    is_shared = storages.requested_bytes[is_gradient] > largest[owners]
+    trained = np.union1d(owners, np.asarray(step.trained_modules, dtype=np.int64))
+    if not len(trained) or NONE in without or np.any(is_shared | (owners == NONE)):
+        return np.zeros(len(storages), dtype=np.bool_)
+    frozen: Bools = is_parameter & ~np.isin(storages.module_id, [*trained, *without])
+    return frozen
+
+
+def made_in_autocast_type(step: Step) -> Bools:
+    """Returns which float32 tensors become short under autocast since the code makes them in its type, ``(storages,)``.
+
+    An autograd function of the job's has no stacks in its backward. What its backward makes without an operand, and as
+    large as one of these tensors of its forward, is taken for the same buffer.
+
+    Args:
+        step: The step.
+    """
+    ops, storages, uses = step.ops, step.storages, step.uses
+    created = storages.created_op_id
+    is_made: Bools = (created != NONE) & (storages.dtype == "float32")
+    is_made[is_made] = np.isin(ops.stack_id[created[is_made]], list(step.in_autocast_type))
+    if not is_made.any():
+        return is_made
+    frames = dict(zip(step.stacks.stack_id.tolist(), map(str, step.stacks.frames.tolist()), strict=True))
+    forward = np.where(ops.phase == "backward", ops.forward_op_id, NONE)
+    has_operand = np.zeros(len(ops), dtype=np.bool_)
+    has_operand[uses.op_id[uses.role != "write"]] = True
+    is_repeat = (created != NONE) & (storages.dtype == "float32")
+    is_repeat[is_repeat] = ((forward != NONE) & ~has_operand)[created[is_repeat]]
+    made_by = {
+        (_call_of(frames[int(ops.stack_id[created[one]])]), int(storages.requested_bytes[one]))
+        for one in np.flatnonzero(is_made)
+    }
+    for one in np.flatnonzero(is_repeat).tolist():
+        call = _call_of(frames.get(int(ops.stack_id[forward[created[one]]]), ""))
+        is_made[one] |= (call, int(storages.requested_bytes[one])) in made_by
+    return is_made
+
+
+def _call_of(frames: str) -> tuple[str, str]:
+    """Returns the innermost function of a stack, and what called it."""
+    innermost, _, callers = frames.partition("\n")
+    return function_of(innermost), callers

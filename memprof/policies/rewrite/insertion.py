@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Ints, Ops, Storages, Uses
+from memprof.trace.step import Step
 
 #: Columns of the rows of operators: where they are inserted, and what is said of them.
 _OP_COLUMNS = (
@@ -172,3 +173,30 @@ class Insertion:
             draft.insert_storages(Storages.of(**self._storages))
         draft.insert_uses(uses)
         return ids
+
+
+#: Names of the copies that policies and schedules insert: to host memory or disk, back, and into 8 bits.
+SWAP_OUT, SWAP_IN, COMPRESS = "memprof.swap_out", "memprof.swap_in", "memprof.compress"
+
+
+def new_ops(step: Step, name: str, before: Ints, *, kind: str = "compute", **columns: Any) -> Ops:
+    """Returns rows for ``Draft.insert_ops``, in the phase, micro-batch and time of the operators that they precede.
+
+    Args:
+        step: The step.
+        name: The name of all of them.
+        before: Operators before which they run; the number of operators for the end of the step.
+        kind: Their kind.
+        columns: Further columns, each of shape ``(rows,)``; the others have their missing values.
+    """
+    beside = np.clip(before, 0, max(len(step.ops) - 1, 0))
+    return Ops.of(
+        op_id=np.arange(len(before)),
+        step=step.ops.step[beside],
+        micro_batch=step.ops.micro_batch[beside],
+        phase=step.ops.phase[beside],
+        name=np.full(len(before), name),
+        kind=np.full(len(before), kind),
+        start_us=step.ops.start_us[beside],
+        **columns,
+    )

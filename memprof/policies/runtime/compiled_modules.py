@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.rewrite.compiled_code import SAVES_ITSELF
+from memprof.policies.rewrite.stack_marks import SAVES_ITSELF
 from memprof.policies.runtime.forwards import outermost_layer
 from memprof.policies.runtime.job import Job
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.rewrite.new_ops import new_ops
+from memprof.policies.rewrite.insertion import new_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Records
 from memprof.trace.schema import Bools, Floats, Ints, Ops

@@ -13,10 +13,9 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
-from memprof.policies.rewrite.compiled_code import SAVES_ITSELF, may_be_compiled
 from memprof.policies.rewrite.enclosing_calls import Calls
-from memprof.policies.rewrite.func_transforms import IN_TRANSFORM, is_in_transform
-from memprof.policies.rewrite.new_ops import COMPRESS, SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.insertion import COMPRESS, SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.stack_marks import IN_TRANSFORM, SAVES_ITSELF, is_in_transform, may_be_compiled
 from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us
 from memprof.policies.swap.link import link_of
 from memprof.policies.swap.owned.moved_parameters import transform_parameters

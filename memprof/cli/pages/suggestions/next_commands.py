@@ -11,7 +11,7 @@ from memprof.analysis.plans.suggest import Suggestion
 from memprof.emit.switches import switches_of
 from memprof.machines.card import find_card
 from memprof.policies.compile.policy import Compile
-from memprof.policies.rewrite.compiled_code import is_in_compiled_code
+from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import is_masked
 

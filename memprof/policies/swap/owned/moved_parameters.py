@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.enclosing_calls import Calls
-from memprof.policies.rewrite.func_transforms import is_in_transform
+from memprof.policies.rewrite.stack_marks import is_in_transform
 from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
 from memprof.policies.swap.records import called_modules, node_bounds, require_untouched
 from memprof.trace.schema import NONE, Ints

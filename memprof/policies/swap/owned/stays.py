@@ -9,7 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.elements import element_bytes
-from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
+from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.replay.rounding import rounded

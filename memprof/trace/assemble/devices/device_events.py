@@ -1,4 +1,4 @@
-"""Builds the allocator event table: recorded events or, for a device, the allocator's own history."""
+"""Builds the tables of a device's allocator: its events (recorded, or its own history) and its samples."""
 
 from __future__ import annotations
 
