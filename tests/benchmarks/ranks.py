@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.job_process import recording_environment
 from memprof.launch.parent.settings import Settings
 from memprof.trace.files.spool import FILE_NAME
 from memprof.trace.manifest import Machine, Manifest

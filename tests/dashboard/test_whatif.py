@@ -48,7 +48,7 @@ from memprof_dashboard.whatif.planning import (
     run_planners,
     runs_under_plans,
 )
-from memprof_dashboard.whatif.searches import Search, Searches
+from memprof_dashboard.whatif.workspace import Search, Searches
 from tests.browsing import text_of
 
 MIB = 1024**2

@@ -7,8 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from memprof.launch.parent.environment import recording_environment
-from memprof.launch.parent.no_driver import stand_in_for_tools
+from memprof.launch.parent.job_process import recording_environment, stand_in_for_tools
 from memprof.launch.parent.settings import Settings
 
 SPOOL = Path("/somewhere/run.memprof.spool")

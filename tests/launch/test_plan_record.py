@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.job_process import recording_environment
 from memprof.launch.parent.settings import Settings
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.checkpoint.policy import Checkpoint

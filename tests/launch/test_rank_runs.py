@@ -100,7 +100,7 @@ _RUNNER = """
 import os, sys
 from pathlib import Path
 from memprof.launch.dry.rank_runs import RankRuns
-from memprof.launch.parent.group_anchor import GroupAnchor
+from memprof.launch.parent.job_process import GroupAnchor
 from memprof.launch.parent.relay import SignalRelay
 os.sched_getaffinity = lambda _: {0}
 spool = Path(sys.argv[1])

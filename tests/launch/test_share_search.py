@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.launch.dry.share_search import search_shares
+from memprof.launch.dry.dry_compiled import search_shares
 
 _BUDGET = 1000
 

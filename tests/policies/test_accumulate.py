@@ -20,10 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
-from memprof.policies.accumulate.comparisons import compares_samples
+from memprof.policies.accumulate.candidates import compares_samples, repeats_by_batch
 from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.repetitions import repeats_by_batch
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import micro_batches, split_batch
 from memprof.policies.plan.plan import Plan

@@ -17,6 +17,11 @@ from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof.version import __version__
 
+# Writes profiles of bytes by stack for speedscope.app.
+#
+# Source: speedscope's file format, ``https://www.speedscope.app/file-format-schema.json``: sampled profiles, whose
+# samples are stacks of frames, outermost first, each with a weight.
+
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
 
-from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows
-from memprof.analysis.snapshot_plans.half_precision import half_precision
+from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows, with_block
 from memprof.analysis.snapshot_plans.logits import find_logits
 from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
-from memprof.trace.schema import NONE, Bools
+from memprof.trace.schema import NONE, Bools, Ints, Texts
 from memprof.trace.step import Step
 
 #: Parts that a loss and a batch are divided into.
@@ -107,3 +107,101 @@ def micro_batches(step: Step, parts: int) -> Step:
     draft.copy_storages(gradients, np.full(len(gradients), NONE), ends)
     draft.free(gradients, completed_after(step, gradients))
     return draft.build()
+
+
+#: Operators whose results stay in float32 under autocast, kept by their own backward or by that of a norm behind
+#: them: sums with a residual stream, embeddings, softmax and the like (``policies.precision.autocast_lists``).
+_IN_FLOAT32 = re.compile(r"(add_Tensor|embedding|_?(safe_|log_)?softmax(_int|_Dimname)?|exp|rsqrt|reciprocal)$")
+#: Dropout keeps a mask of one byte for each number of four that it returns, whatever their type.
+_DROPOUT = re.compile(r"(native_)?(feature_)?dropout[123]?d?$")
+_MASKS_IN_RESULT = 4
+#: Innermost frames whose functions name an operator, where C++ frames are missing.
+_FUNCTIONAL = re.compile(r"[/\\]torch[/\\]nn[/\\]functional\.py:\d+:(\w+)$")
+
+
+def half_precision(step: Step) -> Step:
+    """Halves what forward and backward make, and adds a copy of the weights in 16 bits while both run.
+
+    The loss runs in float32: it gets a copy of the logits' logarithm, and returns a gradient that is then cast.
+
+    Args:
+        step: The step.
+
+    Raises:
+        PolicyError: The step shows no forward.
+    """
+    forward, backward = phase_rows(step, "forward"), phase_rows(step, "backward")
+    if not len(forward):
+        raise PolicyError("The step shows no forward.")
+    made = of_category(step, "activation") | (of_category(step, "temporary") & ~made_in(step, "optimizer"))
+    names = _operator_names(step)
+    logits = find_logits(step)
+    halved = made & ~_matches(names, _IN_FLOAT32) & ~_masks(step, names)
+    weights = int(step.storages.allocated_bytes[of_category(step, "parameter")].sum()) // 2
+    ends = max(forward[-1], backward[-1] if len(backward) else 0)
+    changed = _loss_in_float32(divided(step, halved | logits, 2), step, logits)
+    return with_block(changed, "temporary", str(step.storages.device[0]), weights, forward[0], ends)
+
+
+def _operator_names(step: Step) -> Texts:
+    """Returns the name of the operator that made each storage, without ``aten.``; "" where unknown, ``(storages,)``."""
+    by_stack = {}
+    for stack, frames in zip(step.stacks.stack_id.tolist(), step.stacks.frames.tolist(), strict=True):
+        found = _FUNCTIONAL.search(str(frames).partition("\n")[0])
+        by_stack[stack] = found[1] if found else ""
+    names = [
+        name.removeprefix("aten.") if name.startswith("aten.") else by_stack.get(stack, "")
+        for name, stack in zip(step.ops.name.tolist(), step.ops.stack_id.tolist(), strict=True)
+    ]
+    created = step.storages.created_op_id
+    found_names: Texts = np.where(created != NONE, np.array(names, dtype=object)[np.maximum(created, 0)], "")
+    return found_names
+
+
+def _matches(names: Texts, pattern: re.Pattern[str]) -> Bools:
+    """Returns which names a pattern matches as a whole."""
+    known = {name: pattern.match(name) is not None for name in set(names.tolist())}
+    return np.array([known[name] for name in names.tolist()], dtype=np.bool_)
+
+
+def _masks(step: Step, names: Texts) -> Bools:
+    """Returns which storages are masks of dropout: a quarter of another that the same stack makes."""
+    storages = step.storages
+    dropped = np.flatnonzero(_matches(names, _DROPOUT))
+    stacks, sizes = step.ops.stack_id[storages.created_op_id[dropped]], storages.requested_bytes[dropped]
+    results = set(zip(stacks.tolist(), sizes.tolist(), strict=True))
+    masks = np.zeros(len(storages), dtype=np.bool_)
+    masks[dropped] = [(stack, _MASKS_IN_RESULT * size) in results for stack, size in zip(stacks, sizes, strict=True)]
+    return masks
+
+
+def _loss_in_float32(halved: Step, step: Step, logits: Bools) -> Step:
+    """Returns a step whose loss gets its input in float32 from a log-softmax in 16 bits, as ``cross_entropy`` runs.
+
+    Args:
+        halved: The step with logits, and what the loss makes of their size, halved.
+        step: The step as it was recorded.
+        logits: These storages.
+    """
+    rows = np.flatnonzero(logits)
+    rows = rows[np.argsort(step.storages.created_op_id[rows], kind="stable")]
+    is_backward = made_in(step, "backward")[rows]
+    draft = Draft(halved)
+    created, freed, sizes = step.storages.created_op_id, step.storages.freed_op_id, step.storages.allocated_bytes
+    for place in np.flatnonzero(~is_backward[:-1] & is_backward[1:]).tolist():
+        last, first = int(rows[place]), int(rows[place + 1])
+        following = rows[place + 2 : place + 3]
+        is_cast = bool(len(following)) and is_backward[place + 2] and created[following[0]] > created[first]
+        until = int(created[following[0]]) - 1 if is_cast else int(freed[first])
+        _add(draft, last, int(sizes[last]), int(created[last]), int(created[first]))
+        _add(draft, first, int(sizes[first]) - int(halved.storages.allocated_bytes[first]), int(created[first]), until)
+    return draft.build()
+
+
+def _add(draft: Draft, like: int, size_bytes: int, created: int, freed: int) -> None:
+    """Inserts a storage like another, of another size and life."""
+    (row,) = draft.copy_storages(np.array([like]), np.array([created]), np.array([freed])).tolist()
+    for column in ("allocated_bytes", "requested_bytes"):
+        sizes: Ints = getattr(draft.storages, column).copy()
+        sizes[row] = size_bytes
+        draft.storages = draft.storages.replace(**{column: sizes})

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.allocator.reserved import reserved_expandable
-from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
+from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.cli.page import Page, cell, make_table, printable
-from memprof.cli.pages.check_page import check_table, describe_check, describe_none
 from memprof.cli.pages.drawings import draw_front
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.pages.suggestions.next_commands import next_commands
@@ -219,3 +218,46 @@ def _refused_table(found: Suggestion) -> Table:
     for reason, plan in list(by_reason.items())[:_MOST_ROWS]:
         table.add_row(cell(plan), printable(reason))
     return table
+
+
+def describe_check(checked: tuple[Checked, ...]) -> str:
+    """Returns whether a dry run confirms the plan that is kept, to follow the verdict; "" without a dry run."""
+    if not checked:
+        return ""
+    found = confirmed(checked)
+    if found is None or found.dry_bytes is None:
+        return " No dry run confirms it."
+    error = describe_difference(found.dry_bytes, found.predicted_bytes)
+    return f" Confirmed by a dry run: peak {format_bytes(found.dry_bytes)} ({error})."
+
+
+def describe_none(checked: tuple[Checked, ...]) -> str:
+    """Returns a sentence: every dry-run plan exceeds the budget as applied."""
+    budget = format_bytes(checked[0].budget_bytes)
+    if len(checked) == 1:
+        plan = checked[0].plan.describe()
+        return f"In a dry run, {plan} exceeds {budget}, contrary to the prediction: not kept."
+    return f"Of {len(checked)} plans predicted to be within {budget}, none is within it in a dry run: none is kept."
+
+
+def check_table(checked: tuple[Checked, ...]) -> Table:
+    """Returns the table of checked plans, one row per plan."""
+    table = make_table("plan", ">predicted", ">dry run", ">error", "result")
+    for one in checked:
+        table.add_row(
+            Text(printable(one.plan.describe())),
+            format_bytes(one.predicted_bytes),
+            "" if one.dry_bytes is None else format_bytes(one.dry_bytes),
+            "" if one.dry_bytes is None else describe_difference(one.dry_bytes, one.predicted_bytes),
+            Text(printable(_came(one))),
+        )
+    return table
+
+
+def _came(one: Checked) -> str:
+    if one.dry_bytes is None:
+        return f"unchecked: {one.reason}"
+    if one.fits:
+        return "fits"
+    what = "" if one.dry_bytes > one.budget_bytes else ", reserved"
+    return f"{format_bytes_change(one.excess_bytes)} over{what}"

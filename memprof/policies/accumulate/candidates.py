@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.batch import find_batch
-from memprof.policies.accumulate.comparisons import compares_samples
+from memprof.policies.accumulate.batch import computed_from, find_batch
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.repetitions import repeats_by_batch
 from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
+from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
 from memprof.trace.usages import SETS_LEARNING_RATE
 
@@ -77,3 +78,83 @@ def _batch_size(step: Step) -> float:
         return find_batch(step).size
     except PolicyError:
         return math.inf
+
+
+#: Operators whose result has one entry per pair of rows of two matrices.
+_PAIRS = ("aten.mm.default", "aten.addmm.default", "aten._cdist_forward.default", "aten._euclidean_dist.default")
+
+
+def compares_samples(step: Step) -> bool:
+    """Returns whether forward computes a value for every pair of samples, as contrastive losses do.
+
+    Such a value lies in a matrix with a row and a column per sample (or per view of it), the product of two computed
+    matrices, at least one of them from the batch. Split into micro-batches, such a loss has fewer pairs and is a
+    different objective.
+
+    Args:
+        step: A training step.
+
+    Raises:
+        PolicyError: No input shows the batch size.
+    """
+    batch = find_batch(step)
+    ops, uses, storages = step.ops, step.uses, step.storages
+    paired = np.isin(ops.name, _PAIRS) & (ops.phase == "forward")
+    is_made = (uses.role == "write") & paired[uses.op_id]
+    shapes = storages.shape.astype(str)
+    for op, result in zip(uses.op_id[is_made].tolist(), uses.storage_id[is_made].tolist(), strict=True):
+        sizes = shapes[result].split("x")
+        if len(sizes) != 2 or sizes[0] != sizes[1] or int(sizes[0]) % batch.size:
+            continue
+        operands = uses.storage_id[(uses.op_id == op) & (uses.role == "read")]
+        is_weight = np.isin(storages.category[operands], ("parameter", "buffer"))
+        if np.any(batch.is_from_input[operands]) and not np.any(is_weight):
+            return True
+    return False
+
+
+#: Reads a number of one element into Python, as ``item()``, ``float()`` and ``if`` do.
+_READ = "aten._local_scalar_dense.default"
+
+
+def repeats_by_batch(step: Step) -> bool:
+    """Returns whether forward calls a module again after reading a number that depends on all samples.
+
+    Adaptive solvers of differential equations choose their next step by the error over the whole batch, and iterations
+    end when a residual is small: each micro-batch would take other steps. The number is one float, or a comparison of
+    such numbers, computed from inputs and parameters. Values that are read and only printed, after the last call of
+    each module, and counts of elements do not matter.
+
+    Args:
+        step: A training step.
+
+    Raises:
+        PolicyError: No input shows the batch size.
+    """
+    ops, uses, calls = step.ops, step.uses, step.module_calls
+    is_read = (ops.name == _READ) & (ops.phase == "forward") & (ops.module_id != NONE)
+    if not np.any(is_read):
+        return False
+    decisive = _decisive(step)
+    rows = is_read[uses.op_id] & decisive[uses.storage_id]
+    for op in np.unique(uses.op_id[rows]).tolist():
+        around = (calls.first_op_id <= op) & (calls.last_op_id >= op) & (calls.module_id == ops.module_id[op])
+        for first, last in zip(calls.first_op_id[around].tolist(), calls.last_op_id[around].tolist(), strict=True):
+            before = calls.module_id[(calls.first_op_id >= first) & (calls.last_op_id < op)]
+            after = calls.module_id[(calls.first_op_id > op) & (calls.last_op_id <= last)]
+            if len(np.intersect1d(before, after)):
+                return True
+    return False
+
+
+def _decisive(step: Step) -> Bools:
+    """Returns the storages with one float computed from inputs and parameters, or a comparison of it: (storages,)."""
+    uses, storages = step.uses, step.storages
+    is_computed = find_batch(step).is_from_input & computed_from(step, storages.category == "parameter")
+    is_number = (storages.shape == "") & (storages.created_op_id != NONE)
+    is_float = np.array([str(dtype).startswith(("float", "bfloat")) for dtype in storages.dtype], dtype=np.bool_)
+    is_float &= is_number & is_computed
+    compares = np.zeros(len(step.ops) + 1, dtype=np.bool_)  # the last entry stands for NONE
+    compares[uses.op_id[(uses.role == "read") & is_float[uses.storage_id]]] = True
+    decisive: Bools = is_float | (is_number & (storages.dtype == "bool") & compares[storages.created_op_id])
+    return decisive

@@ -87,6 +87,11 @@ def _values(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.dev
     return values.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
+# Block-wise 8-bit quantization of floating point values, and its inverse.
+#
+# Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022), section 2.1: block-wise scales; the
+# map here is linear instead of dynamic, since activations are read once and not accumulated.
+
 _TINY = torch.finfo(torch.float32).tiny
 
 

@@ -26,6 +26,11 @@ def ran_within(step: Step, pattern: re.Pattern[str]) -> Bools:
     return marked
 
 
+# Finds what ran inside a transform of torch.func, where policies leave a job as it is.
+#
+# torch calls no hooks of saved tensors there, and what a transform passes around are wrappers without memory of their
+# own. ``own_types.is_in_transform`` says the same while a job runs.
+
 #: Error where everything that a policy would change runs inside a transform.
 IN_TRANSFORM = (
     "{what} inside a transform of torch.func (grad, vmap), where torch calls no hooks of saved tensors and {policy} "
@@ -41,6 +46,12 @@ def is_in_transform(step: Step) -> Bools:
     """Marks the operators that ran inside a transform of torch.func, shape ``(ops,)``; none without stacks."""
     return ran_within(step, _TRANSFORM)
 
+
+# Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
+#
+# Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
+# recording shows its buffers and kernels, but not where they are allocated in C++. ``runtime.compiled_modules`` finds
+# which modules of a running job are compiled.
 
 #: Error where a policy would change which tensors generated code saves.
 SAVES_ITSELF = (

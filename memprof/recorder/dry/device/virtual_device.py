@@ -17,18 +17,14 @@ from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.kernels import triton_launches
 from memprof.recorder.dry.device.kernels.attention import masked_in_place
-from memprof.recorder.dry.device.kernels.bias_sums import biased_in_place
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
-from memprof.recorder.dry.device.kernels.fused import FusedKernels
 from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
-from memprof.recorder.dry.device.kernels.grouped import GROUPED
 from memprof.recorder.dry.device.kernels.layouts import LAYOUTS
-from memprof.recorder.dry.device.kernels.losses import LOSSES
 from memprof.recorder.dry.device.kernels.low_bits import low_bit_shape
+from memprof.recorder.dry.device.kernels.operator_rules import GROUPED, LOSSES, FusedKernels, biased_in_place, in_order
+from memprof.recorder.dry.device.kernels.operator_rules import SHAPES as TYPED_PRODUCTS
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
-from memprof.recorder.dry.device.kernels.results import in_order
 from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
-from memprof.recorder.dry.device.kernels.typed_products import SHAPES as TYPED_PRODUCTS
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.recorder.dry.device.ordinals import ORDINALS
 from memprof.recorder.dry.device.virtual_events import VirtualEvents

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +18,6 @@ from memprof.recorder.dry.ranks.messages import Messages
 from memprof.recorder.dry.ranks.pipelines import PipelineStages
 from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
 from memprof.recorder.dry.ranks.role import Role
-from memprof.recorder.dry.ranks.spawning import run_own_rank
 
 
 class DryRank:
@@ -150,3 +151,45 @@ def show_local_devices() -> None:
     whole.device = property(lambda tensor: tensor._local_tensor.device)
     awaited: Any = AsyncCollectiveTensor
     awaited.device = property(lambda tensor: tensor.elem.device)
+
+
+class _Ended:
+    """Stands for the context of processes that have ended."""
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Returns True: all have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """Returns the number of this process."""
+        return [os.getpid()]
+
+
+def run_own_rank(refuse: Callable[[str], NoReturn]) -> None:
+    """Makes ``torch.multiprocessing.spawn`` call its function here, with this rank's number on its node.
+
+    Args:
+        refuse: Ends the job with a message, if it starts another number of processes.
+    """
+
+    def start_processes(
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> Any:
+        on_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        if nprocs != on_node:
+            refuse(
+                f"the job starts {nprocs:,} processes on each node, but --ranks and --nodes give each {on_node:,}: use "
+                f"--ranks {nprocs} on one node."
+            )
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+        return None if join else _Ended()
+
+    processes: Any = torch.multiprocessing
+    # The package's attribute of this name is the function.
+    module: Any = import_module("torch.multiprocessing.spawn")
+    processes.start_processes = module.start_processes = start_processes
