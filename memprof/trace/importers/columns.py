@@ -11,7 +11,7 @@ import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable, text_of
-from memprof.trace.schema import ACTIONS, Bools, Floats, Ints, Segments
+from memprof.trace.schema import ACTIONS, NONE, Bools, Floats, Ints, Segments
 
 #: Action codes: indices into the schema's list; actions not listed there are dropped.
 _CODES = {name: place for place, name in enumerate(ACTIONS)}
@@ -96,6 +96,12 @@ class Blocks:
     def __len__(self) -> int:
         """Returns the number of blocks."""
         return len(self.address)
+
+    @classmethod
+    def of_sizes(cls, size: Ints) -> Blocks:
+        """Returns blocks of which nothing but the size is known."""
+        nowhere, is_pending = np.full(len(size), NONE, dtype=np.int64), np.zeros(len(size), dtype=np.bool_)
+        return cls(nowhere, size, size, is_pending, [NO_STACK] * len(size))
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def _profiled_device(number: int, is_cpu: bool, trace: Any, raw: list[Any]) -> D
         stacks=stacks,
         lives=lives,
         reserved=reserved,
-        facts=find_facts(name, entries, segments, blocks, len(blocks), lives, reserved),
+        facts=find_facts(name, entries, segments, blocks, len(blocks), lives, reserved, knows_start=False),
         remarks=("it was made from a profile: categories are the profiler's own, and reserved memory is unknown.",),
     )
 
