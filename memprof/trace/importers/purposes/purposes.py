@@ -11,6 +11,7 @@ import numpy as np
 
 from memprof.machines.architectures import cublas_workspace_sizes
 from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
+from memprof.trace.importers.purposes.replaced import find_replaced
 from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
@@ -71,8 +72,9 @@ def find_purposes(lives: Lives) -> Purposes:
     """Determines categories.
 
     * A stack that assigns a gradient, sets up optimizer state or gives cuBLAS its workspace says so.
-    * What an operator frees before anything else is allocated, beside its result, is a workspace; so are cuBLAS's, which
-      have known sizes and stay.
+    * Weights and states that updates replace are those (``replaced.py``).
+    * What an operator frees before anything else is allocated, beside its result, is a workspace; so are cuBLAS's,
+      which have known sizes and stay.
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends
       before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
       it, else a gradient. An update's is optimizer state if it stays, else temporary.
@@ -102,6 +104,12 @@ def find_purposes(lives: Lives) -> Purposes:
     is_forward, is_backward, is_update, is_other, is_older = (
         born == name for name in ("forward", "backward", "optimizer", "other", "before")
     )
+    backward_ends = _ends_of(lives, "backward")
+    made_by_backward = _most_at_once(lives, is_backward & _spans(lives, "optimizer"), backward_ends)
+    lines = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
+    weights, states = find_replaced(lives.created, lives.freed, lives.size, lives.phase, lines, made_by_backward)
+    settle(weights, "parameter", BY_PHASES)
+    settle(states, "optimizer_state", BY_PHASES)
     settle(_are_cublas(lives, made & stays & ~is_update & (how == "")), "workspace", BY_SIZE)
     settle((is_forward | is_backward) & _beside_a_result(lives), "workspace", BY_PHASES)
     by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
