@@ -221,3 +221,30 @@ def test_a_result_that_is_dropped_at_once_is_no_workspace(tmp_path: Path) -> Non
     storages = tables[Storages]
     found = dict(zip((storages.requested_bytes // MIB).tolist(), storages.category.tolist(), strict=True))
     assert (found[2], found[4]) == ("workspace", "temporary")
+
+
+@pytest.mark.parametrize("is_state", [False, True])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_weights_that_an_update_replaces_stay_parameters(is_state: bool, updates: int, tmp_path: Path) -> None:
+    """``p.data = p.data - lr * p.grad``: the new tensor is a parameter, and so is the old one, from before the history.
+
+    Where a tensor of 4 MiB always stays beside it, that is the weight, and what is replaced its momentum.
+    """
+    size, places = 4 * MIB, iter(range(0, 1 << 40, 8 * MIB))
+    weight, gradient, kept = next(places), next(places), next(places)
+    update = [*OPTIMIZER[1:]]
+    history = []
+    for _ in range(updates):
+        saved, product, new = next(places), next(places), next(places)
+        history += [entry("alloc", saved, MIB, FORWARD), entry("alloc", gradient, size, BACKWARD)]
+        history += [*freed(saved, MIB), entry("alloc", product, size, update), entry("alloc", new, size, update)]
+        history += [*freed(weight, size), *freed(product, size), *freed(gradient, size)]
+        weight = new
+    at_end = [segment(weight, block(size)), *([segment(kept, block(size))] if is_state else [])]
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot(at_end, history))).ranks
+    storages = tables[Storages]
+    found = storages.category[(storages.requested_bytes == size)].tolist()
+    replaced = "optimizer_state" if is_state else "parameter"
+    assert found.count(replaced) == 1 + updates
+    assert found.count("parameter") == (1 if is_state else 1 + updates)
+    assert found.count("temporary") == found.count("gradient") == updates

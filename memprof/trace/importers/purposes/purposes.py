@@ -115,7 +115,7 @@ def find_purposes(lives: Lives) -> Purposes:
     by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
     # A model may be loaded after another one has run.
     is_called = np.array([bool(stack.modules) for stack in lives.stacks], dtype=np.bool_)[lives.created]
-    is_setup = is_other & stays & (_before_first(lives, "forward") & ~is_called | by_module)
+    is_setup = is_other & stays & (_before_first(lives) & ~is_called | by_module)
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
     ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
     settle(is_forward & (in_backward | ends_early | _dies_with_graph(lives, is_forward)), "activation", BY_PHASES)
@@ -290,6 +290,8 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
     return dropped
 
 
-def _before_first(lives: Lives, name: str) -> Bools:
-    rows = np.flatnonzero(lives.phase == name)
+def _before_first(lives: Lives) -> Bools:
+    """Returns which lives begin before the first forward, or before the first backward without any; none without both."""
+    rows = np.flatnonzero(lives.phase == "forward")
+    rows = rows if len(rows) else np.flatnonzero(lives.phase == "backward")
     return np.asarray(lives.created < (int(rows[0]) if len(rows) else 0))
