@@ -18,7 +18,7 @@ from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, Prof
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable
+from memprof.trace.importers.stacks.frames import Stack, StackTable
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
 from memprof.version import __version__
@@ -32,8 +32,8 @@ _BACKEND = Backend(
         "memory that torch's allocator does not own",
     ),
 )
-#: Where the trace has no count of the allocator's own. Torch's CPU allocator counts only while a profiler runs, and what
-#: is freed between two profiles stays in its count.
+#: Where the trace has no count of the allocator's own. Torch's CPU allocator counts only while a profiler runs, and
+#: what is freed between two profiles stays in its count.
 _UNKNOWN_START = (
     "what was in use before the profiler began, and is not freed in the trace, is not in it: the peak is a lower bound"
 )

@@ -208,7 +208,7 @@ def test_old_tensors_as_large_as_a_workspace_are_parameters(tmp_path: Path) -> N
 
 
 def test_a_result_that_is_dropped_at_once_is_no_workspace(tmp_path: Path) -> None:
-    """Forward's last result, freed before anything else is allocated, is not what a kernel works in; that has a result."""
+    """A result of forward that is freed before anything else is allocated is not what a kernel works in beside one."""
     line = [frame("/job/model.py:8", "forward"), *FORWARD[1:]]
     history = [
         entry("alloc", 0, MIB, FORWARD),

@@ -225,7 +225,7 @@ def test_single_changes_of_a_memory_timeline_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "device"), [(4, "cpu"), (512, "unknown")])
 def test_a_memory_timeline_is_of_no_device_that_it_does_not_show(size: int, device: str, tmp_path: Path) -> None:
-    """Blocks smaller than CUDA's are the CPU's; others may be of any device. Its start is unknown: old memory may be unused.
+    """Blocks smaller than CUDA's are the CPU's; others may be of any device. What is unused is not in it.
 
     The tensor of 100 bytes was there before the profiler, with the size of its elements, so it shows nothing.
     """
@@ -238,7 +238,8 @@ def test_a_memory_timeline_is_of_no_device_that_it_does_not_show(size: int, devi
         (found,) = result.devices
         assert found["device"] == device
         assert found["peak_allocated_bytes"] == found["end_allocated_bytes"] == 100 + 4 * size
-        assert not found["history_complete"] and found["start_allocated_bytes"] is None
+        assert not found["history_complete"]
+        assert found["start_allocated_bytes"] is None
         assert result.ranks[0][0].machine.device_kind == device
 
 

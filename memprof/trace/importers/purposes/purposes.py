@@ -291,7 +291,7 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
 
 
 def _before_first(lives: Lives) -> Bools:
-    """Returns which lives begin before the first forward, or before the first backward without any; none without both."""
+    """Returns which lives begin before the first forward, or without any, the first backward; none without both."""
     rows = np.flatnonzero(lives.phase == "forward")
     rows = rows if len(rows) else np.flatnonzero(lives.phase == "backward")
     return np.asarray(lives.created < (int(rows[0]) if len(rows) else 0))

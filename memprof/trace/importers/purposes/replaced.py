@@ -15,9 +15,9 @@ def find_replaced(
 ) -> tuple[Bools, Bools]:
     """Returns which lives are weights, and which are state, that updates replace.
 
-    An update makes a tensor that lasts until another one frees it, or to the end of the history, and frees one of the same
-    size that is older than the update and not of backward. These are weights, unless as many tensors as there are
-    gradients of their size always stay: then they are state. Of several lines that make them, the last makes weights.
+    An update makes a tensor that lasts until another one frees it, or to the end of the history, and frees one of the
+    same size that is older than the update and not of backward. These are weights, unless as many tensors as there
+    are gradients of their size always stay: then they are state. Of several lines, the last makes weights.
 
     Args:
         created: Row that made each life; NONE if it is older than the history. Shape ``(lives,)``, as the next two.
