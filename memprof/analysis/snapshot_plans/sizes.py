@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 
 from memprof.analysis.snapshot_plans.change import Change, divided, made_in, of_category, phase_rows
-from memprof.analysis.snapshot_plans.half_precision import half_precision
-from memprof.analysis.snapshot_plans.logits import find_logits
+from memprof.analysis.snapshot_plans.half_precision import find_logits, half_precision
 from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft

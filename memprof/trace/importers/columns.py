@@ -74,6 +74,20 @@ class Entries:
         """Returns the number of entries."""
         return len(self.action)
 
+    @classmethod
+    def plain(
+        cls,
+        action: Ints,
+        address: Ints,
+        size: Ints,
+        time_us: Floats,
+        stacks: list[Stack],
+        category: list[str] | None = None,
+    ) -> Entries:
+        """Returns entries on one stream and in the default pool, without remarks."""
+        stream, none = np.zeros(len(size), dtype=np.int64), [""] * len(size)
+        return cls(action, address, size, stream, time_us, none, stacks, {}, none, none, category)
+
 
 @dataclass(frozen=True, eq=False)
 class Blocks:

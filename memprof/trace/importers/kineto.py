@@ -126,17 +126,12 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     has_addresses = all(event.address for event in events)
     size = whole_numbers([event.size for event in events], "the sizes of [memory] events")
     stack_of = stacks_of(trace, events, stacks)
-    entries = Entries(
-        action=np.where(size > 0, ALLOC, FREE),
-        address=np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
-        size=np.abs(size),
-        stream=np.zeros(len(events), dtype=np.int64),
-        time_us=np.array([event.time_us for event in events]) + trace.base_us,
-        pool=[""] * len(events),
-        stacks=stack_of,
-        unknown={},
-        compile_context=[""] * len(events),
-        user_metadata=[""] * len(events),
+    entries = Entries.plain(
+        np.where(size > 0, ALLOC, FREE),
+        np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
+        np.abs(size),
+        np.array([event.time_us for event in events]) + trace.base_us,
+        stack_of,
     )
     rest, drift = _rest_from_before(events, size, find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1))
     is_counted = name != "cpu" and all(event.allocated is not None for event in events)
@@ -209,7 +204,7 @@ def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
     """Returns the allocator's own count of reserved bytes; below 0 where it has none, as on the CPU."""
     counts = [event.reserved for event in events]
     if not any(counts) or any(count is None for count in counts):
-        return Reserved(NONE, np.full(len(events), NONE, dtype=np.int64), NONE)
+        return Reserved.unknown(len(events))
     after = np.array(counts, dtype=np.int64)
     return Reserved(int(after[0]), after, int(after[-1]))
 

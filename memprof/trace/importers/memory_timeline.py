@@ -204,22 +204,17 @@ def _history(name: str, times_us: list[float], pieces: list[_Pieces]) -> DeviceH
                 rows.append((gone, 0 if gone > born else 2, address, size, ""))
     rows.sort(key=lambda one: one[:3])
     count = len(rows)
-    entries = Entries(
-        action=np.array([ALLOC if one[1] == 1 else FREE for one in rows], dtype=np.int64),
-        address=np.array([one[2] for one in rows], dtype=np.int64),
-        size=np.array([one[3] for one in rows], dtype=np.int64),
-        stream=np.zeros(count, dtype=np.int64),
-        time_us=np.array([times_us[one[0]] for one in rows]),
-        pool=[""] * count,
-        stacks=[NO_STACK] * count,
-        unknown={},
-        compile_context=[""] * count,
-        user_metadata=[""] * count,
-        category=[one[4] for one in rows],
+    entries = Entries.plain(
+        np.array([ALLOC if one[1] == 1 else FREE for one in rows], dtype=np.int64),
+        np.array([one[2] for one in rows], dtype=np.int64),
+        np.array([one[3] for one in rows], dtype=np.int64),
+        np.array([times_us[one[0]] for one in rows]),
+        [NO_STACK] * count,
+        [one[4] for one in rows],
     )
     lives = find_lives(entries, Blocks.of_sizes(entries.size[:0]), rounding=1)
     blocks = Blocks.of_sizes(lives.requested[lives.free == NONE])
-    reserved = Reserved(NONE, np.full(count, NONE, dtype=np.int64), NONE)
+    reserved = Reserved.unknown(count)
     segments = Segments.empty()
     return DeviceHistory(
         number=0,
