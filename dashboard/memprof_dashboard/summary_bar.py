@@ -124,7 +124,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     facts: list[Any] = [
         html.Span(
             [
-                "peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
+                "allocated peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
                 html.Strong(format_bytes(size)),
             ],
             title=f"{size:,} B",
@@ -185,8 +185,8 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     capture = rank.trace.manifest.capture
     if capture.reason == RUNNING:
         return parts.note(f"Recorded up to {capture.ends_at or 'here'}: {RUNNING}.")
-    place = f" in {capture.ends_at}" if capture.ends_at else ""
-    sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
+    ends = f"ended early in {capture.ends_at}" if capture.ends_at else "is incomplete"
+    sentences = [f"This recording {ends}: {capture.reason or 'the file is truncated'}."]
     if device.state == DOES_NOT_FIT and device.parts:
         sentences.append(device.parts)
     if command := _whole_step(rank):

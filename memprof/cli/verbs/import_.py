@@ -126,15 +126,13 @@ def _print_page(imported: Imported) -> None:
     def size(count: int | None) -> str:
         return "unknown" if count is None else format_bytes(count)
 
-    table = make_table("device", ">entries", ">peak", ">peak reserved", ">at the end", ">reserved", "history")
+    sizes = ("peak_allocated", "peak_reserved", "end_allocated", "end_reserved")
+    table = make_table("device", ">entries", *(f">{name.replace('_', ' ')}" for name in sizes), "history")
     for device in imported.devices:
         table.add_row(
             cell(device["device"]),
             f"{device['entries']:,}",
-            size(device["peak_requested_bytes"]),
-            size(device["peak_reserved_bytes"]),
-            size(device["end_requested_bytes"]),
-            size(device["end_reserved_bytes"]),
+            *(size(device[f"{name}_bytes"]) for name in sizes),
             _history(device),
         )
     page = Page.for_stdout()
@@ -145,4 +143,6 @@ def _print_page(imported: Imported) -> None:
 def _history(device: dict[str, Any]) -> str:
     if device["entries"] < 2:
         return "none: end state only"
+    if device["start_allocated_bytes"] is None:
+        return "start unknown: peak is a lower bound"
     return "complete" if device["history_complete"] else "a window of the job"
