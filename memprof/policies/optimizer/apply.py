@@ -57,7 +57,7 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
     numbers = [value for group in optimizer.param_groups for value in (group.get("lr"), *group.get("betas", ()))]
     is_captured = all(group.get("capturable") for group in optimizer.param_groups)
     if policy.loop == "foreach" and not is_captured and any(isinstance(each, torch.Tensor) for each in numbers):
-        raise PolicyError(f"The foreach form of {kind} takes no learning rate or betas that are tensors; leave loop out.")
+        raise PolicyError(f"The foreach form of {kind} takes no learning rate that is a tensor; leave loop out.")
     is_on_host = all(parameter.device.type == "cpu" for parameter in parameters)
     if policy.loop in ("foreach", "loop") and is_captured and is_on_host:
         raise PolicyError(f"On a CPU only the fused form of {kind} is capturable; leave loop out.")

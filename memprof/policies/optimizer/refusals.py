@@ -57,4 +57,4 @@ def needs_whole(kind: str) -> str:
 
 def no_form(kind: str, loop: str) -> str:
     """Returns the sentence for an optimizer without an update form."""
-    return f"{kind} has no {loop} form for these parameters and gradients; leave loop out."
+    return f"{kind} has no {loop} form for these parameters; leave loop out."
