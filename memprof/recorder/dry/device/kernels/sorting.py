@@ -32,7 +32,8 @@ def sort_sizes(args: Any, result: Any) -> list[int]:
 def topk_sizes(args: Any, result: Any) -> list[int]:
     """More than 4,096 results of a row that have to be in order are sorted, with copies (cuda/TensorTopK.cpp)."""
     values, indices = result
-    dim, _, is_sorted = (*args[2:], *(-1, True, True)[len(args) - 2 :])
+    given = list(args[2:])
+    dim, _, is_sorted = given + [-1, True, True][len(given) :]
     if not is_sorted or values.dim() == 0 or values.shape[dim] <= _SMALL:
         return []
     return [indices.nbytes, values.nbytes, *_sizes(values, dim, values)]
