@@ -14,7 +14,6 @@ from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
-from memprof.recorder.dry.device.kernels.fourier import fourier_sizes, inverse_real_sizes
 from memprof.recorder.dry.device.kernels.indexing import Indexing
 from memprof.recorder.dry.device.kernels.low_bits import low_bit_steps
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
@@ -216,6 +215,17 @@ def _scan(args: Any, result: Any) -> list[int]:
     return [copied, scan_bytes(result.numel(), _LARGE_STATE if result.element_size() > _FP32 else _SMALL_STATE)]
 
 
+def _fourier(args: Any, result: Any) -> list[int]:
+    """Returns a work area: once the elements of the complex side, the least that cuFFT documents (SpectralOps.cpp)."""
+    transformed = result if result.is_complex() else args[0]
+    return [transformed.nbytes * fourier.LEAST_TIMES]
+
+
+def _inverse_real(args: Any, result: Any) -> list[int]:
+    """Returns the same and a copy of the input, which cuFFT overwrites."""
+    return [args[0].nbytes, *_fourier(args, result)]
+
+
 _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._safe_softmax: safe_softmax_sizes,
     _aten._scaled_dot_product_cudnn_attention: _cudnn_forward,
@@ -232,9 +242,9 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._softmax_backward_data: _softmax_backward,
     _aten.cumsum: _scan,
     _aten.cumprod: _scan,
-    _aten._fft_c2c: fourier_sizes,
-    _aten._fft_r2c: fourier_sizes,
-    _aten._fft_c2r: inverse_real_sizes,
+    _aten._fft_c2c: _fourier,
+    _aten._fft_r2c: _fourier,
+    _aten._fft_c2r: _inverse_real,
 }
 _CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
 _TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}
