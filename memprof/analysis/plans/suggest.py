@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from memprof.analysis.allocator.assumed_torch import describe_torch
 from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
@@ -120,7 +121,9 @@ def suggest(
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
-    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best))
+    torch = describe_torch(trace)
+    assumed = (f"the dry run {torch}.",) if torch else ()
+    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best), *assumed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,

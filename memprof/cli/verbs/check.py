@@ -48,6 +48,7 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
+    from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
@@ -95,6 +96,8 @@ def check(
 
     for line in _lines(summary, planned, verdicts, {own.text: f"peak>{format_bytes(given)}"} if own else {}):
         print(printable(line))
+    if not is_summary(trace) and (torch := describe_torch(Trace.open(trace))):
+        print(printable(f"the dry run {torch}"))
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))

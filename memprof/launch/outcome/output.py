@@ -14,6 +14,7 @@ from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.job_part import find_part, with_part
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
+from memprof.launch.torch_pins import torch_pin
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
@@ -90,7 +91,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
             "steps": settings.steps,
             "stop": settings.stop,
             "light": settings.light,
-            **({"dry_run": True} if settings.dry_run else {}),
+            **({"dry_run": True, "torch_pin": torch_pin(target.arguments)} if settings.dry_run else {}),
             **({"ranks": settings.ranks} if settings.ranks else {}),
         },
         "parent_pid": os.getpid(),

@@ -75,6 +75,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: The pack result.
         target: The job, as the user named it.
     """
+    from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.dry_fit import dry_fit
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
@@ -118,7 +119,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     failure = examine(trace)
     fit = dry_fit(trace) if failure is None or failure.is_caught else None
     compiled = [f"{note}." for note in trace.manifest.notes if is_dry and note.startswith(COMPILED)]
-    made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
+    torch = describe_torch(trace) if is_dry and fit is None else ""
+    made_up = f"Dry run: {torch}{'; ' if torch else ''}values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     sentences = [

@@ -31,7 +31,12 @@ SETTINGS_CHANGED = (
     "step-in-backward used the old ones. Change them before backward."
 )
 
-FUSED_SGD = "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
+FUSED_SGD = "torch's fused SGD does not update parameters of 16 bits on a CPU; write foreach, or leave loop out."
+#: A note of runs, where gradients change: their updates run as without the policy.
+NOT_FUSED = (
+    "Some updates ran in a loop: a fused kernel would not update these parameters correctly, since their gradients are "
+    "sparse or laid out in memory in another way."
+)
 
 
 def clipped(function: str) -> str:
@@ -52,4 +57,4 @@ def needs_whole(kind: str) -> str:
 
 def no_form(kind: str, loop: str) -> str:
     """Returns the sentence for an optimizer without an update form."""
-    return f"{kind} has no {loop} form; leave loop out."
+    return f"{kind} has no {loop} form for these parameters; leave loop out."
