@@ -97,7 +97,7 @@ class Observation(ThreadObservation):
         self.has_ended = False
         self.progress = Progress()
         stacks = StackTable(log, module_call, root_call)
-        sources = MemorySources(log, has_native_events=has_native_events)
+        sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
         self._notes = Notes(log, batches, [part for part in (dry, generated) if part is not None])
         self.calls = CallLog(

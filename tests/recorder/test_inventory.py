@@ -16,7 +16,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.memory.inventory import Inventory, owned_span, storage_span, tensors_in
+from memprof.recorder.memory.inventory import Inventory, tensors_in
+from memprof.recorder.memory.spans import owned_span, storage_span
+from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from tests.recorder.conftest import Logged, RecordJob
 from tests.recorder.recorded import record_script
@@ -26,7 +28,7 @@ from tests.recorder.recorded import record_script
 def inventory(log: Logged) -> Inventory:
     registry = ModuleRegistry(log)
     registry.scan()
-    return Inventory(log, registry)
+    return Inventory(log, registry, OptimizerRounds())
 
 
 def stated(log: Logged, tensor: torch.Tensor) -> list[tuple[int, str]]:
@@ -64,7 +66,8 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.memory.inventory import plain_tensors, storage_span
+from memprof.recorder.memory.inventory import plain_tensors
+from memprof.recorder.memory.spans import storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 layer = torch.nn.Linear(4, 4)
@@ -119,7 +122,7 @@ def test_a_models_memory_is_stated(log: Logged) -> None:
     model[0](torch.ones(1, 2)).sum().backward()
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry).models()
+    Inventory(log, registry, OptimizerRounds()).models()
     assert stated(log, model[0].weight) == [(PARAMETER, "0.weight")]
     assert stated(log, model[1].running_mean) == [(BUFFER, "running_mean")]
     assert stated(log, model[0].weight.grad) == [(GRADIENT, "0.weight")]
@@ -134,7 +137,7 @@ def test_an_optimizers_state_is_stated(log: Logged) -> None:
     optimizer.state[loose]["nested"] = {"history": [torch.ones(3)]}
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry).optimizer_state(optimizer)
+    Inventory(log, registry, OptimizerRounds()).optimizer_state(optimizer)
     state = optimizer.state[model.weight]
     assert stated(log, state["exp_avg_sq"]) == [(OPTIMIZER_STATE, "weight.exp_avg_sq")]
     assert stated(log, state["step"]) == [(OPTIMIZER_STATE, "weight.step")]
