@@ -10,6 +10,8 @@ from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.unread import find_unread
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
@@ -21,6 +23,7 @@ from memprof.policies.plan.several_steps import split_dry_run
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Stacks
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_run_out
@@ -120,7 +123,7 @@ def suggest(
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
-    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best))
+    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best), *_describe_unread(trace))
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -131,6 +134,12 @@ def suggest(
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
+
+
+def _describe_unread(trace: Trace) -> tuple[str, ...]:
+    """Returns a sentence on each variable that holds much which no recorded step reads: no plan frees that."""
+    found = find_unread(trace, trace.fullest_step(), find_sources(trace.table(Stacks)))
+    return tuple(one.describe() for one in found)
 
 
 def _describe_counts(best: Candidate | None) -> tuple[str, ...]:

@@ -150,10 +150,16 @@ class Inventory:
             if address not in seen:
                 self._log.alive.extend((now, address, -size))
 
-    def kept_by_training(self) -> list[torch.Tensor]:
-        """Lists the tensors of models and optimizers: parameters, gradients, buffers and state."""
+    def kept_by_training(self, is_trained: Callable[[torch.nn.Module], bool] | None = None) -> list[torch.Tensor]:
+        """Lists the tensors of models and optimizers: parameters, gradients, buffers and state.
+
+        Args:
+            is_trained: Returns whether a model counts; None where all do.
+        """
         found: list[torch.Tensor] = []
         for root in self._registry.roots():
+            if is_trained is not None and not is_trained(root):
+                continue
             for parameter in root.parameters():
                 found.append(parameter)
                 if parameter.is_leaf and parameter.grad is not None:
