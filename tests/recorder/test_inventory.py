@@ -305,12 +305,12 @@ for step in range(8):
 
 def test_loaded_memory_is_seen_for_what_it_is(tmp_path: Path) -> None:
     """Parameters in a mapped file, 2 * 128*128*4 = 131,072 bytes, and optimizer state as `torch.load` read it, twice
-    that and two step counts of 4 bytes, are counted as such. The checkpoint's weights and the unused model are named
+    that and two counts of 4 bytes, are counted as such. The checkpoint's weights and the unused model are named
     with their variables and lines; the average, read in every step, and the data set are not."""
     ended = record_script(tmp_path, LOADED, "--stop")
     report = build_report(Trace.open(ended.path))
     parts = {part.key: part.bytes for part in report.at_peak.by_category.parts}
-    assert (parts["parameter"], parts["optimizer_state"]) == (131_072 * 2, 2 * 131_072 + 8)  # with the unused model's
+    assert (parts["parameter"], parts["optimizer_state"]) == (131_072, 2 * 131_072 + 8)
     found = find_unread(Trace.open(ended.path), report.step, report.sources)
     assert {(one.variable, one.place, one.bytes) for one in found} == {
         ("checkpoint", "job.py:15", 131_072),
@@ -318,4 +318,5 @@ def test_loaded_memory_is_seen_for_what_it_is(tmp_path: Path) -> None:
     }
     sentences = [note.text for note in report.notes]
     assert all(one.describe() in sentences for one in found)
-    assert record_script(tmp_path, LOADED, "--dry-run", name="dry.memprof").peak == ended.peak
+    dry = record_script(tmp_path, LOADED, "--dry-run", name="dry.memprof")
+    assert abs((dry.peak or 0) - (ended.peak or 0)) <= 8  # a kernel's single numbers

@@ -66,7 +66,11 @@ def find_unread(trace: Trace, step: Step, sources: Sources) -> tuple[Unread, ...
     created, freed = storages.created_op_id[row], storages.freed_op_id[row]
     is_wanted = (created < step.first_op_id) & ((freed == NONE) | (freed > moment))
     is_wanted &= ~_is_used(trace.table(Uses), storages, step.first_op_id)[row]
-    is_wanted &= _is_weight(storages, _idle_modules(trace, storages))[row]
+    shapes = storages.shape[(storages.category == "parameter") & (storages.shape != "")]
+    category = storages.category[row]
+    is_loose = np.isin(category, ["unknown", "temporary", "input"]) & np.isin(holders.shape, shapes)
+    is_idle = np.isin(category, ["parameter", "buffer"])
+    is_wanted &= is_loose | (is_idle & np.isin(storages.module_id[row], _idle_modules(trace, storages)))
     found: dict[tuple[str, int], int] = {}
     for one in np.flatnonzero(is_wanted).tolist():
         key = (_INSIDE.split(str(holders.chain[one]))[0], int(holders.stack_id[one]))
@@ -95,11 +99,3 @@ def _idle_modules(trace: Trace, storages: Storages) -> Ints:
     used = np.isin(storages.storage_id, trace.table(Uses).storage_id) & (storages.module_id != NONE)
     idle: Ints = modules.module_id[~np.isin(root, root[storages.module_id[used]])]
     return idle
-
-
-def _is_weight(storages: Storages, idle_modules: Ints) -> Bools:
-    is_kept = np.isin(storages.category, ["parameter", "buffer"])
-    shapes = storages.shape[(storages.category == "parameter") & (storages.shape != "")]
-    is_loose = np.isin(storages.category, ["unknown", "temporary", "input"]) & np.isin(storages.shape, shapes)
-    is_weight: Bools = is_loose | (is_kept & np.isin(storages.module_id, idle_modules))
-    return is_weight
