@@ -97,7 +97,7 @@ class Observation(ThreadObservation):
         self.has_ended = False
         self.progress = Progress()
         stacks = StackTable(log, module_call, root_call)
-        sources = MemorySources(log, has_native_events=has_native_events)
+        sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
         self._notes = Notes(log, batches, [part for part in (dry, generated) if part is not None])
         self.calls = CallLog(
@@ -240,8 +240,8 @@ class Observation(ThreadObservation):
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
-        if self.watch is Watch.RECORDED and self._kept.has_counted:
-            self._kept.state(step)
+        if self.watch is Watch.RECORDED:
+            self._state_kept(step)
         self._sessions.close_operators()
         is_last = is_inside_step and self.is_recording and self.step_ops > 0
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
@@ -334,14 +334,23 @@ class Observation(ThreadObservation):
 
     def _look_at_kept(self, following: Watch) -> None:
         """Counts what Python holds after the first step, and states what holds more of it after the last."""
-        if not self._can_grow or not self.is_recording or not self.op_count:
+        if not self.is_recording or not self.op_count:
             return
-        if not self._kept.has_counted:
+        if self.watch is Watch.RECORDED and following is not Watch.RECORDED:
+            self._state_kept(self._last_step)
+        elif self._can_grow and not self._kept.has_counted:
             self._kept.count()
-        elif self.watch is Watch.RECORDED and following is not Watch.RECORDED:
-            self._kept.state(self._last_step)
-        else:
+        elif self._can_grow:
             self._kept.begin_step()
+
+    def _state_kept(self, step: int) -> None:
+        if self._kept.has_counted:
+            self._kept.state(step)
+        with torch._C.DisableTorchFunction(), untraced():
+            trained = self._inventory.kept_by_training(
+                lambda root: self._trained.is_trained(root, self._registry.number(root))
+            )
+            self._kept.state_idle(step, trained)
 
     def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
         self._last_step = step

@@ -45,7 +45,7 @@ class ThreadObservation(ABC):
         log.record("start", start)
         self._remarks = RemarkReader()
         self._registry = ModuleRegistry(log)
-        self._inventory = Inventory(log, self._registry)
+        self._inventory = Inventory(log, self._registry, rounds)
         self._failures = FailureLog(folder, log, self._registry, rounds)
         self._step_start_ns = 0
         self._stated_holders = 0

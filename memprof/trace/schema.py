@@ -504,7 +504,8 @@ class Holders(Table):
     dtype: Texts = _text("its element type, such as float32")
     has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
     tensors: Ints = _int(
-        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line"
+        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line; "
+        "0 for one that is large and that training does not keep"
     )
     total_bytes: Ints = _int("bytes of their storages")
     made_step: Ints = _id("step of a light recording that was followed, in which they were made; null elsewhere")

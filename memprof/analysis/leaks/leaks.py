@@ -196,6 +196,7 @@ class _Held:
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
         holders = trace.table(Holders)
+        holders = holders.take((holders.tensors > 0) | holders.is_by_graph)  # others are not looked up for growth
         self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
         self._sources, self._steps_of = sources, steps_of
         self._trace = trace

@@ -11,6 +11,8 @@ from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.unread import find_unread
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
@@ -22,6 +24,7 @@ from memprof.policies.plan.several_steps import split_dry_run
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Stacks
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_run_out
@@ -123,7 +126,12 @@ def suggest(
     known = {kinds_of(one.policies) for one in answer.fitting}
     torch = describe_torch(trace)
     assumed = (f"the dry run {torch}.",) if torch else ()
-    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best), *assumed)
+    caveats = (
+        *_describe_room(trace, search_request),
+        *_describe_counts(answer.best),
+        *_describe_unread(trace),
+        *assumed,
+    )
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -134,6 +142,12 @@ def suggest(
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
+
+
+def _describe_unread(trace: Trace) -> tuple[str, ...]:
+    """Returns a sentence on each variable that holds much which no recorded step reads: no plan frees that."""
+    found = find_unread(trace, trace.fullest_step(), find_sources(trace.table(Stacks)))
+    return tuple(one.describe() for one in found)
 
 
 def _describe_counts(best: Candidate | None) -> tuple[str, ...]:

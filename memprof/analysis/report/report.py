@@ -38,6 +38,7 @@ from memprof.analysis.report.notes import Note, write_notes
 from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
 from memprof.analysis.report.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.analysis.report.unread import find_unread
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
@@ -221,6 +222,12 @@ def build_report(
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
+    unread = find_unread(trace, step, sources)
+    notes = (
+        *run_notes(trace, peak.allocated_bytes),
+        *notes,
+        *(Note(one.describe(), is_warning=False) for one in unread),
+    )
     return Report(
         path=str(trace.path),
         manifest=trace.manifest,
@@ -245,7 +252,7 @@ def build_report(
         recomputed_us=_recomputed_us(step),
         host=summarise_host_memory(trace.table(HostMemory)),
         devices=summarise_devices(trace.table(DeviceMemory)),
-        notes=run_notes(trace, peak.allocated_bytes) + notes + write_notes(trace.manifest, trace.table(Steps), step),
+        notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),
         post_mortem=examine(trace),
         verdict=judge_device(trace),

@@ -27,7 +27,7 @@ from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.placeholders.quasi_newton import end_updates
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
-from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
+from memprof.recorder.dry.spans import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -104,7 +104,6 @@ class DryRun:
             self._begin()
         else:
             refuse_missing_device(self._refuse)
-            mark_lent()
         self.rank.install()
 
     def adopt(
@@ -127,6 +126,7 @@ class DryRun:
         if device is None:
             mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
+            inventory.outside.owned_span = dry_outside_span
             sources.follow_only(DRY_RUN, dry_owned_span)
         else:
             mode.rows.span = device.span

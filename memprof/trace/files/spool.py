@@ -53,7 +53,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "events": ("time_ns", "address", "size_bytes", "total"),
     # One row per module call, written when it ends.
     "calls": ("call", "module", "parent", "first_op", "end_op", "enter_ns", "exit_ns", "flags"),
-    # One row per block known to be alive when an epoch of the recording begins.
+    # One row per block known to be alive when an epoch of the recording begins; its bytes are negative where torch's
+    # allocator does not own it.
     "alive": ("time_ns", "address", "size_bytes"),
     # A fact about the memory at an address at a given time.
     "facts": ("time_ns", "address", "size_bytes", "category", "name", "module", "tensor"),
