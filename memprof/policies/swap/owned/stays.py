@@ -33,7 +33,15 @@ def can_move(step: Step, policy: Swap, category: str) -> Bools:
 
 
 def with_stays(
-    step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools, *, moved: Ints | None = None
+    step: Step,
+    policy: Swap,
+    at: Ints,
+    start: Ints,
+    end: Ints,
+    is_changed: Bools,
+    *,
+    moved: Ints | None = None,
+    has_stand_ins: bool = False,
 ) -> Step:
     """Replaces storages that were always in memory by intervals (stays).
 
@@ -45,6 +53,7 @@ def with_stays(
         end: The operator after which it ends.
         is_changed: Whether it is copied out at its end; otherwise the outside copy is still valid.
         moved: All storages that are out otherwise, those of ``at`` by default.
+        has_stand_ins: Whether an element stands for all tensors of one type that are out.
     """
     draft = Draft(step)
     like = np.minimum(start, len(step.ops) - 1)
@@ -62,7 +71,8 @@ def with_stays(
     draft.use(out_ids, stays[changed], "read")
     moved = np.unique(at) if moved is None else moved
     draft.remove_storages(moved)
-    _insert_stand_ins(draft, step, moved)
+    if has_stand_ins:
+        _insert_stand_ins(draft, step, moved)
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
@@ -104,3 +114,17 @@ def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
     used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
     number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
     return first[number], last[number]
+
+
+def joined(*stays: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints]:
+    """Returns stays of several kinds, each a storage, a start and an end; those of one storage that overlap are one."""
+    at, start, end = (np.concatenate(columns) for columns in zip(*stays, strict=True))
+    order = np.lexsort((start, at))
+    at, start, end = at[order], start[order], end[order]
+    rows: list[int] = []
+    for row in range(len(at)):
+        if rows and at[rows[-1]] == at[row] and start[row] <= end[rows[-1]]:
+            end[rows[-1]] = max(end[rows[-1]], end[row])
+        else:
+            rows.append(row)
+    return at[rows], start[rows], end[rows]
