@@ -23,6 +23,10 @@ from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.steps.inner_steps import is_inner_step
 from memprof.recorder.steps.usages import needs_closure
 
+SHARED = (
+    "swap: optimizer state stays in memory while a view, an array or a graph of the job shares it: the peak may exceed the "
+    "prediction."
+)
 NO_VALUES = (
     "swap: the optimizer would update a tensor made from values that were moved out at the time: a weight read by its "
     "name outside its module's forward, or another optimizer's state. Call list(model.parameters()) or state_dict() "
@@ -60,7 +64,7 @@ def swap_states(
             job.on_undo(known.add(parameters))
             job.put_around_updates(optimizer, known.around)
             continue
-        states = _States(optimizer, carrier, max(minimum_bytes, 1), parameters)
+        states = _States(job, optimizer, carrier, max(minimum_bytes, 1), parameters)
         _moving.keep(job, states)
         if one_by_one:
             OneByOne(optimizer, states.around).install(job)
@@ -76,12 +80,14 @@ class _States:
 
     def __init__(
         self,
+        job: Job,
         optimizer: torch.optim.Optimizer,
         carrier: Carrier,
         minimum_bytes: int,
         parameters: frozenset[torch.Tensor] | None,
     ) -> None:
         self.optimizer = optimizer
+        self._note = weakref.WeakMethod(job.note)
         self._chosen = [parameters]
         self._carrier = carrier
         self._minimum_bytes = minimum_bytes
@@ -148,7 +154,11 @@ class _States:
 
     def _send(self, parameters: list[torch.Tensor]) -> None:
         chosen = [p for p in parameters if any(each is None or p in each for each in self._chosen)]
-        leaving = [each for each in self._of(chosen) if self._moves(each)]
+        movable = [each for each in self._of(chosen) if self._moves(each)]
+        leaving = [each for each in movable if is_alone(each)]
+        note = self._note()
+        if len(leaving) < len(movable) and note is not None:
+            note(SHARED)
         put_out(leaving, self._carrier, self._read)
         self._gone.update((id(each), each) for each in leaving)
 
@@ -163,7 +173,6 @@ class _States:
             and str(value.device) == self._carrier.device
             and value.nbytes >= self._minimum_bytes
             and value.untyped_storage().nbytes() == value.nbytes
-            and is_alone(value)
         )
 
 
