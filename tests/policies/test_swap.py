@@ -20,7 +20,6 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
-from memprof.policies.swap.owned.stays import STAND_IN
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
 from memprof.trace.schema import NONE, TABLES
 from memprof.trace.store import Trace
@@ -118,19 +117,6 @@ def test_slow_copies_stall_the_step():
     copies = slow.ops.take(slow.ops.kind == "copy")
     assert slow.duration_us >= copies.duration_us.sum()
     assert peaks(slow) == peaks(disk("gpt").transform(step))
-
-
-def test_one_element_for_each_type_and_device_stands_for_what_is_out():
-    """Whatever moves: 4 bytes on the processor and one block of 512 on a GPU, there for the whole step."""
-    step = recorded("gpt")
-    for device, to, size in (("cpu", "disk", 4), ("cuda:0", "host", 512)):
-        storages = step.storages.replace(device=np.full(len(step.storages), device, dtype=np.object_))
-        under = dataclasses.replace(step, storages=storages)
-        for policy in (Swap(what="optimizer", to=to), Swap(("**",), "parameters", to)):
-            under = policy.transform(under)
-        elements = under.storages.take(np.flatnonzero(under.storages.name == STAND_IN))
-        assert elements.allocated_bytes.tolist() == [size]
-        assert elements.created_op_id.tolist() == elements.freed_op_id.tolist() == [NONE]
 
 
 def test_nothing_large_enough_changes_nothing_in_memory():
@@ -399,7 +385,7 @@ def test_saving_between_steps_saves_everything():
     Swap(what="optimizer", to="disk", minimum_bytes=1).apply(job)
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
-    assert model[0].weight.isnan().all()  # out: misuse shows
+    assert model[0].weight.isfinite().all()  # read by its name, it is back
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(state["exp_avg_sq"].isfinite().all() for state in optimizer.state_dict()["state"].values())
     job.undo()

@@ -43,7 +43,7 @@ def clipped(function: str) -> str:
 
 
 TOGETHER = (
-    "The optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters together, "
+    "The optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters, "
     "as Prodigy does; it cannot update one parameter at a time. Leave in_backward, one_by_one and host out."
 )
 

@@ -19,13 +19,18 @@ _KEY = "_memprof_absence"
 _lock = threading.RLock()
 _T = torch.Tensor
 #: What can be read of a tensor without its values.
-_METADATA = frozenset(
+METADATA = frozenset(
     [
         *(_T.size, _T.stride, _T.dim, _T.numel, _T.element_size, _T.is_floating_point, _T.is_complex, _T.is_contiguous),
+        *(_T.grad.__set__, _T.grad.__delete__, _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook),  # type: ignore[attr-defined]
+        _T.register_post_accumulate_grad_hook,
         *(torch.is_floating_point, torch.is_complex, torch.numel, _T.__len__, _T.__hash__),
         *(
             getattr(_T, name).__get__
-            for name in ("shape", "dtype", "device", "ndim", "nbytes", "layout", "requires_grad", "is_leaf", "is_cuda")
+            for name in (
+                *("shape", "dtype", "device", "ndim", "nbytes", "layout", "requires_grad", "is_leaf", "is_cuda"),
+                *("grad", "grad_fn", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "is_meta"),
+            )
         ),
     ]
 )
@@ -43,7 +48,7 @@ class AbsentTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls a function of torch, after bringing in what it may read."""
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for each in tree_leaves((args, kwargs)):
@@ -72,9 +77,7 @@ class _Absence:
         self.returned: torch.Tensor | None = None
         self._size, self._stride = tensor.size(), tensor.stride()
         self._dtype, self._device = tensor.dtype, tensor.device
-        self._real: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            AbsentTensor, self._size, strides=self._stride, dtype=self._dtype, device=self._device
-        )
+        self._real: Any = without_memory(tensor)
         self._exchange(tensor)
         vars(tensor)[_KEY] = self
         with torch._C.DisableTorchFunctionSubclass():
@@ -105,6 +108,13 @@ class _Absence:
         """Discards values that nobody can read any more."""
         if self._place is not None:
             self._carrier.forget(self._place, None)
+
+
+def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the same layout without memory."""
+    layout = {"strides": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(AbsentTensor, tensor.size(), **layout)  # type: ignore[attr-defined]
+    return made
 
 
 def put_out(tensors: Sequence[torch.Tensor], carrier: Carrier, on_read: Callable[[], None]) -> None:

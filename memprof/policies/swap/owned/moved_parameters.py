@@ -41,7 +41,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         np.concatenate([*ends, end]),
         np.concatenate([*is_new, np.zeros(len(leased), dtype=np.bool_)]),
     )
-    return with_stays(step, policy, *columns, has_stand_ins=True)
+    return with_stays(step, policy, *columns)
 
 
 def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:

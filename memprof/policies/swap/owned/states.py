@@ -24,16 +24,9 @@ from memprof.recorder.steps.inner_steps import is_inner_step
 from memprof.recorder.steps.usages import needs_closure
 
 SHARED = (
-    "swap: optimizer state stays in memory while a view, an array or a graph of the job shares it: the peak may exceed the "
-    "prediction."
+    "swap: optimizer state stays in memory while a view, an array or a graph of the job shares it: the peak may exceed "
+    "the prediction."
 )
-NO_VALUES = (
-    "swap: the optimizer would update a tensor made from values that were moved out at the time: a weight read by its "
-    "name outside its module's forward, or another optimizer's state. Call list(model.parameters()) or state_dict() "
-    "before, which bring them in, or leave swap out."
-)
-
-
 def swap_states(
     job: Job,
     carrier: Carrier,
@@ -178,34 +171,3 @@ class _States:
 
 #: The states that are moved, under any plan.
 _moving: PerOptimizer[_States] = PerOptimizer()
-
-
-def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a one-element tensor expanded to the same sizes, NaN if the type has it, so that misuse shows."""
-    return _element(tensor.dtype, tensor.device).expand(tensor.size())
-
-
-def require_values(tensors: Iterable[Any]) -> None:
-    """Checks that an update writes to no stand-in: torch's fused updates would write past its one element.
-
-    Args:
-        tensors: What the update writes to.
-
-    Raises:
-        PolicyError: One is a stand-in.
-    """
-    stand_ins = {element.untyped_storage()._cdata for element in elements.values()}
-    for tensor in tensors:
-        if is_plain(tensor, may_be_complex=True) and tensor.untyped_storage()._cdata in stand_ins:
-            raise PolicyError(NO_VALUES)
-
-
-#: The one element of the stand-ins of each type and device.
-elements: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-
-
-def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if (dtype, device) not in elements:
-        value = float("nan") if dtype.is_floating_point or dtype.is_complex else 0
-        elements[dtype, device] = torch.full((), value, dtype=dtype, device=device)
-    return elements[dtype, device]

@@ -8,20 +8,14 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.new_ops import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
-from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
-
-#: Name of the one element that stands for all tensors of its type that are out.
-STAND_IN = "stands for tensors that are out"
-
 
 def can_move(step: Step, policy: Swap, category: str) -> Bools:
     """Returns which storages of a category are in memory all through the step and large enough, ``(storages,)``."""
@@ -41,7 +35,6 @@ def with_stays(
     is_changed: Bools,
     *,
     moved: Ints | None = None,
-    has_stand_ins: bool = False,
 ) -> Step:
     """Replaces storages that were always in memory by intervals (stays).
 
@@ -53,7 +46,6 @@ def with_stays(
         end: The operator after which it ends.
         is_changed: Whether it is copied out at its end; otherwise the outside copy is still valid.
         moved: All storages that are out otherwise, those of ``at`` by default.
-        has_stand_ins: Whether an element stands for all tensors of one type that are out.
     """
     draft = Draft(step)
     like = np.minimum(start, len(step.ops) - 1)
@@ -71,34 +63,10 @@ def with_stays(
     draft.use(out_ids, stays[changed], "read")
     moved = np.unique(at) if moved is None else moved
     draft.remove_storages(moved)
-    if has_stand_ins:
-        _insert_stand_ins(draft, step, moved)
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
     return draft.build()
-
-
-def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
-    """Inserts the elements that stand for what is out, one for each device and type; other swaps share them."""
-    storages = step.storages
-    known = {(storages.device[row], storages.dtype[row]) for row in np.flatnonzero(storages.name == STAND_IN)}
-    first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
-    new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
-    rows = storages.take(new)
-    size = element_bytes(rows.dtype)
-    nowhere = np.full(len(new), NONE)
-    draft.insert_storages(
-        rows.replace(
-            name=np.full(len(new), STAND_IN, dtype=np.object_),
-            module_id=nowhere,
-            requested_bytes=size,
-            allocated_bytes=rounded(size, rows.device),
-            created_op_id=nowhere,
-            freed_op_id=nowhere,
-            shape=np.full(len(new), "", dtype=np.object_),
-        )
-    )
 
 
 def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
