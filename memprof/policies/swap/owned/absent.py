@@ -17,12 +17,12 @@ from memprof.policies.swap.packing import nothing
 _KEY = "_memprof_absence"
 #: A checkpoint may be written by a thread of its own.
 _lock = threading.RLock()
-_T = torch.Tensor
+_T: Any = torch.Tensor
 #: What can be read of a tensor without its values.
 METADATA = frozenset(
     [
         *(_T.size, _T.stride, _T.dim, _T.numel, _T.element_size, _T.is_floating_point, _T.is_complex, _T.is_contiguous),
-        *(_T.grad.__set__, _T.grad.__delete__, _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook),  # type: ignore[attr-defined]
+        *(_T.grad.__set__, _T.grad.__delete__, _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook),
         _T.register_post_accumulate_grad_hook,
         *(torch.is_floating_point, torch.is_complex, torch.numel, _T.__len__, _T.__hash__),
         *(
@@ -57,7 +57,9 @@ class AbsentTensor(torch.Tensor):
         return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub forgets the function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs an operator on the values."""
         args, kwargs = tree_map_only(AbsentTensor, _returned, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -101,7 +103,7 @@ class _Absence:
 
     def _exchange(self, tensor: torch.Tensor) -> None:
         """Exchanges the implementations, as torch.utils.swap_tensors does for tensors without weak references."""
-        torch._C._swap_tensor_impl(tensor, self._real)  # type: ignore[attr-defined]
+        torch._C._swap_tensor_impl(tensor, self._real)
         tensor.__class__, self._real.__class__ = self._real.__class__, tensor.__class__
 
     def __del__(self) -> None:
@@ -112,9 +114,9 @@ class _Absence:
 
 def without_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor of the same layout without memory."""
-    layout = {"strides": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(AbsentTensor, tensor.size(), **layout)  # type: ignore[attr-defined]
-    return made
+    return torch.Tensor._make_wrapper_subclass(
+        AbsentTensor, tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
 
 
 def put_out(tensors: Sequence[torch.Tensor], carrier: Carrier, on_read: Callable[[], None]) -> None:
@@ -148,7 +150,7 @@ def bring_in(tensors: Iterable[torch.Tensor]) -> None:
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether nothing but its Python object holds a tensor's memory: no view, no array, no graph, no other tensor."""
     storage = tensor.untyped_storage()  # counts as a user, beside the tensor
-    users = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    users = torch._C._storage_Use_Count(storage._cdata)
     return bool(tensor._use_count() == 1 and users == 2)  # type: ignore[attr-defined]
 
 
@@ -165,7 +167,6 @@ def _returned(absent: AbsentTensor) -> torch.Tensor:
 
 
 def _keep_out_of_graphs() -> None:
-    """Has torch.compile run `_returned` as it is; without it, that need not be imported."""
-    global _returned
+    """Has torch.compile run `_returned` as it is; without torch.compile, that need not be imported."""
     if "torch._dynamo" in sys.modules and not hasattr(_returned, "_torchdynamo_disable"):
-        _returned = torch.compiler.disable(_returned)
+        globals()["_returned"] = torch.compiler.disable(_returned)  # type: ignore[no-untyped-call]

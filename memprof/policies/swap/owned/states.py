@@ -27,6 +27,8 @@ SHARED = (
     "swap: optimizer state stays in memory while a view, an array or a graph of the job shares it: the peak may exceed "
     "the prediction."
 )
+
+
 def swap_states(
     job: Job,
     carrier: Carrier,

@@ -17,6 +17,7 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
+
 def can_move(step: Step, policy: Swap, category: str) -> Bools:
     """Returns which storages of a category are in memory all through the step and large enough, ``(storages,)``."""
     storages = step.storages
