@@ -555,7 +555,7 @@ def scripted_sum(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_state_that_is_out_comes_back_on_any_read(kind: Any, one_by_one: bool) -> None:
-    """Norms, saved and copied state, kept tensors, views and changes in place are those of the plain run, to the bit."""
+    """Norms, saved and copied state, kept tensors, views and changes in place are those of the plain run."""
 
     def train_reading(*policies: Swap) -> list[float]:
         torch.manual_seed(0)

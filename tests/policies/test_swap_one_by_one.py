@@ -187,11 +187,13 @@ def test_settings_made_of_all_parameters_are_refused(policy: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
     optimizer = Common(model.parameters())
     job = memprof.apply(Plan((policy,)), model, optimizer)
+
+    def update() -> None:
+        model(torch.ones(2, 16)).square().mean().backward()
+        optimizer.step()
+
     with pytest.raises(PolicyError, match="as Prodigy does"):
-        for _ in range(2):
-            model(torch.ones(2, 16)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        update()
     job.undo()
 
 
