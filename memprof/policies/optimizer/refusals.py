@@ -47,6 +47,12 @@ def clipped(function: str) -> str:
     )
 
 
+TOGETHER = (
+    "The optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters, "
+    "as Prodigy does; it cannot update one parameter at a time. Leave in_backward, one_by_one and host out."
+)
+
+
 def needs_whole(kind: str) -> str:
     """Returns the sentence for an optimizer that cannot update without a closure."""
     return (

@@ -66,7 +66,7 @@ class Version:
         self._counter = tensor
         if not keeps_memory:
             self._counter = tensor.detach()  # shares the counter,
-            self._counter.data = _nothing(tensor.device)  # and keeps it when redirected to other memory
+            self._counter.data = nothing(tensor.device)  # and keeps it when redirected to other memory
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor shares the counter and the counter is unchanged."""
@@ -91,7 +91,8 @@ class Version:
 
 
 @functools.cache
-def _nothing(device: torch.device) -> torch.Tensor:
+def nothing(device: torch.device) -> torch.Tensor:
+    """Returns a tensor without elements, for another to point to instead of its memory."""
     return torch.empty(0, device=device)
 
 
