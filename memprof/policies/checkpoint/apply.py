@@ -17,6 +17,7 @@ from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperato
 from memprof.policies.checkpoint.selective import operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
+from memprof.policies.runtime.compiled_modules import import_compiler
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.own_types import is_in_transform
 
@@ -33,6 +34,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
     modules = job.modules_named()
     keep = kept_operators(policy.keep)
     _refuse_operators(policy)
+    import_compiler()
     if policy.segments:
         name = _sequence(modules, policy)
         chosen = modules[name]
