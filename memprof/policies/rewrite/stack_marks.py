@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from memprof.trace.schema import Bools, Stacks
+from memprof.trace.schema import NONE, Bools, Ints, Stacks
+from memprof.trace.source_lines import PLACE, is_of_torch
 from memprof.trace.step import Step
 
 #: Which stacks match each pattern: every plan of a search asks for the same.
@@ -22,3 +23,24 @@ def ran_within(step: Step, pattern: re.Pattern[str]) -> Bools:
         found[pattern] = np.array([*matches, False], dtype=np.bool_)  # NONE indexes the last entry
     marked: Bools = found[pattern][step.ops.stack_id]
     return marked
+
+
+def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
+    """Returns why a policy would have no effect where hooks of the job take saved tensors, a sentence.
+
+    Args:
+        step: The step.
+        hooked: Operators whose saved tensors they take; the first is named.
+        policy: What would have no effect.
+    """
+    first, calls = int(hooked[0]), step.module_calls
+    inside = calls.enters_hooks & (calls.first_op_id <= first) & (first <= calls.last_op_id)
+    entering = calls.module_id[inside]
+    name = str(step.modules.name[entering[-1]]) if len(entering) else ""
+    frames = str(step.stacks.frames[step.ops.stack_id[first]]) if step.ops.stack_id[first] != NONE else ""
+    own = next((place for line in frames.splitlines() if not is_of_torch(line) and (place := PLACE.match(line))), None)
+    place = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
+    return (
+        f"{name or 'The model'}{place} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all hooks "
+        f"disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
+    )

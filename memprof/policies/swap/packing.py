@@ -19,7 +19,7 @@ from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.runtime.forwards import outermost_layer
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
-from memprof.policies.runtime.saved_hooks import top_hooks
+from memprof.recorder.calls.saved_hooks import top_hooks
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"
