@@ -35,9 +35,13 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
     updates = []
+    effect = job.expect(policy.describe(), f"the optimizer's updates are {policy.loop} already")
+    effect.is_tried, effect.is_done = True, bool(policy.state or policy.in_backward)
     for optimizer in job.optimizers:
         updates.append(updates_of(job, optimizer, kind))
         if policy.loop:
+            has_form = all(bool(group.get(key)) for group in optimizer.param_groups for key in _needed(policy.loop))
+            effect.is_done |= policy.loop == "loop" or not has_form
             _set_loop(job, optimizer, policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()
