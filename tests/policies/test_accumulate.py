@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
-from memprof.policies.accumulate.comparisons import compares_samples
+from memprof.policies.accumulate.changes import compares_samples
 from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.repetitions import repeats_by_batch

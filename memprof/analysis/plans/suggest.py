@@ -14,7 +14,6 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
-from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import split_dry_run
@@ -120,7 +119,8 @@ def suggest(
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
-    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best))
+    changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
+    caveats = (*_describe_room(trace, search_request), *changed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -131,18 +131,6 @@ def suggest(
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
-
-
-def _describe_counts(best: Candidate | None) -> tuple[str, ...]:
-    """Returns a sentence on what a loop counts under the fastest plan, if that splits batches."""
-    parts = next((each.micro_batches for each in (best.policies if best else ()) if isinstance(each, Accumulate)), 1)
-    if parts == 1:
-        return ()
-    sentence = (
-        f"the job's loop counts each of the {parts} micro-batches as a batch: if it ends after a number of batches, it "
-        "makes fewer updates."
-    )
-    return (sentence,)
 
 
 def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ...]:

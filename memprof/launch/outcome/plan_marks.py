@@ -75,9 +75,12 @@ def mark_applied(spool: Path, numbers: list[int]) -> None:
 
 def mark_idle(spool: Path, sentences: list[str]) -> None:
     """Records which policies have had no effect in this process so far, one sentence each."""
-    with contextlib.suppress(OSError), open_private(  # a full disk must not fail the job
-        os.path.join(spool, f"{_IDLE}{os.getpid()}"), encoding="utf-8"
-    ) as file:
+    with (
+        contextlib.suppress(OSError),
+        open_private(  # a full disk must not fail the job
+            os.path.join(spool, f"{_IDLE}{os.getpid()}"), encoding="utf-8"
+        ) as file,
+    ):
         json.dump(sentences, file)
 
 

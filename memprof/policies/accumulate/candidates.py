@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
-from memprof.policies.accumulate.comparisons import compares_samples
+from memprof.policies.accumulate.changes import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.repetitions import repeats_by_batch
 from memprof.policies.accumulate.seen import reads_loader, runs_in
