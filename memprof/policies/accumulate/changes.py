@@ -22,15 +22,15 @@ def changes(step: Step, policy: Accumulate) -> tuple[str, ...]:
         what = f"{len(norms)} BatchNorm layers take" if len(norms) > 1 else "a BatchNorm layer takes"
         found.append(f"{what} statistics over a micro-batch instead of the whole batch")
     owners = step.storages.module_id[changed_buffers(step)[1]].tolist()
-    others = dict.fromkeys(str(step.modules.name[each]) for each in owners if each != NONE)
-    if others := [name for name in others if name not in norms]:
+    names = dict.fromkeys(str(step.modules.name[each]) for each in owners if each != NONE)
+    if others := [name for name in names if name not in norms]:
         more = f" and {len(others) - 3} others" if len(others) > 3 else ""
         found.append(
             f"forward updates buffers of {', '.join(others[:3]) or 'the model'}{more} once for each micro-batch"
         )
     if draws(step):
         found.append("dropout and other draws get other random numbers")
-    if (root := _root(step)).startswith("aten.sum."):
+    if _root(step).startswith("aten.sum."):
         found.append(
             "the loss is a sum over its batch, and gradients are averaged as those of a mean: they are up to "
             f"{policy.micro_batches} times smaller"

@@ -69,7 +69,9 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
         course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
     except PolicyError as error:
         hooked = np.flatnonzero(step.ops.is_hooked)
-        raise PolicyError(f"{error} {describe_hooks(step, hooked, 'remat')}") if len(hooked) else error
+        if not len(hooked):
+            raise
+        raise PolicyError(f"{error} {describe_hooks(step, hooked, 'remat')}") from None
     draft = Draft(step)
     _rewrite(draft, course)
     draft.duration_us += course.again_us + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)

@@ -39,8 +39,8 @@ def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
     name = str(step.modules.name[entering[-1]]) if len(entering) else ""
     frames = str(step.stacks.frames[step.ops.stack_id[first]]) if step.ops.stack_id[first] != NONE else ""
     own = next((place for line in frames.splitlines() if not is_of_torch(line) and (place := PLACE.match(line))), None)
-    place = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
+    where = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
     return (
-        f"{name or 'The model'}{place} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all hooks "
-        f"disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
+        f"{name or 'The model'}{where} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all "
+        f"hooks disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
     )
