@@ -35,8 +35,8 @@ def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
     """
     first, calls = int(hooked[0]), step.module_calls
     inside = calls.enters_hooks & (calls.first_op_id <= first) & (first <= calls.last_op_id)
-    entering = calls.module_id[inside]
-    name = str(step.modules.name[entering[-1]]) if len(entering) else ""
+    module = [step.ops.module_id[first], *calls.module_id[inside & (step.modules.name[calls.module_id] != "")]][-1]
+    name = str(step.modules.name[module]) if module != NONE else ""
     frames = str(step.stacks.frames[step.ops.stack_id[first]]) if step.ops.stack_id[first] != NONE else ""
     own = next((place for line in frames.splitlines() if not is_of_torch(line) and (place := PLACE.match(line))), None)
     where = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
