@@ -793,12 +793,12 @@ def test_what_is_beside_training() -> None:
     ids=lambda each: type(each).__name__ if isinstance(each, torch.nn.Module) else None,
 )
 def test_what_micro_batches_change_beyond_rounding_is_said(layer, loss, changes, tmp_path):
-    """Statistics, states of a forward, draws and sums depend on how a batch is divided; normalising a sample does not."""
+    """Statistics, states of a forward, draws and sums depend on how a batch is divided; norms of a sample do not."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), layer, torch.nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with memprof.record(tmp_path / "run.memprof", steps=1, skip=1):
         for _ in range(2):
-            getattr(model(torch.randn(8, 16)).square(), loss)().backward()
+            getattr(model(torch.randn(8, 16, 16)).square(), loss)().backward()
             optimizer.step()
             optimizer.zero_grad()
     step = Trace.open(tmp_path / "run.memprof").fullest_step()

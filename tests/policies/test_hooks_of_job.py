@@ -124,7 +124,7 @@ def test_a_run_says_that_its_plan_had_no_effect(folder: Path, step: Step) -> Non
 
 
 def test_without_the_collector_an_output_dies_with_its_last_reference() -> None:
-    """The first checkpoint imports torch's compiler, whose import leaves cycles with all frames below it: not the job's."""
+    """The first checkpoint imports torch's compiler, which leaves cycles with all frames below it: not the job's."""
     script = """
 import gc, json, weakref
 import torch
