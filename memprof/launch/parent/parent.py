@@ -41,7 +41,7 @@ class Recorded:
         returncode: The job's own exit status, negative for the signal that killed it.
         verdict: What was recorded, or why nothing was.
         refusal: Why the job ended itself because its plan does not fit, "" if it did not.
-        missed: Policies of its plan that were applied to no model.
+        missed: Policies of its plan that were applied to no model, or had no effect.
         fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.

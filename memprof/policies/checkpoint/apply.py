@@ -212,10 +212,12 @@ def _region(
             with objects.as_before():
                 return forward(*own_args, **own_kwargs)
 
-        watched = [tensor for tensor in (*tensors, *_plain_buffers(inside)) if not tensor.is_inference()]
+        buffers = _plain_buffers(inside)
+        watched = [tensor for tensor in (*tensors, *buffers) if not tensor.is_inference()]
         versions = [tensor._version for tensor in watched]
         result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
-        if versions != [tensor._version for tensor in watched]:
+        is_same = [*map(id, buffers)] == [*map(id, _plain_buffers(inside))]  # a forward may assign new ones
+        if not is_same or versions != [tensor._version for tensor in watched]:
             raise PolicyError(changes_in_place(name))
         return result
 
