@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,7 @@ def _region(
     inside = [part for module in modules for part in module.modules()]
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
     is_frozen = not any(parameter.requires_grad for parameter in root.parameters())
+    was_assigned = deque([False, False], maxlen=2)
 
     def kept() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return selective_contexts(keep) if keep else (nullcontext(), nullcontext())
@@ -216,8 +218,11 @@ def _region(
         watched = [tensor for tensor in (*tensors, *buffers) if not tensor.is_inference()]
         versions = [tensor._version for tensor in watched]
         result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
-        is_same = [*map(id, buffers)] == [*map(id, _plain_buffers(inside))]  # a forward may assign new ones
-        if not is_same or versions != [tensor._version for tensor in watched]:
+        # A running statistic is assigned in every call, and would be once more in backward; a cache when it is filled.
+        after = _plain_buffers(inside)
+        is_new = [one is not other and one.shape == other.shape for one, other in zip(buffers, after, strict=False)]
+        was_assigned.append(any(is_new))
+        if all(was_assigned) or versions != [tensor._version for tensor in watched]:
             raise PolicyError(changes_in_place(name))
         return result
 
