@@ -17,7 +17,6 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
-from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import split_dry_run
@@ -124,14 +123,10 @@ def suggest(
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
+    changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
     assumed = (f"the dry run {torch}.",) if torch else ()
-    caveats = (
-        *_describe_room(trace, search_request),
-        *_describe_counts(answer.best),
-        *_describe_unread(trace),
-        *assumed,
-    )
+    caveats = (*_describe_room(trace, search_request), *changed, *_describe_unread(trace), *assumed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -148,18 +143,6 @@ def _describe_unread(trace: Trace) -> tuple[str, ...]:
     """Returns a sentence on each variable that holds much which no recorded step reads: no plan frees that."""
     found = find_unread(trace, trace.fullest_step(), find_sources(trace.table(Stacks)))
     return tuple(one.describe() for one in found)
-
-
-def _describe_counts(best: Candidate | None) -> tuple[str, ...]:
-    """Returns a sentence on what a loop counts under the fastest plan, if that splits batches."""
-    parts = next((each.micro_batches for each in (best.policies if best else ()) if isinstance(each, Accumulate)), 1)
-    if parts == 1:
-        return ()
-    sentence = (
-        f"the job's loop counts each of the {parts} micro-batches as a batch: if it ends after a number of batches, it "
-        "makes fewer updates."
-    )
-    return (sentence,)
 
 
 def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ...]:

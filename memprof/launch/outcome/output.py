@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.errors import OutputError
+from memprof.launch.outcome.plan_marks import read_idle
 from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.job_part import find_part, with_part
 from memprof.launch.parent.settings import Settings
@@ -116,6 +117,8 @@ def write_exit(spool: Path, returncode: int) -> None:
         OSError: The file cannot be written.
     """
     ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    if idle := read_idle(spool):
+        ended["without_effect"] = idle
     if same := read_same(spool):
         ended["same_ranks"] = same
     if between := read_between(spool):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from memprof.errors import BadInputError, InconclusiveError, MemprofError
 from memprof.launch.outcome.memory_end import KillerWatch, describe_unrecorded
 from memprof.launch.outcome.output import add_speed, claim_output, spool_of, write_exit, write_launch
-from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_refusal
+from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_idle, read_refusal
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
 from memprof.launch.parent.job_process import run_job
@@ -41,7 +41,7 @@ class Recorded:
         returncode: The job's own exit status, negative for the signal that killed it.
         verdict: What was recorded, or why nothing was.
         refusal: Why the job ended itself because its plan does not fit, "" if it did not.
-        missed: Policies of its plan that were applied to no model.
+        missed: Policies of its plan that were applied to no model, or had no effect.
         fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
@@ -139,7 +139,11 @@ def run_recorded(
     if refusal:
         verdict = _discard(spool, output, target, returncode)
         return Recorded(output, returncode, verdict, refusal=refusal, fault=fault, signals=signals)
-    missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
+    missed = (
+        []
+        if settings.plan is None
+        else [*describe_missed(settings.plan, read_applied(spool)), *(f"{each}." for each in read_idle(spool))]
+    )
     killed = killer.describe(spool, returncode)
     ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
     verdict = _pack(spool, output, target, returncode)

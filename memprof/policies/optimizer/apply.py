@@ -35,9 +35,12 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
     updates = []
+    effect = job.expect(policy.describe(), f"the optimizer's updates are {policy.loop} already")
+    effect.is_tried, effect.is_done = True, bool(policy.state or policy.in_backward)
     for optimizer in job.optimizers:
         updates.append(updates_of(job, optimizer, kind))
         if policy.loop:
+            effect.is_done |= not all(group.get(policy.loop) for group in optimizer.param_groups)
             _set_loop(job, updates[-1], policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()

@@ -15,7 +15,7 @@ import numpy as np
 
 from memprof.policies.precision.autocast_lists import SHORT_TYPES, plain_names
 from memprof.policies.precision.float32 import may_cast
-from memprof.policies.rewrite.second_order import differentiated_gradients
+from memprof.policies.rewrite.batch_state import differentiated_gradients
 from memprof.replay.live import made_bytes
 from memprof.trace.schema import NONE
 

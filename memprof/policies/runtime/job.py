@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,21 @@ COPIED = (
 )
 
 
+@dataclass
+class Effect:
+    """What a policy must do in a job at least once; otherwise it changes nothing.
+
+    Attributes:
+        without: Sentence on the policy if it has not done so.
+        is_tried: Whether it would have by now: a chosen module was called.
+        is_done: Whether it has.
+    """
+
+    without: str
+    is_tried: bool = False
+    is_done: bool = False
+
+
 class Job:
     """The job a plan is applied to.
 
@@ -39,6 +55,7 @@ class Job:
         optimizers: The optimizers of its parameters, possibly none yet.
         notes: Notes for the user on what was changed or skipped.
         on_note: Called with each note that ``note`` adds.
+        effects: What its policies must do to have an effect; holds nothing of the job.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -48,6 +65,7 @@ class Job:
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None
+        self.effects: list[Effect] = []
         self._around_updates: list[tuple[torch.optim.Optimizer | None, Around]] = []
         self._around_uses: list[AroundUses] = []
         self._guards: dict[int, CopyGuard] = {}
@@ -177,6 +195,16 @@ class Job:
             for around in self._around_uses:
                 stack.enter_context(around(tensors))
             yield
+
+    def expect(self, policy: str, without: str) -> Effect:
+        """Registers what a policy must do to have an effect.
+
+        Args:
+            policy: The policy, as it describes itself.
+            without: What can be said if it has not, a clause.
+        """
+        self.effects.append(Effect(f"{policy} had no effect: {without}"))
+        return self.effects[-1]
 
     def note(self, sentence: str) -> None:
         """Adds a note for the user, once; recordings in progress also report it."""

@@ -15,7 +15,7 @@ from memprof.policies.swap.disk import DiskCarrier, is_in_memory
 from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.owned.moved_state import NO_HISTORY
-from memprof.policies.swap.packing import SavedTensors
+from memprof.policies.swap.packing import NOTHING_TAKEN, SavedTensors
 from memprof.policies.swap.pinned_copies import HostCarrier
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def apply(job: Job, policy: Swap) -> None:
 
         swap_parameters(job, names, carrier, policy.minimum_bytes)
     else:
-        SavedTensors(job.model, Moves(carrier, policy.minimum_bytes, policy.prefetch)).install(job, names)
+        moves = Moves(carrier, policy.minimum_bytes, policy.prefetch)
+        SavedTensors(job.model, moves, job.expect(policy.describe(), NOTHING_TAKEN)).install(job, names)
 
 
 def _carrier(job: Job, policy: Swap) -> DiskCarrier | DryCarrier | HostCarrier:

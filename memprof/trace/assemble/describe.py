@@ -71,7 +71,7 @@ def build_manifest(
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
-        notes=(*_step_notes(spool, steps), *notes),
+        notes=(*_step_notes(spool, steps), *notes, *(exit_record or {}).get("without_effect", ())),
     )
 
 
