@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.leaks.leaks import growth_notice
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.report.breakdown import (
     Breakdown,
@@ -220,6 +221,8 @@ def build_report(
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
+    grows = growth_notice(trace)
+    notes += (Note(grows, is_warning=True),) if grows else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
     return Report(
         path=str(trace.path),
