@@ -117,8 +117,8 @@ class Verdict:
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
         if self.is_undecided:
             return (
-                "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`), or the "
-                "whole run (`memprof record --light`)"
+                "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`), or "
+                "the whole run (`memprof record --light`)"
             )
         if not self.is_known:
             return f"{label} is unknown on at least one side"

@@ -184,6 +184,7 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     rates = rises / spans
     if has_ended or len(rose) < LEAST_STEPS or (rises < 0).any() or rates[rose[-1]] < _LEAST_SHARE * rates.max():
         return Growth(0, first, last, "counts")
-    begins, ends = floors[0 if len(rose) == len(rises) else rose[0] + 1], floors[rose[-1] + 1]  # whole rhythms
-    rate = (sizes[ends] - sizes[begins]) / max(int(steps[ends] - steps[begins]), 1)
+    floor = np.minimum.accumulate(sizes[: floors[-1] + 1][::-1])[::-1]
+    begins, *_, ends = np.flatnonzero(np.diff(floor) > 0) + 1  # from a rise to another: whole rhythms
+    rate = (floor[ends] - floor[begins]) / int(steps[ends] - steps[begins])
     return Growth(round(rate), first, last, "counts")
