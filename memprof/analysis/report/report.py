@@ -39,6 +39,7 @@ from memprof.analysis.report.notes import Note, write_notes
 from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
 from memprof.analysis.report.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
@@ -224,6 +225,9 @@ def build_report(
     grows = growth_notice(trace)
     notes += (Note(grows, is_warning=True),) if grows else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
+    notes += tuple(
+        Note(text, is_warning=False) for text in find_causes(step, sources, peak.op_id, peak.allocated_bytes)
+    )
     return Report(
         path=str(trace.path),
         manifest=trace.manifest,
