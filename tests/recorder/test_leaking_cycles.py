@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from memprof.analysis.leaks.leak_words import describe_holder
+from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.leaks.leaks import Leak, find_leaks
 from memprof.recorder.memory.holders import find_holders
 from tests.recorder.recorded import record_script
