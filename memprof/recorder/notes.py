@@ -57,14 +57,14 @@ class Unused:
         if self._trained and sum(without) > _LEAST_UNTRAINED * sum(self._trained.values()):
             found.append(
                 f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
-                "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs that require no "
-                "gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
+                "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
+                "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
             )
         if self._inactive:
             found.append(
                 f"gradient checkpointing is switched on in {format_count(self._inactive, 'module')} in eval mode, "
-                "where it does nothing: their activations are kept. Call model.train() (with dropout 0), or use memprof's "
-                "checkpoint"
+                "where it does nothing: their activations are kept. Call model.train() (with dropout 0), or use "
+                "memprof's checkpoint"
             )
         return found
 
