@@ -20,7 +20,7 @@ from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
-from memprof.recorder.notes import Notes
+from memprof.recorder.notes import Notes, Unused
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
@@ -99,7 +99,9 @@ class Observation(ThreadObservation):
         stacks = StackTable(log, module_call, root_call)
         sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
-        self._notes = Notes(log, batches, [part for part in (dry, generated) if part is not None])
+        self._unused = Unused(self._registry.roots)
+        parts = (dry, generated, self._unused)
+        self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(
             log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
         )
@@ -313,6 +315,7 @@ class Observation(ThreadObservation):
             self.progress.begin_optimizer()
             self._state_gradients(optimizer)
             with torch._C.DisableTorchFunction():
+                self._unused.before_update(optimizer)
                 self._usages.begin_update(optimizer, lambda parameter: self._registry.parameter(parameter)[1])
 
     def end_update(self) -> None:

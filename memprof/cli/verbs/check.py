@@ -55,7 +55,7 @@ def check(
     from memprof.analysis.diff.gates import parse_gate, require_phases
     from memprof.analysis.diff.measures import measure
     from memprof.analysis.diff.summary_model import PEAK
-    from memprof.errors import GateFailedError
+    from memprof.errors import GateFailedError, InconclusiveError
     from memprof.machines.budget import no_room, parse_budget
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
@@ -88,7 +88,9 @@ def check(
     ]
     is_failed = any(level == "fail" and verdict.is_failed for level, verdict in verdicts)
     is_failed |= planned is not None and planned.fits is False
-    status = GateFailedError.exit_code if is_failed else 0 if planned is None else planned.exit_code
+    is_undecided = any(level == "fail" and verdict.is_undecided for level, verdict in verdicts)
+    known = InconclusiveError.exit_code if is_undecided else 0 if planned is None else planned.exit_code
+    status = GateFailedError.exit_code if is_failed else known
     if is_json:
         print(json.dumps(_json(summary, within, verdicts, is_failed=is_failed), indent=2))
         return status

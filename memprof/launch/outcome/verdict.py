@@ -77,6 +77,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     """
     from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.light_run import describe_highest
@@ -113,6 +114,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         did, finding = f"nothing was recorded on the virtual GPU: {unused}. {did[:1].upper()}{did[1:]}", ""
     elif not has_operators and not followed:
         did = f"nothing was recorded: {target} ended before the first operator of a step"
+    grows = growth_notice(trace)
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
@@ -125,6 +127,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     sentences = [
         sentence,
+        grows,
         fits,
         *compiled,
         made_up,
