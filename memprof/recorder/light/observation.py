@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.inventory import owned_span
 from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
+from memprof.recorder.memory.parts import plain_tensors
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
 from memprof.recorder.thread_observation import ThreadObservation
@@ -369,7 +371,8 @@ class LightObservation(ThreadObservation):
         self._marks.clear()
         self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
         with torch._C.DisableTorchFunction(), untraced():
-            spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
+            parts = itertools.chain.from_iterable(map(plain_tensors, self._known_tensors()))
+            spans = set(map(owned_span, parts)) - {(0, 0)}
             for address, size in spans:
                 self._log.alive.extend((clock_ns(), address, size))
         self._state_optimizers()

@@ -12,11 +12,9 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import holders_of
+from memprof.recorder.memory.parts import PLAIN, holders_of, plain_tensors
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
-#: Types of tensors that are neither lazy nor made of others: nearly all.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NESTED = (list, tuple)
 _DEPTH = 6
 
@@ -171,22 +169,6 @@ class Inventory:
     def _gradient(self, parameter: torch.Tensor, name: str, owner: int) -> None:
         if parameter.is_leaf and parameter.grad is not None:  # reading .grad of a non-leaf prints a warning
             self._state(parameter.grad, GRADIENT, name, owner)
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors that hold a tensor's memory: itself, or the parts of a sparse tensor or a wrapper subclass.
-
-    Such subclasses are DTensor and FP8's.
-    """
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None:
-        yield from holders_of(tensor)
-        return
-    names, _ = flatten(tensor)
-    for name in names:
-        inner = getattr(tensor, name)
-        if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
-            yield from plain_tensors(inner)
 
 
 def is_computed(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from memprof.recorder.memory.parts import holders_of
+from memprof.recorder.memory.parts import bytes_of
 
 _DEPTH = 6
 
@@ -32,7 +32,7 @@ def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, A
         "name": f"{kind.__module__}.{kind.__qualname__}",
         "algorithm": f"{step.__module__}.{step.__qualname__.rpartition('.')[0]}",
         "groups": groups,
-        "state_bytes": sum(_own_bytes(tensor) for tensor in _tensors(list(optimizer.state.values()), _DEPTH)),
+        "state_bytes": sum(bytes_of(_own_part(tensor)) for tensor in _tensors(list(optimizer.state.values()), _DEPTH)),
         "scalar_bytes": torch.get_default_dtype().itemsize if torch.get_default_dtype() == torch.float64 else 4,
         "updates": updates,
     }
@@ -55,11 +55,6 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
         # [sizes, bytes of an element, how many parameters]
         "parameters": [[list(shape), size, times] for (shape, size), times in shapes.items()],
     }
-
-
-def _own_bytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of this rank's part of a tensor; of a sparse one, those of its indices and values."""
-    return sum(part.nbytes for part in holders_of(_own_part(tensor)))
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
