@@ -117,6 +117,14 @@ class DryMode(FakeTensorMode):
         """Returns True: no device is ever initialized."""
         return True
 
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """Returns the ragged size of a jagged tensor: a number of its own, as in a real run. Nothing is traced."""
+        from torch.nested._internal.nested_int import NestedIntNode
+
+        self.nt_tensor_id_counter += nt_tensor_id is None
+        number = self.nt_tensor_id_counter if nt_tensor_id is None else nt_tensor_id
+        return torch.SymInt(NestedIntNode(number, 1))
+
     def __deepcopy__(self, memo: Any) -> DryMode:
         """Returns the mode itself: a copy of a model's tensors belongs to the same dry run."""
         return self
