@@ -19,7 +19,7 @@ _OWN = str(Path(__file__).parent.parent)
 #: Code that is not the job's: torch's, and memprof's with its policies.
 _NOT_OF_JOB = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 #: What calls the engine, and torch's backward of a compiled region, whose code is generated.
-_ENGINE, _COMPILED = torch.autograd.graph._engine_run_backward.__code__, "_aot_autograd"
+_ENGINE, _COMPILED = "_engine_run_backward", "_aot_autograd"
 _DISPATCH = "__torch_dispatch__"
 
 
@@ -74,7 +74,7 @@ class StackTable:
 
         Such are a custom function's backward, hooks, and what unpacks saved tensors.
         """
-        if frame is None or frame.f_code is _ENGINE:
+        if frame is None or frame.f_code.co_name == _ENGINE:
             return -1
         number = self.number(frame, parent)
         if number not in self._of_job:
@@ -142,7 +142,7 @@ def runs_code_of_job(frame: FrameType | None) -> bool:
     A dispatch mode or tensor subclass of the job's is no such function: it runs operators of the engine's own nodes.
     """
     is_of_job = False
-    while frame is not None and (code := frame.f_code) is not _ENGINE:
+    while frame is not None and (code := frame.f_code).co_name != _ENGINE:
         if _COMPILED in code.co_filename:
             return False
         is_of_job = (is_of_job or not code.co_filename.startswith(_NOT_OF_JOB)) and code.co_name != _DISPATCH

@@ -169,12 +169,16 @@ class DryRun:
         def begin(this: Any, *args: Any, **kwargs: Any) -> None:
             owner.__init__ = original
             trace_initializer(begin, original)
-            self._begin()
-            if self._mode is not None:
-                self._mode.is_begun = True
+            self.begin()
             original(this, *args, **kwargs)
 
         owner.__init__ = begin
+
+    def begin(self) -> None:
+        """Computes nothing from now on: a model, an optimizer or a backward comes."""
+        self._begin()
+        if self._mode is not None:
+            self._mode.is_begun = True
 
     def _begin(self) -> None:
         if self._mode is not None or os.getpid() != self._pid or is_loader_worker():

@@ -116,6 +116,13 @@ class Inventory:
                 name, owner = self._registry.parameter(parameter)
                 self._gradient(parameter, name, owner)
 
+    def leaves(self) -> None:
+        """Logs the tensors that need gradients, and those: what a job without models trains."""
+        for tensor in live_objects(torch.Tensor):
+            if not is_computed(tensor) and tensor.requires_grad:
+                self._state(tensor, PARAMETER, "", -1)
+                self._gradient(tensor, "", -1)
+
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Logs a model's inputs."""
         for tensor in tensors_in([args, kwargs]):
