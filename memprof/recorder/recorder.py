@@ -23,6 +23,7 @@ from memprof.recorder.steps.aside import StepsAside
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
+from memprof.recorder.steps.rounds import PATIENCE
 from memprof.recorder.steps.window import Watch, Window
 from memprof.trace.files.spool import UNTRAINED
 
@@ -251,6 +252,8 @@ class Recorder(ProcessRecorder[Observation]):
         if watch in (Watch.TIMED, Watch.PLAIN) and not self._ends_steps():
             # Without the dispatch mode, nothing marks the end of such a job's steps.
             watch = Watch.CLOSED if self._after is None else Watch.RESTING
+        if watch is Watch.CLOSED and self._is_bare and self._step - self._aside.moved < PATIENCE:
+            watch = Watch.SKIPPED  # tensors may have been tried out before a model that is yet to be made
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
             self._stops_job = self._window.stop

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class BackwardCalls:
         self._begin = begin
         self._callbacks = {_ENTER: self._enter, _EXIT: end}
         # A dry run on a virtual device wraps it.
-        self._function: FunctionType = inspect.unwrap(torch.autograd.graph._engine_run_backward)  # type: ignore[assignment]
+        self._function: FunctionType = inspect.unwrap(torch.autograd.graph._engine_run_backward)
         self._original: CodeType | None = None
 
     def install(self) -> None:
@@ -50,10 +51,18 @@ class BackwardCalls:
             self._function.__code__, self._original = self._original, None
 
     def _enter(self, args: tuple[Any, ...]) -> Any:
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 or _is_checked():
             return None
         # Before the fourth argument: gradients of the outputs, whether to keep the graph, whether to make another.
         # Transforms of torch.func always make another; those inside others are differentiated again.
         transforms = torch._C._functorch.get_interpreter_stack() or ()
         derivatives = sum(each.key() == _GRAD for each in transforms)
         return self._begin(derivatives > 1 if derivatives else len(args) > 2 and bool(args[2]))
+
+
+def _is_checked() -> bool:
+    """Whether ``torch.autograd.gradcheck`` runs, which repeats a backward many times."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "gradcheck":
+        frame = frame.f_back
+    return frame is not None

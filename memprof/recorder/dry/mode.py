@@ -123,7 +123,7 @@ class DryMode(FakeTensorMode):
 
         self.nt_tensor_id_counter += nt_tensor_id is None
         number = self.nt_tensor_id_counter if nt_tensor_id is None else nt_tensor_id
-        return torch.SymInt(NestedIntNode(number, 1))
+        return torch.SymInt(NestedIntNode(number, 1))  # type: ignore[no-untyped-call]  # torch's is not annotated
 
     def __deepcopy__(self, memo: Any) -> DryMode:
         """Returns the mode itself: a copy of a model's tensors belongs to the same dry run."""
