@@ -215,7 +215,7 @@ class Recorder(ProcessRecorder[Observation]):
             self._dry.begin()
         super()._begin_bare()
         if self._observation is not None:
-            self._observation.note("no model was called and no optimizer made: each backward ends a step")
+            self._observation.note("each backward ends a step, until a model or an optimizer is used")
 
     def _end_bare(self, observation: Observation) -> None:
         if observation.is_recording:

@@ -93,7 +93,7 @@ def test_each_outer_backward_ends_a_step(
 
     trace = recorded(tmp_path, job, Window(skip=2, steps=3))
     assert list(trace.recorded_steps) == [2, 3, 4]
-    assert any("each backward ends a step" in note for note in trace.manifest.capture.notes)
+    assert any("each backward ends a step" in note for note in trace.manifest.notes)
     for number in trace.recorded_steps:
         step = trace.step(number)
         names = [str(name) for name in step.ops.name]
@@ -138,6 +138,6 @@ def test_a_model_that_comes_later_begins_the_window_anew(tmp_path: Path) -> None
         return losses
 
     trace = recorded(tmp_path, job, Window(skip=1, steps=2))
-    steps = trace.read(Steps)
+    steps = trace.table(Steps)
     updates = dict(zip(steps.step.tolist(), steps.optimizer_updates.tolist(), strict=True))
     assert [updates[number] for number in trace.recorded_steps[-2:]] == [1, 1]
