@@ -19,12 +19,11 @@ from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
-from memprof.recorder.steps.aside import StepsAside
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.rounds import PATIENCE
-from memprof.recorder.steps.window import Watch, Window
+from memprof.recorder.steps.window import StepsAside, Watch, Window
 from memprof.trace.files.spool import UNTRAINED
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import pytest
 
 from memprof.recorder.device.driver import Driver, ProcessInfo, bytes_of, driver_version
 from memprof.recorder.device.history import fresh_entries
-from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.device.sampling import Devices
 from memprof.recorder.device.snapshot import block_rows, history_rows, segment_records
 from memprof.recorder.profiler.sources import MemorySources
+from memprof.recorder.profiler.timed import device_time_ns
 from memprof.trace.importers.safe_pickle import load_plain
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.sniff import read_input

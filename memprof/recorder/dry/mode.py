@@ -19,7 +19,6 @@ from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
-from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
@@ -30,7 +29,7 @@ from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel
 from memprof.recorder.dry.routing import Routing
 from memprof.recorder.dry.sparse.operators import SparseOperators
 from memprof.recorder.dry.values.known import compute, follow_values, is_data, known, note, write
-from memprof.recorder.dry.values.overwritten import note_overwritten, stand_in
+from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch._C import _profiler
 
-from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.profiler.sessions import ProfilerSession
 
@@ -73,3 +73,24 @@ def wait_for_device() -> None:
     """Waits until the CUDA device has finished its queued work, if one is in use."""
     if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
+
+
+#: Types of Kineto's device events: CUDA (and ROCm), XPU, others.
+_ON_DEVICE = ("CUDA", "HIP", "XPU", "PrivateUse1")
+
+
+def device_time_ns(result: Any) -> dict[int, int]:
+    """Returns the device time, in ns, by correlation id of the operator that started the work.
+
+    Kernels, copies and fills count; an operator that started several is charged for all.
+
+    Args:
+        result: The result of torch's profiler; its device events carry the id of the operator they are linked to, as
+            read by torch.autograd.profiler.
+    """
+    work: dict[int, int] = defaultdict(int)
+    for event in result.events():
+        linked = event.linked_correlation_id()
+        if linked > 0 and event.device_type().name in _ON_DEVICE:
+            work[linked] += event.duration_ns()
+    return dict(work)
