@@ -98,6 +98,11 @@ class ThreadObservation(ABC):
             for optimizer in self._rounds.alive():
                 self._inventory.optimizer_state(optimizer)
 
+    def state_leaves(self) -> None:
+        """States what a job without models trains, and its gradients."""
+        with torch._C.DisableTorchFunction(), untraced():
+            self._inventory.leaves()
+
     def _state_gradients(self, optimizer: Any) -> None:
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.gradients(optimizer)

@@ -69,7 +69,7 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.memory.inventory import plain_tensors
+from memprof.recorder.memory.parts import plain_tensors
 from memprof.recorder.memory.spans import storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

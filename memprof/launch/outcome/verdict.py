@@ -229,8 +229,8 @@ def _why_nothing(spool: Path, target: str) -> str:
                 "first training step on. Record the calls with 'with memprof.record(\"run.memprof\"):' around them, or "
                 "dry-run the job"
             )
-        began = "; a dry run begins when the first of them is created, and runs normally until then"
-        return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
+        began = "; a dry run begins with the first of them, and runs normally until then" if _is_dry(spool) else ""
+        return f"{target} imported torch, but never called a model or an optimizer, nor ran backward{began}"
     folders = sorted(spool.glob("process-*/"))
     if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
         return f"{target} called a model, but {describe_fault(faults[-1])}"

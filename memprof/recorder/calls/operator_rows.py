@@ -244,7 +244,7 @@ class OperatorRows:
         """Returns where an operator of backward belongs.
 
         Returns:
-            The number of its node, its module, its stack (-1 for an operator of a node itself), and the flag of a
+            The number of its node, its module, its stack (-1 for one that autograd runs itself), and the flag of a
             recomputation or 0.
         """
         module = -1 if call is None else call.module
@@ -256,7 +256,8 @@ class OperatorRows:
         elif is_elsewhere and not grad_enabled and _is_in_checkpoint(frame):
             node_sequence += OTHER_THREAD
         if not grad_enabled:
-            return node_sequence, module, -1, 0
+            stack = self.stacks.in_backward(frame, -1 if call is None else call.stack)
+            return node_sequence, module, stack, 0
         stack = self.stacks.number(frame, -1 if call is None else call.stack)
         recomputes = (call is not None and call.is_recompute) or self.stacks.has_checkpoint(stack)
         return node_sequence, module, stack, FLAG_RECOMPUTE if recomputes else 0

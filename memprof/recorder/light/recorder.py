@@ -93,6 +93,8 @@ class LightRecorder(ProcessRecorder[LightObservation]):
                 self._end_step_without_optimizer(observation)
             if observation.is_outside:
                 self._note_outermost(module)
+                if self._is_bare and torch.is_grad_enabled():
+                    self._leave_bare(observation)
             self._rounds.note_call()
             return observation.open_call(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job

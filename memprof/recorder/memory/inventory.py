@@ -12,8 +12,8 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import holders_of
-from memprof.recorder.memory.spans import PLAIN, owned_span, storage_span
+from memprof.recorder.memory.parts import PLAIN, holders_of, plain_tensors
+from memprof.recorder.memory.spans import owned_span, storage_span
 from memprof.recorder.memory.watch import OutsideWatch
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
@@ -98,6 +98,13 @@ class Inventory:
             for parameter in group["params"]:
                 name, owner = self._registry.parameter(parameter)
                 self._gradient(parameter, name, owner)
+
+    def leaves(self) -> None:
+        """Logs the tensors that need gradients, and those: what a job without models trains."""
+        for tensor in live_objects(torch.Tensor):
+            if not is_computed(tensor) and tensor.requires_grad:
+                self._state(tensor, PARAMETER, "", -1)
+                self._gradient(tensor, "", -1)
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Logs a model's inputs."""
@@ -200,22 +207,6 @@ def _inners(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
         return (tensor,)
     # A lazy module that has not been called has parameters without a shape yet.
     return () if is_lazy(tensor) else plain_tensors(tensor)
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors that hold a tensor's memory: itself, or the parts of a sparse tensor or a wrapper subclass.
-
-    Such subclasses are DTensor and FP8's.
-    """
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None:
-        yield from holders_of(tensor)
-        return
-    names, _ = flatten(tensor)
-    for name in names:
-        inner = getattr(tensor, name)
-        if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
-            yield from plain_tensors(inner)
 
 
 def is_computed(tensor: torch.Tensor) -> bool:

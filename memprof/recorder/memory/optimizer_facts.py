@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from memprof.recorder.memory.parts import holders_of
-
-_DEPTH = 6
+from memprof.recorder.memory.inventory import tensors_in
+from memprof.recorder.memory.parts import bytes_of
 
 
 def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, A
         "name": f"{kind.__module__}.{kind.__qualname__}",
         "algorithm": f"{step.__module__}.{step.__qualname__.rpartition('.')[0]}",
         "groups": groups,
-        "state_bytes": sum(_own_bytes(tensor) for tensor in _tensors(list(optimizer.state.values()), _DEPTH)),
+        "state_bytes": sum(bytes_of(_own_part(tensor)) for tensor in tensors_in(list(optimizer.state.values()))),
         "scalar_bytes": torch.get_default_dtype().itemsize if torch.get_default_dtype() == torch.float64 else 4,
         "updates": updates,
     }
@@ -57,11 +55,6 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_bytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of this rank's part of a tensor; of a sparse one, those of its indices and values."""
-    return sum(part.nbytes for part in holders_of(_own_part(tensor)))
-
-
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a sharded tensor (DTensor); other tensors unchanged."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -70,14 +63,3 @@ def _own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(type(part) in (int, float) for part in value)
-
-
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item, depth - 1)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-#: Types of tensors that are neither lazy nor made of others: nearly all.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+from memprof.recorder.memory.parts import PLAIN
+
 _WORDS = 8
 _Storage: Any = torch.UntypedStorage  # not annotated in torch
 

@@ -23,8 +23,8 @@ from torch._C import _autograd, _profiler
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.profiler.core_library import core_flag, log_level
 from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
+from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)

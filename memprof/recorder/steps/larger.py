@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.sliding import leaves_operators
-from memprof.recorder.memory.inventory import plain_tensors, tensors_in
+from memprof.recorder.memory.inventory import tensors_in
+from memprof.recorder.memory.parts import plain_tensors
 from memprof.trace.files.spool import MISSED_STEP
 
 #: Maximum number of steps recorded after the window.
