@@ -32,6 +32,7 @@ def spool(tmp_path: Path) -> Path:
     folder = tmp_path / "run.memprof.spool"
     for pid in (12, 11):
         (folder / f"process-{pid}").mkdir(parents=True)
+        os.utime(folder / f"process-{pid}", (0, 0))  # before any process of this machine that may have these ids
     (folder / "launch.json").write_text(json.dumps(LAUNCH))
     (folder / "exit.json").write_text(json.dumps(EXIT))
     samples = [
