@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.units import format_bytes, format_count
 
@@ -93,7 +94,7 @@ class Notes:
 
     def untimed(self) -> None:
         """Notes that the timed step was not timed."""
-        self.add("the job's own profiler ran in the timed step: operator times are estimates")
+        self.add(f"{why_no_session()} in the timed step: operator times are estimates")
 
     def finish(self, not_followed: Iterable[str]) -> None:
         """Writes what the whole window has shown.

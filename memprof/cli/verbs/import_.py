@@ -91,11 +91,10 @@ def _warn_of_memory(file: Path) -> None:
     size = file.stat().st_size if file.is_file() else 0
     if size < _LARGE_BYTES:
         return
-    import psutil
-
+    from memprof.machines.host_limits import free_memory
     from memprof.units import format_bytes
 
-    free = psutil.virtual_memory().available
+    free = free_memory().free_bytes
     if size * _MEMORY_PER_BYTE > free:
         print(
             f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "

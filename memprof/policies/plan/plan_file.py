@@ -27,7 +27,7 @@ from memprof.policies.plan.plan_tables import (
     settings_of,
 )
 from memprof.policies.plan.prediction import Prediction
-from memprof.trace.files.reading import parse_toml, read_text
+from memprof.trace.files.reading import TOML_LIMIT_BYTES, parse_toml, read_text
 from memprof.trace.files.whole_file import whole_file
 from memprof.units import format_bytes
 
@@ -45,7 +45,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     path = Path(path)
     try:
-        text = read_text(path)
+        text = read_text(path, TOML_LIMIT_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"plan {path} does not exist; write one with memprof predict RUN --write {path}") from None
     except OSError as error:

@@ -25,6 +25,7 @@ from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.memory.spans import owned_span
+from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
 from memprof.recorder.thread_observation import ThreadObservation
@@ -367,6 +368,8 @@ class LightObservation(ThreadObservation):
     def _begin_stretch(self) -> None:
         since = time.thread_time_ns()
         if not self._events.start():
+            if not self.step:
+                self._log.record("notes", f"{why_no_session()} in step 0: its allocations were only counted")
             return
         self._log.turn()
         self._log.record_in_ring("begin", {"step": self.step, "time_ns": clock_ns()})

@@ -145,6 +145,16 @@ def can_open_files() -> bool:
     return True
 
 
+def has_proc() -> bool:
+    """Whether the system has the files that Kineto reads: without, it warns on stderr at every end of a session."""
+    return sys.platform != "linux" or os.access("/proc/self/comm", os.F_OK)
+
+
+def why_no_session() -> str:
+    """Returns why no session could start."""
+    return "the job's own profiler ran" if has_proc() else "torch's profiler was off (no /proc)"
+
+
 def is_job_profiling() -> bool:
     """Whether the job's profiler is warming up or running, as far as this thread can determine."""
     clear_leftovers()

@@ -7,11 +7,18 @@ import re
 #: A name that contains one of these anywhere, ignoring separators, denotes a secret.
 _ANYWHERE = re.compile(
     r"passw|passphrase|passcode|secret|credential|apikey|accesskey|authkey|privatekey|signingkey|encryptionkey"
-    r"|authtoken|accesstoken|refreshtoken|bearer|authorization|connectionstring|webhook"
+    r"|authtoken|accesstoken|refreshtoken|bearer|authorization|connectionstring|webhook|mnemonic"
+    r"|(seed|recovery|backup)phrase|clientassertion"
+)
+#: A name that ends in one of these, ignoring separators: what one logs in with once, and what stands for a login.
+_AT_END = re.compile(
+    r"(sess(ion)?|csrf|xsrf)id$|pincode$|connstr(ing)?$|(2|two)fa$"
+    r"|(access|auth|login|verif\w*|recovery|backup|security|otp|mfa|2fa|twofactor|onetime|sms|activation|pairing)codes?$"
 )
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 #: Last parts of names of secrets.
 _ENDS = {"token", "key", "pass", "pwd", "pw", "pat", "auth", "creds", "cookie", "dsn", "sig", "signature", "passwd"}
+_ENDS |= {"oauth", "cred", "cookies", "psk", "sid", "pin", "otp", "totp", "hotp", "mfa", "jwt", "jws", "jwe", "sas"}
 #: Parts before such an ending whose value is not a secret.
 _BEFORE = {
     "token": "pad eos bos unk sep cls mask image video audio special prompt stop start end next last first per max min "
@@ -31,6 +38,8 @@ _BEFORE_SETS = {end: frozenset(words.split()) for end, words in _BEFORE.items()}
 _PLURAL_AFTER = frozenset(
     ("api", "auth", "access", "secret", "hf", "refresh", "bearer", "private", "signing", "wandb", "github", "openai")
 )
+#: Endings in s of a single secret.
+_SINGULAR = ("pass", "credentials", "sas", "jws", "cookies")
 _DIGESTS = frozenset(
     ("commit", "sha", "sha1", "sha256", "rev", "revision", "hash", "digest", "checksum", "md5", "uuid", "fingerprint")
 )
@@ -45,7 +54,7 @@ def is_secret_name(name: str) -> bool:
     parts = _parts_of(name)
     if not parts:
         return False
-    if _ANYWHERE.search("".join(parts)):
+    if _ANYWHERE.search("".join(parts)) or _AT_END.search("".join(parts)):
         return True
     end, before = parts[-1], parts[-2] if len(parts) > 1 else ""
     if end in ("tokens", "keys", "passes"):
@@ -56,7 +65,7 @@ def is_secret_name(name: str) -> bool:
 def is_secret_list(name: str) -> bool:
     """Returns whether an option of this name takes several secrets, such as ``--api-keys``."""
     parts = _parts_of(name)
-    return bool(parts) and parts[-1].endswith("s") and parts[-1] not in ("pass", "credentials") and is_secret_name(name)
+    return bool(parts) and parts[-1].endswith("s") and parts[-1] not in _SINGULAR and is_secret_name(name)
 
 
 def names_a_digest(name: str) -> bool:
