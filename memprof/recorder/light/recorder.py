@@ -197,8 +197,8 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         self._storing.remove()
 
 
-# torch's own functions that save and load checkpoints are recompiled with a call before and after their bodies, as module
-# calls are, which keeps tracebacks through them as they are.
+# torch's own functions that save and load checkpoints are recompiled with a call before and after their bodies, as
+# module calls are, which keeps tracebacks through them as they are.
 _BEGIN, _END = "__memprof_begin_storing__", "__memprof_end_storing__"
 
 
