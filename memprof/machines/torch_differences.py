@@ -3,43 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
 
 Version = tuple[int, int]
 #: The versions that a range is given for: where a project does not say which, those from 2.0 on.
 VERSIONS: tuple[Version, ...] = (*((1, minor) for minor in range(8, 14)), *((2, minor) for minor in range(16)))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What some versions take beyond the newest.
-
-    Attributes:
-        since: The first version.
-        before: The first version that does not any more.
-        handle_bytes: Fewest and most bytes for each handle of cuBLAS that a job has.
-        share: Fewest and most of the allocated bytes.
-        reserved_share: Fewest and most of the reserved bytes, beyond what is allocated.
-    """
-
-    since: Version
-    before: Version
-    handle_bytes: tuple[int, int] = (0, 0)
-    share: tuple[float, float] = (0.0, 0.0)
-    reserved_share: tuple[float, float] = (0.0, 0.0)
-
-
-def differences(architecture: Architecture) -> tuple[Difference, ...]:
-    """Returns what is known from recordings of real cards (docs/how-true.md), to the byte where it is workspaces."""
-    less = architecture.older_workspace_bytes - architecture.cublas_workspace_bytes
-    return (
-        Difference((2, 9), (2, 12), handle_bytes=(0, LT_WORKSPACE_BYTES)),  # kept by cuBLASLt (pull request 156495)
-        Difference((1, 0), (2, 9), handle_bytes=(0, LT_WORKSPACE_BYTES)),  # allocated for each call
-        Difference((1, 0), (2, 12), handle_bytes=(less, less), reserved_share=(-0.01, 0.01)),
-        Difference((1, 0), (2, 0), share=(-0.03, 0.2)),  # three TimeSformers and SlowFasts of torch 1.x
-    )
 
 
 def change_between(
@@ -55,15 +24,22 @@ def change_between(
         allocated: Allocated bytes under the known one.
         reserved: Reserved bytes under it.
     """
+    less = handles * (architecture.older_workspace_bytes - architecture.cublas_workspace_bytes)
+    #: The first version, the first that does not any more, and how many bytes more than the newest it takes: what is
+    #: known from recordings of real cards (docs/how-true.md), to the byte where it is workspaces.
+    known: tuple[tuple[Version, Version, float, float], ...] = (
+        ((2, 9), (2, 12), 0, handles * LT_WORKSPACE_BYTES),  # kept by cuBLASLt (pull request 156495)
+        ((1, 0), (2, 9), 0, handles * LT_WORKSPACE_BYTES),  # allocated for each call
+        ((1, 0), (2, 12), less, less),
+        ((1, 0), (2, 0), -0.03 * allocated, 0.2 * allocated),  # three TimeSformers and SlowFasts of torch 1.x
+    )
     least = most = 0.0
-    apart = [0.0, 0.0]
-    for one in differences(architecture):
-        sign = (one.since <= other < one.before) - (one.since <= assumed < one.before)
-        both = zip(one.handle_bytes, one.share, strict=True)
-        ends = sorted(sign * (handles * size + allocated * share) for size, share in both)
+    for since, before, *bounds in known:
+        sign = (since <= other < before) - (since <= assumed < before)
+        ends = sorted(sign * each for each in bounds)
         least, most = least + ends[0], most + ends[1]
-        apart = [each + abs(sign) * reserved * share for each, share in zip(apart, one.reserved_share, strict=True)]
-    return round(least), round(most), round(least + apart[0]), round(most + apart[1])
+    apart = 0.01 * reserved * ((other < (2, 12)) is not (assumed < (2, 12)))
+    return round(least), round(most), round(least - apart), round(most + apart)
 
 
 def versions_of(requirement: str) -> tuple[Version, ...]:

@@ -39,17 +39,12 @@ def describe_torch(trace: Trace) -> str:
         return words
     peaks = [int(column[on_card].max()) for column in (memory.allocated_bytes, memory.reserved_bytes)]
     handles = int(np.count_nonzero(trace.table(Storages).name == "cuBLAS workspace"))
-    ends = [change_between(architecture, assumed, each, handles, *peaks) for each in versions]
-    changes = [(min(each[i] for each in ends), max(each[i + 1] for each in ends)) for i in (0, 2)]
-    if not any(map(any, changes)):
+    ends = np.array([change_between(architecture, assumed, each, handles, *peaks) for each in versions])
+    if not ends.any():
         return words
-    ranges = (
-        f"{what} {format_bytes_between(peak + less, peak + more)}"
-        for what, peak, (less, more) in zip(("allocated", "reserved"), peaks, changes, strict=True)
-    )
-    named = "" if pin else f" torch {_spell(versions[0])} to {_spell(versions[-1])}"
-    return f"{words}{';' if named else ''}{named}: {', '.join(ranges)}"
-
-
-def _spell(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+    between = [
+        f"{what} {format_bytes_between(peak + int(ends[:, i].min()), peak + int(ends[:, i + 1].max()))}"
+        for what, peak, i in zip(("allocated", "reserved"), peaks, (0, 2), strict=True)
+    ]
+    named = "" if pin else "; torch {}.{} to {}.{}".format(*versions[0], *versions[-1])
+    return f"{words}{named}: {', '.join(between)}"
