@@ -143,17 +143,20 @@ def takes_fused(optimizer: Any, parameter: torch.Tensor) -> bool:
             return True
         state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
         read = [parameter.grad, *(each for each in state if isinstance(each, torch.Tensor) and each.dim())]
-        layout = _dense_layout(parameter)
-        return layout is not None and all(_dense_layout(each) == layout for each in read)
+        layout = dense_layout(parameter)
+        return layout is not None and all(dense_layout(each) == layout for each in read)
 
 
-def _dense_layout(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
-    """Returns sizes and strides of the dimensions that have several elements; None if there are gaps or overlaps."""
+def dense_layout(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
+    """Returns strides and sizes of the dimensions that have several elements; None if there are gaps or overlaps."""
     if tensor.layout is not torch.strided:
         return None
-    sizes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-    is_dense = not tensor.numel() or 1 + sum((size - 1) * stride for size, stride in sizes) == tensor.numel()
-    return sizes if is_dense else None
+    strides, expected = [each for each in zip(tensor.stride(), tensor.shape, strict=True) if each[1] != 1], 1
+    for stride, size in sorted(strides):
+        if stride != expected:
+            return None
+        expected *= max(size, 1)
+    return strides
 
 
 def _has_own_step(kind: type[Any]) -> bool:
