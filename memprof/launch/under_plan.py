@@ -26,6 +26,7 @@ from memprof.policies.runtime.job import Effect, Job
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.parts import modules_of, parameters_of
 
 
 class UnderPlan:
@@ -52,7 +53,7 @@ class UnderPlan:
         self._spool = spool
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
-        self._waits: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._waits: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         self._refusal = ""
         self._is_settled = False
         self._effects: list[Effect] = []
@@ -120,7 +121,7 @@ class UnderPlan:
             Exception: Raised by a signal handler of the job; nothing was applied.
         """
         has_own = _has_own_parameters(module)
-        if not has_own and module in self._waits:
+        if not has_own and self._waits.get(id(module)) is module:
             self._known = before
             return
         self._is_settled = has_own
@@ -128,9 +129,9 @@ class UnderPlan:
             self._apply(module)
             self._is_settled = True
         except NoOptimizerError as error:
-            if module in self._waits:
+            if self._waits.get(id(module)) is module:
                 self.refuse(str(error), policy_at_fault(error))
-            self._waits.add(module)
+            self._waits[id(module)] = module
             self._known = before
         except MemprofError as error:
             self.refuse(str(error), policy_at_fault(error))
@@ -163,7 +164,7 @@ class UnderPlan:
         models = list(called_models(module))
         self._check_models(models)
         part, chosen = self._part_for(models)
-        for inner in module.modules():
+        for inner in modules_of(module):
             self._register(inner)
         if not part.policies:
             return
@@ -186,7 +187,7 @@ class UnderPlan:
     def _names_frozen(self, module: torch.nn.Module) -> bool:
         """Whether a pattern of the plan matches a module of this frozen model, and none of a trained one."""
         patterns = [pattern for policy in self._plan.policies for pattern in _patterns(policy)]
-        if not patterns or next(module.parameters(), None) is None:
+        if not patterns or next(parameters_of(module), None) is None:
             return False
         models = list(called_models(module))
         return any(_find(pattern, models) is not None for pattern in patterns)
@@ -262,7 +263,7 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
 
 def _has_own_parameters(module: torch.nn.Module) -> bool:
     """Whether a module has its own parameters now; torch.func.functional_call puts other tensors in their places."""
-    return all(isinstance(parameter, torch.nn.Parameter) for parameter in module.parameters())
+    return all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters_of(module))
 
 
 def _is_outermost() -> bool:
@@ -284,14 +285,16 @@ def _has_begun() -> bool:
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
     """Returns the outermost module with a parameter of an optimizer, preferably the one that the plan was made for."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = [module for module in outermost_modules() if any(id(parameter) in own for parameter in module.parameters())]
+    found = [
+        module for module in outermost_modules() if any(id(parameter) in own for parameter in parameters_of(module))
+    ]
     fitting = [module for module in found if not find_mismatch(prediction, module)]
     return next(iter(fitting or found), None)
 
 
 def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Returns the live optimizers with any of a model's parameters."""
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for parameter in parameters_of(model)}
     return [
         optimizer
         for optimizer in live_objects(torch.optim.Optimizer)
