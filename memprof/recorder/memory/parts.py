@@ -93,10 +93,8 @@ def modules_of(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def parameters_of(root: torch.nn.Module, *, buffers: bool = False) -> Iterator[torch.Tensor]:
     """Yields a model's parameters, or its buffers, each once."""
-    owned = (
-        each for module in modules_of(root) for each in (module._buffers if buffers else module._parameters).values()
-    )
-    return iter({id(tensor): tensor for tensor in owned if tensor is not None}.values())
+    owned = (module._buffers if buffers else module._parameters for module in modules_of(root))
+    return iter({id(tensor): tensor for own in owned for tensor in own.values() if tensor is not None}.values())
 
 
 def parameter_bytes_of(module: torch.nn.Module) -> int:
