@@ -233,7 +233,7 @@ def _why_nothing(spool: Path, target: str) -> str:
         return f"{target} imported torch, but never called a model or an optimizer, nor ran backward{began}"
     folders = sorted(spool.glob("process-*/"))
     if not any(path.is_file() for folder in folders for path in folder.rglob("*")):
-        return f"{target} called a model, but the recorder could create no file: the disk is full, or the job forbids it"
+        return f"{target} called a model, but no recorder could create a file: the disk is full, or the job forbids it"
     if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
         return f"{target} called a model, but {describe_fault(faults[-1])}"
     if notes := [note for folder in folders for note in _texts(folder, "notes")]:
