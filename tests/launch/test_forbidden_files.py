@@ -38,7 +38,7 @@ AUDITS = """
 import sys
 def audit(event, words):
     if event == "open":
-        raise PermissionError("this job opens no files")
+        raise PermissionError("no")
 sys.addaudithook(audit)
 train()
 """
@@ -60,8 +60,7 @@ CASES = {
     ),
     "an audit hook that refuses files in /proc": (
         TRAINS + AUDITS.replace('"open"', '"open" and str(words[0]).startswith("/proc")'),
-        "job.py called a model, but the recorder failed: OSError: torch's profiler cannot start: "
-        "PermissionError: this job opens no files",
+        "job.py called a model, but the recorder failed: OSError: torch's profiler cannot start: PermissionError: no",
     ),
     "a hook that leaves Python while the recorder starts": (
         LEAVES + TRAINS + "train()",
