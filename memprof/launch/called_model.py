@@ -10,7 +10,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.wrappers import unwrapped
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import outermost_modules
 from memprof.recorder.memory.parts import modules_of, named_modules_of, parameters_of
 
 
@@ -116,10 +116,3 @@ def is_trained(module: torch.nn.Module) -> bool:
     """Returns whether any parameter of a module requires gradients."""
     with torch._C.DisableTorchFunction():  # otherwise the job's torch function modes or subclasses would see this read
         return any(parameter.requires_grad for parameter in parameters_of(module))
-
-
-def outermost_modules() -> list[torch.nn.Module]:
-    """Lists the live modules that no other module contains."""
-    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    return [module for module in modules if id(module) not in inner]

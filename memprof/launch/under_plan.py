@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import weakref
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ import torch
 
 from memprof.errors import MemprofError, NoOptimizerError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
-from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names, outermost_modules
+from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names
 from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
 from memprof.launch.outcome.plan_marks import mark_applied, mark_idle, refuse
 from memprof.policies.base import Policy
@@ -25,7 +26,7 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Effect, Job
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import live_objects, outermost_modules
 from memprof.recorder.memory.parts import modules_of, parameters_of
 
 
@@ -284,23 +285,18 @@ def _has_begun() -> bool:
 
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
     """Returns the outermost module with a parameter of an optimizer, preferably the one that the plan was made for."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = [
-        module for module in outermost_modules() if any(id(parameter) in own for parameter in parameters_of(module))
-    ]
+    own = _updated_by(optimizer.param_groups)
+    found = [module for module in outermost_modules() if not own.isdisjoint(map(id, parameters_of(module)))]
     fitting = [module for module in found if not find_mismatch(prediction, module)]
     return next(iter(fitting or found), None)
 
 
 def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Returns the live optimizers with any of a model's parameters."""
-    own = {id(parameter) for parameter in parameters_of(model)}
-    return [
-        optimizer
-        for optimizer in live_objects(torch.optim.Optimizer)
-        if any(
-            id(parameter) in own
-            for group in optimizer.__dict__.get("param_groups", ())
-            for parameter in group.get("params", ())
-        )
-    ]
+    own = set(map(id, parameters_of(model)))
+    found = live_objects(torch.optim.Optimizer)
+    return [each for each in found if not own.isdisjoint(_updated_by(vars(each).get("param_groups", ())))]
+
+
+def _updated_by(groups: Iterable[dict[str, Any]]) -> set[int]:
+    return {id(each) for group in groups for each in group.get("params", ())}

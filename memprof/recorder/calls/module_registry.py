@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import outermost_modules
 from memprof.recorder.memory.parts import modules_of, named_modules_of, parameter_bytes_of
 
 
@@ -79,9 +79,7 @@ class ModuleRegistry:
     def scan(self) -> None:
         """Numbers every live module: first additions to known models, then new models."""
         self._walk_roots()
-        modules = [m for m in live_objects(torch.nn.Module) if "_modules" in m.__dict__]
-        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
-        for root in _outer_first([m for m in modules if id(m) not in inner and self._is_new(m)]):
+        for root in _outer_first([module for module in outermost_modules() if self._is_new(module)]):
             self._add_root(root)
 
     def roots(self) -> Iterator[torch.nn.Module]:
