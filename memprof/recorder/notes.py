@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.memory.parts import modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.units import format_bytes, format_count
@@ -44,11 +45,11 @@ class Unused:
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
         if self._inactive is None:
-            trained = [one for one in self._models() if any(own.grad is not None for own in one.parameters())]
+            trained = [one for one in self._models() if any(own.grad is not None for own in parameters_of(one))]
             self._inactive = sum(
                 vars(part).get("gradient_checkpointing") is True and not part.training
                 for model in trained
-                for part in model.modules()
+                for part in modules_of(model)
             )
 
     def notes(self) -> list[str]:
