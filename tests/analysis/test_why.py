@@ -8,6 +8,7 @@ import torch
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.why import find_causes
 from memprof.recorder.notes import Unused
+from memprof.trace.schema import Holders
 from tests.building import Op, Storage, make_step
 
 LINE = "/job/train.py:17:forward"
@@ -21,7 +22,7 @@ def causes(*, own: int, copied: int, product: str = "aten.bmm.default") -> tuple
         Op(product, reads=["copy"], makes=["out"], stack=LINE),
     ]
     step = make_step(ops, [Storage("table", own, "parameter"), Storage("copy", copied), Storage("out", 1024)])
-    return find_causes(step, find_sources(step.stacks), 2, own + copied + 1024)
+    return find_causes(step, find_sources(step.stacks), Holders.empty(), 2, own + copied + 1024)
 
 
 def test_an_operand_that_matmul_expands_is_named() -> None:
@@ -44,7 +45,7 @@ def test_weights_copied_in_another_type_are_summed() -> None:
     ops = [Op("aten._to_copy.default", reads=[f"w{i}"], makes=[f"c{i}"]) for i in range(3)]
     weights = [Storage(f"w{i}", 2 << 20, "parameter" if i < 2 else "activation") for i in range(3)]
     step = make_step(ops, [*weights, *(Storage(f"c{i}", 1 << 20, dtype="bfloat16") for i in range(3))])
-    (sentence,) = find_causes(step, find_sources(step.stacks), 2, 9 << 20)
+    (sentence,) = find_causes(step, find_sources(step.stacks), Holders.empty(), 2, 9 << 20)
     assert sentence.startswith("2.00 MiB at the peak are copies of 2 weights in another type")
 
 

@@ -44,7 +44,7 @@ from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import DeviceMemory, HostMemory, Ints, Steps
+from memprof.trace.schema import DeviceMemory, Holders, HostMemory, Ints, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -231,7 +231,7 @@ def build_report(
         *run_notes(trace, peak.allocated_bytes),
         *notes,
         *(Note(one.describe(), is_warning=False) for one in unread),
-        *(Note(text, is_warning=False) for text in find_causes(step, sources, peak.op_id, peak.allocated_bytes)),
+        *(Note(text, is_warning=False) for text in find_causes(step, sources, trace.table(Holders), peak.op_id, peak.allocated_bytes)),
     )
     return Report(
         path=str(trace.path),
