@@ -23,8 +23,8 @@ _EXPANDED = 2
 _PRODUCTS = ("aten.bmm.default", "aten.baddbmm.default")
 #: What training keeps from step to step.
 _KEPT = ("parameter", "buffer", "gradient", "optimizer_state", "workspace", "collective")
-#: Functions of torch: one call for a whole batch, one per chunk, and what joins the chunks of a Jacobian.
-_WHOLE, _CHUNK, _JOIN = ":_flat_vmap", ":_chunked_vmap", ":compute_jacobian_"
+#: Functions of torch: one call for a whole batch, one per chunk, what a Jacobian begins with, and what joins its chunks.
+_WHOLE, _CHUNK, _BASIS, _JOIN = ":_flat_vmap", ":_chunked_vmap", ":_chunked_standard_basis_for_", ":compute_jacobian_"
 
 
 def find_causes(step: Step, sources: Sources, holders: Holders, peak_op: int, peak_bytes: int) -> tuple[str, ...]:
@@ -134,24 +134,26 @@ def _whole_batches(step: Step, sources: Sources, alive: Bools, peak_op: int) -> 
     """Finds what a vmap without `chunk_size`, as of jacrev, holds only while it runs."""
     ops, storages = step.ops, step.storages
     frames = np.array(["", *step.stacks.frames.tolist()], dtype=object)[ops.stack_id + 1]
-    inside = np.array([_WHOLE in each for each in frames], dtype=np.bool_)
-    if not inside[peak_op] or _CHUNK in frames[peak_op]:
+    begins = np.array([_WHOLE in each or _BASIS in each for each in frames], dtype=np.bool_)
+    # Operators of backward have the stacks of forward: they belong to what called the engine, just before them.
+    caller = np.maximum.accumulate(np.where(ops.forward_op_id == NONE, np.arange(len(ops)), 0))
+    inside = begins[caller]
+    if not inside[peak_op] or _CHUNK in frames[caller[peak_op]]:
         return
     outside = np.flatnonzero(~inside)
     place = int(np.searchsorted(outside, peak_op))
     first = int(outside[place - 1]) + 1 if place else 0
     last = int(outside[place]) - 1 if place < len(outside) else len(ops) - 1
-    line = sources.of_stack(int(ops.stack_id[peak_op]))
+    line = sources.of_stack(int(ops.stack_id[caller[peak_op]]))
     joins = ~inside & (ops.name == "aten.cat.default") & [_JOIN in each for each in frames]
     if any(sources.of_stack(stack) == line for stack in ops.stack_id[joins].tolist()):
         return
     freed = storages.freed_op_id
     rows = alive & (storages.created_op_id >= first) & (freed != NONE) & (freed <= last)
-    name = next((name for name in ("jacrev", "jacfwd") if f":{name}\n" in frames[peak_op]), "vmap")
     yield (
         int(storages.allocated_bytes[rows].sum()),
-        f"at the peak are held only while vmap{'' if line is None else f' at {line.place}'} runs, for its whole batch "
-        f"at once: with {name}(..., chunk_size=n), as jacrev, jacfwd and vmap take it, for n rows at a time.",
+        f"at the peak are held only while a vmap{'' if line is None else f' at {line.place}'} runs, for its whole "
+        "batch at once: jacrev or vmap with chunk_size=n takes n rows at a time.",
     )
 
 
