@@ -60,14 +60,15 @@ class Unused:
 
     def notes(self) -> list[str]:
         """Returns what was not used."""
+        found = []
         without = [size for address, size in self._without.items() if address not in self._trained]
         if self._trained and sum(without) > _LEAST_UNTRAINED * sum(self._trained.values()):
-            return [
+            found.append(
                 f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
                 "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
                 "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
-            ]
-        return []
+            )
+        return found
 
 
 class Notes:

@@ -55,6 +55,19 @@ def test_every_verb_opens_what_was_imported(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["spots"]["peak"]["bytes"] == 8 * MIB
 
 
+def test_a_peak_that_is_a_lower_bound_leaves_a_budget_undecided(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    """A trace begun in mid-training: undecided (3) below the budget, over it (4) above; a complete history passes."""
+    assert job
+    run(capsys, "import", DATA / "kineto" / "PLACEHOLDER", "-o", "late.memprof")
+    out, _ = run(capsys, "check", "late.memprof", "--budget", "1TiB", status=3)
+    assert "unknown: peak>" in out
+    assert "the peak is a lower bound" in out
+    run(capsys, "check", "late.memprof", "--budget", "1KiB", status=4)
+    run(capsys, "diff", "late.memprof", "late.memprof", "--fail-on", "peak>1TiB", status=3)
+
+
 def test_json_has_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """What each device holds, as numbers."""
     out, _ = run(capsys, "import", "snapshot.pickle", "--json")

@@ -76,16 +76,21 @@ class Gate:
         """Whether it compares with a base."""
         return any(limit.is_growth for limit in self.limits)
 
-    def judge(self, base: float, head: float) -> Verdict:
+    def judge(self, base: float, head: float, *, least_base: str = "", least_head: str = "") -> Verdict:
         """Checks a measure against the gate.
 
         Args:
             base: Its value in the base; NaN where unknown.
             head: Its value in the head; NaN where unknown.
+            least_base: Why bytes of the base are only a lower bound; "" where they are not.
+            least_head: The same of the head.
         """
         if math.isnan(head) or (self.needs_base and math.isnan(base)):
             return Verdict(self, base, head, is_known=False, is_failed=False)
         is_failed = all(limit.is_passed(base, head) for limit in self.limits)
+        why = (least_base if self.needs_base else "") if is_failed else least_head
+        if why and self.unit == "bytes" and self.name != "growth":
+            return Verdict(self, base, head, is_known=False, is_failed=False, why=why)
         return Verdict(self, base, head, is_known=True, is_failed=is_failed)
 
 
@@ -99,6 +104,7 @@ class Verdict:
         head: The measure in the head.
         is_known: Whether it could be evaluated.
         is_failed: Whether it failed.
+        why: Why it is undecided where the measure is only a lower bound; "" elsewhere.
     """
 
     gate: Gate
@@ -106,15 +112,18 @@ class Verdict:
     head: float
     is_known: bool
     is_failed: bool
+    why: str = ""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it limits growth and the steps are too few to know it: the gate is not passed."""
-        return not self.is_known and self.gate.name == "growth"
+        """Whether the gate is not passed, nor failed: a lower bound, or growth over too few steps to know it."""
+        return not self.is_known and (self.gate.name == "growth" or bool(self.why))
 
     def describe(self) -> str:
         """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
+        if self.why:
+            return f"{label} is undecided, at least {format_bytes(self.head)}: {self.why}"
         if self.is_undecided:
             return (
                 "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`), or "

@@ -227,11 +227,12 @@ def build_report(
     notes += (Note(grows, is_warning=True),) if grows else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
     unread = find_unread(trace, step, sources)
+    causes = find_causes(step, sources, trace.table(Holders), peak.op_id, peak.allocated_bytes)
     notes = (
         *run_notes(trace, peak.allocated_bytes),
         *notes,
         *(Note(one.describe(), is_warning=False) for one in unread),
-        *(Note(text, is_warning=False) for text in find_causes(step, sources, trace.table(Holders), peak.op_id, peak.allocated_bytes)),
+        *(Note(text, is_warning=False) for text in causes),
     )
     return Report(
         path=str(trace.path),

@@ -23,7 +23,7 @@ _EXPANDED = 2
 _PRODUCTS = ("aten.bmm.default", "aten.baddbmm.default")
 #: What training keeps from step to step.
 _KEPT = ("parameter", "buffer", "gradient", "optimizer_state", "workspace", "collective")
-#: Functions of torch: one call for a whole batch, one per chunk, what a Jacobian begins with, and what joins its chunks.
+#: Functions of torch: one call for a whole batch, one per chunk, what begins a Jacobian and what joins its chunks.
 _WHOLE, _CHUNK, _BASIS, _JOIN = ":_flat_vmap", ":_chunked_vmap", ":_chunked_standard_basis_for_", ":compute_jacobian_"
 
 
@@ -99,8 +99,10 @@ def _weight_copies(step: Step, alive: Bools) -> Iterator[tuple[int, str]]:
             sizes.append(int(storages.allocated_bytes[row]))
     yield (
         sum(sizes),
-        f"at the peak are copies of {format_count(len(sizes), 'weight')} in another type that forward makes, as "
-        "autocast does; weights of that type (model.to(torch.bfloat16)) need no second copy.",
+        (
+            f"at the peak are copies of {format_count(len(sizes), 'weight')} in another type that forward makes, as "
+            "autocast does; weights of that type (model.to(torch.bfloat16)) need no second copy."
+        ),
     )
 
 
@@ -119,14 +121,18 @@ def _cycles(step: Step, holders: Holders, alive: Bools) -> Iterator[tuple[int, s
     for shape, dtype in {(storages.shape[row], storages.dtype[row]) for row in rows.tolist()}:
         is_alike = (storages.shape == shape) & (storages.dtype == dtype)
         held = kind[is_alike[rows]] == "cycle"
-        size += int(storages.allocated_bytes[old & is_alike].sum()) if held.all() else int(
-            storages.allocated_bytes[np.unique(rows[is_alike[rows]][held])].sum()
+        size += (
+            int(storages.allocated_bytes[old & is_alike].sum())
+            if held.all()
+            else int(storages.allocated_bytes[np.unique(rows[is_alike[rows]][held])].sum())
         )
     yield (
         size,
-        "at the peak are tensors of earlier steps that only reference cycles hold, and Python's garbage collector is "
-        "off or its threshold raised: gc.enable(), or gc.collect() every few steps, frees them; without the cycle "
-        "they would die at once (`memprof report --leaks` names it).",
+        (
+            "at the peak are tensors of earlier steps that only reference cycles hold while Python's garbage collector "
+            "is off, or rare: gc.enable(), or gc.collect() every few steps, frees them; without the cycle, which "
+            "`memprof report --leaks` names, they would die at once."
+        ),
     )
 
 
@@ -152,8 +158,10 @@ def _whole_batches(step: Step, sources: Sources, alive: Bools, peak_op: int) -> 
     rows = alive & (storages.created_op_id >= first) & (freed != NONE) & (freed <= last)
     yield (
         int(storages.allocated_bytes[rows].sum()),
-        f"at the peak are held only while a vmap{'' if line is None else f' at {line.place}'} runs, for its whole "
-        "batch at once: jacrev or vmap with chunk_size=n takes n rows at a time.",
+        (
+            f"at the peak are held only while a vmap{'' if line is None else f' at {line.place}'} runs, for its whole "
+            "batch at once: jacrev or vmap with chunk_size=n takes n rows at a time."
+        ),
     )
 
 
@@ -168,8 +176,10 @@ def _buckets(step: Step, alive: Bools) -> Iterator[tuple[int, str]]:
     copied = np.unique(uses.storage_id[(uses.role == "read") & (category == "gradient") & np.isin(uses.op_id, copies)])
     yield (
         int(storages.allocated_bytes[copied[alive[copied]]].sum()),
-        "of gradients lie beside DistributedDataParallel's buckets, which hold them once more: "
-        "gradient_as_bucket_view=True keeps them in the buckets alone.",
+        (
+            "of gradients lie beside DistributedDataParallel's buckets, which hold them once more: "
+            "gradient_as_bucket_view=True keeps them in the buckets alone."
+        ),
     )
 
 
@@ -178,16 +188,18 @@ def _moved_weights(step: Step) -> Iterator[tuple[int, str]]:
     ops, storages, sizes = step.ops, step.storages, dict[int, int]()
     is_host = storages.device == "cpu"
     is_weight = (storages.category == "parameter") & ~is_host
-    hooked = (ops.phase == "forward") & ops.is_hooked & np.isin(ops.name, ["aten.copy_.default", "aten._to_copy.default"])
-    for op in np.flatnonzero(hooked).tolist():
+    is_copy = np.isin(ops.name, ["aten.copy_.default", "aten._to_copy.default"])
+    for op in np.flatnonzero(is_copy & ops.is_hooked & (ops.phase == "forward")).tolist():
         read, made = _used(step, op, is_read=True), _used(step, op, is_read=False)
         if len(read) == len(made) == 1 and is_weight[read[0]] and is_host[made[0]]:
             sizes[read[0]] = int(storages.requested_bytes[made[0]])
     yield (
         sum(sizes.values()),
-        f"of {format_count(len(sizes), 'weight')} go to the host in forward, as save_on_cpu moves all that backward "
-        "reads, and come back beside the weights themselves: hooks that return parameters as they are (if it is an "
-        "nn.Parameter, or a view of one) move activations alone.",
+        (
+            f"of {format_count(len(sizes), 'weight')} go to the host in forward, as save_on_cpu moves all that "
+            "backward reads, and come back beside the weights themselves: hooks that return parameters, and views of "
+            "them, as they are move activations alone."
+        ),
     )
 
 
@@ -202,7 +214,9 @@ def _idle_checkpoints(step: Step, peak_op: int) -> Iterator[tuple[int, str]]:
     kept = saved.kept_at(peak_op)
     yield (
         int(saved.bytes[kept][np.isin(saved.module_id[kept], list(below))].sum()),
-        f"at the peak are activations of modules whose gradient checkpointing is switched on, "
-        f"{format_count(len(modules), 'module')} in eval mode, where it does nothing: call model.train() (with dropout "
-        "0), or use memprof's checkpoint.",
+        (
+            f"at the peak are activations of {format_count(len(modules), 'module')} in eval mode whose gradient "
+            "checkpointing is switched on, and does nothing there: call model.train() (with dropout 0), or use "
+            "memprof's checkpoint."
+        ),
     )
