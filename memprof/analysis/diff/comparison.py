@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from memprof.analysis.diff.gates import Gate, Verdict, require_phases
-from memprof.analysis.diff.measures import measure
+from memprof.analysis.diff.gates import Gate, Verdict, measure, require_phases
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import InconclusiveError

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from memprof.analysis.diff.summary_model import Spot, Summary
 from memprof.errors import UsageError
 from memprof.phases import PHASES, in_order, is_own_name
 from memprof.trace.schema import CATEGORIES
@@ -142,6 +144,35 @@ class Verdict:
         return f"{label} {write(self.base)} -> {write(self.head)} ({change}{share})"
 
 
+def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
+    """Returns the value a gate checks; NaN where a recording does not contain it.
+
+    Args:
+        gate: The gate.
+        summary: The recording.
+        spot: The moment at which modules are measured; the peak where left out.
+    """
+    if gate.kind == "phase":
+        return float(summary.spots[gate.name].bytes) if gate.name in summary.spots else 0.0
+    if gate.kind == "module":
+        return float(_of_module(gate.name, (spot or summary.peak).parts["module"]))
+    if gate.kind == "category" or gate.name in summary.maxima:
+        return float(summary.maxima.get(gate.name, 0))
+    if gate.name == "peak":
+        return float(summary.peak.bytes)
+    if gate.name == "step_time":
+        return summary.step_time_us
+    if gate.name == "recompute_time":
+        return summary.recompute_time_us
+    if gate.name == "growth":
+        return summary.growth_bytes
+    if gate.name in ("reserved", "reserved-allocated"):
+        if summary.reserved_bytes < 0:
+            return math.nan
+        return float(summary.reserved_bytes - (summary.peak.bytes if gate.name == "reserved-allocated" else 0))
+    return 0.0  # an empty category
+
+
 def parse_gate(text: str) -> Gate:
     """Parses a gate.
 
@@ -219,3 +250,13 @@ def _wrong(text: str, place: int, what: str) -> UsageError:
     """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
     return UsageError(f"Invalid gate {shown!r}: {what}.")
+
+
+def _of_module(pattern: str, modules: Mapping[str, int]) -> int:
+    """Sums the modules that match a pattern, and their descendants."""
+    return sum(
+        size
+        for name, size in modules.items()
+        if fnmatch.fnmatchcase(name, pattern)
+        or any(fnmatch.fnmatchcase(name[:place], pattern) for place, letter in enumerate(name) if letter == ".")
+    )

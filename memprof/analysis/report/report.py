@@ -22,10 +22,9 @@ from memprof.analysis.report.breakdown import (
     category_sources,
     hold_at,
 )
-from memprof.analysis.report.device_use import DeviceUse, summarise_devices
 from memprof.analysis.report.end_state import is_end_state_only
-from memprof.analysis.report.host_memory import HostProcess, summarise_host_memory
 from memprof.analysis.report.light_run import run_json, run_notes
+from memprof.analysis.report.memory_use import DeviceUse, HostProcess, summarise_devices, summarise_host_memory
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
 from memprof.analysis.report.moments import (
     CategoryMaximum,

@@ -52,8 +52,7 @@ def check(
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
-    from memprof.analysis.diff.gates import parse_gate, require_phases
-    from memprof.analysis.diff.measures import measure
+    from memprof.analysis.diff.gates import measure, parse_gate, require_phases
     from memprof.analysis.diff.summary_model import PEAK
     from memprof.errors import GateFailedError, InconclusiveError
     from memprof.machines.budget import no_room, parse_budget
