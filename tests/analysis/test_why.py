@@ -92,21 +92,28 @@ WHOLE = f"/site-packages/torch/_functorch/vmap.py:507:_flat_vmap\n{VMAP}"
 
 
 @pytest.mark.parametrize(
-    ("stack", "frees", "is_named"),
+    ("stack", "frees", "out", "is_named"),
     [
-        (WHOLE, ["copy"], True),
+        (WHOLE, ["copy"], 1 << 20, True),
         (
             f"/site-packages/torch/_functorch/eager_transforms.py:914:_chunked_standard_basis_for_\n{VMAP}",
             ["copy"],
+            1 << 20,
             True,
         ),
-        (WHOLE, [], False),
-        (WHOLE.replace("\n", "\n/site-packages/torch/_functorch/vmap.py:460:_chunked_vmap\n"), ["copy"], False),
-        (VMAP, ["copy"], False),
+        (WHOLE, [], 1 << 20, False),
+        (WHOLE, ["copy"], 13 << 20, False),
+        (
+            WHOLE.replace("\n", "\n/site-packages/torch/_functorch/vmap.py:460:_chunked_vmap\n"),
+            ["copy"],
+            1 << 20,
+            False,
+        ),
+        (VMAP, ["copy"], 1 << 20, False),
     ],
 )
-def test_a_vmap_of_the_whole_batch_is_named(stack: str, frees: list[str], *, is_named: bool) -> None:
-    """4 MiB that backward inside of a vmap, or of jacrev, makes and frees; not its result, nor a chunk."""
+def test_a_vmap_of_the_whole_batch_is_named(stack: str, frees: list[str], out: int, *, is_named: bool) -> None:
+    """4 MiB that backward in a vmap, or in jacrev, makes and frees; not results, 4 of 17 MiB beside them, nor chunks."""
     ops = [
         Op(makes=["in"], stack=VMAP),
         Op(reads=["in"], makes=["basis"], stack=stack),
@@ -114,7 +121,7 @@ def test_a_vmap_of_the_whole_batch_is_named(stack: str, frees: list[str], *, is_
         Op(phase="backward", reads=["copy"], makes=["out"], frees=frees, forward=0),
         Op(reads=["out"], stack=VMAP),
     ]
-    step = step_of(ops, [Storage("in", 1024), Storage("basis", 0), Storage("copy", 4 << 20), Storage("out", 1 << 20)])
+    step = step_of(ops, [Storage("in", 1024), Storage("basis", 0), Storage("copy", 4 << 20), Storage("out", out)])
     found = named(step, 3, 6 << 20)
     assert len(found) == is_named
     assert not is_named or found[0].startswith("4.00 MiB at the peak are held only while a vmap at train.py:9 runs")

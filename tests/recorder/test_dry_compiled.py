@@ -144,7 +144,7 @@ def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compil
                 "def fail(graph): raise ValueError('no pass')\n"
                 "config.post_grad_custom_pre_pass = fail"
             ),
-            "since it did not compile in this dry run, and may in a real run: ValueError: no pass",
+            "since it did not compile in this dry run, and may in a real run: InductorError: ValueError: no pass",
         ),
     ],
     ids=["other torch", "compiler fails"],

@@ -21,6 +21,8 @@ _LEAST_SHARE = 0.05
 _EXPANDED = 2
 #: Operators that view a tensor, or copy it, between the expansion of an operand and its use.
 _PRODUCTS = ("aten.bmm.default", "aten.baddbmm.default")
+#: A vmap is too wide if this share of the peak dies as it ends: results, such as gradients of each sample, stay.
+_PASSING = 0.25
 #: What training keeps from step to step.
 _KEPT = ("parameter", "buffer", "gradient", "optimizer_state", "workspace", "collective")
 #: Functions of torch: one call for a whole batch, one per chunk, what begins a Jacobian and what joins its chunks.
@@ -156,8 +158,11 @@ def _whole_batches(step: Step, sources: Sources, alive: Bools, peak_op: int) -> 
         return
     freed = storages.freed_op_id
     rows = alive & (storages.created_op_id >= first) & (freed != NONE) & (freed <= last)
+    size = int(storages.allocated_bytes[rows].sum())
+    if size < _PASSING * int(storages.allocated_bytes[alive].sum()):
+        return
     yield (
-        int(storages.allocated_bytes[rows].sum()),
+        size,
         (
             f"at the peak are held only while a vmap{'' if line is None else f' at {line.place}'} runs, for its whole "
             "batch at once: jacrev or vmap with chunk_size=n takes n rows at a time."

@@ -37,10 +37,10 @@ class RegionNotes:
     def fail(self, error: Exception) -> None:
         """Counts a region that torch fails to compile here, which a real run need not fail."""
         cause = error.__cause__ or error.__context__
-        inner = f", {first_line(cause)}" if isinstance(cause, Exception) else ""
-        self._eager[
-            f" since it did not compile in this dry run, and may in a real run: {first_line(error)}{inner}"
-        ] += 1
+        said = first_line(error)
+        inner = first_line(cause) if isinstance(cause, Exception) else ""
+        said += f" ({inner})" if inner and inner not in said else ""
+        self._eager[f" since it did not compile in this dry run, and may in a real run: {said}"] += 1
 
     def sentences(self) -> list[str]:
         """Returns notes for the reader of the recording."""
