@@ -113,7 +113,7 @@ WHOLE = f"/site-packages/torch/_functorch/vmap.py:507:_flat_vmap\n{VMAP}"
     ],
 )
 def test_a_vmap_of_the_whole_batch_is_named(stack: str, frees: list[str], out: int, *, is_named: bool) -> None:
-    """4 MiB that backward in a vmap, or in jacrev, makes and frees; not results, 4 of 17 MiB beside them, nor chunks."""
+    """4 MiB that backward in a vmap, or jacrev, makes and frees; not results, 4 of 17 MiB beside them, nor chunks."""
     ops = [
         Op(makes=["in"], stack=VMAP),
         Op(reads=["in"], makes=["basis"], stack=stack),
