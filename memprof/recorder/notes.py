@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
+from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.memory.parts import modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.usages import Usages
 from memprof.units import format_bytes, format_count
 
 #: Share of the bytes of trained parameters from which on those without a gradient are noted.
@@ -27,16 +29,18 @@ class Noting(Protocol):
 class Unused:
     """Notes what a job has set up and its recorded updates do not use: trained parameters and checkpointing."""
 
-    def __init__(self, models: Callable[[], Iterable[torch.nn.Module]]) -> None:
+    def __init__(self, registry: ModuleRegistry, usages: Usages) -> None:
         """Starts before the first update.
 
         Args:
-            models: Returns the models that are alive.
+            registry: The job's models.
+            usages: Are told of the modules with idle checkpointing.
         """
-        self._models = models
+        self._registry = registry
+        self._usages = usages
         self._trained: dict[int, int] = {}  # bytes by address
         self._without: dict[int, int] = {}
-        self._inactive: int | None = None  # not looked at yet
+        self._has_looked = False
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Looks at the gradients that an update is about to use."""
@@ -44,12 +48,15 @@ class Unused:
         for parameter in (one for group in groups for one in group["params"] if one.is_leaf and one.requires_grad):
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
-        if self._inactive is None:
-            trained = [one for one in self._models() if any(own.grad is not None for own in parameters_of(one))]
-            self._inactive = sum(
-                vars(part).get("gradient_checkpointing") is True and not part.training
+        if not self._has_looked:
+            self._has_looked = True
+            roots = self._registry.roots()
+            trained = [one for one in roots if any(own.grad is not None for own in parameters_of(one))]
+            self._usages.find_idle_checkpoints(
+                self._registry.find(part)
                 for model in trained
                 for part in modules_of(model)
+                if vars(part).get("gradient_checkpointing") is True and not part.training
             )
 
     def notes(self) -> list[str]:
@@ -61,12 +68,6 @@ class Unused:
                 f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
                 "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
                 "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
-            )
-        if self._inactive:
-            found.append(
-                f"gradient checkpointing is switched on in {format_count(self._inactive, 'module')} in eval mode, "
-                "where it does nothing: their activations are kept. Call model.train() (with dropout 0), or use "
-                "memprof's checkpoint"
             )
         return found
 
