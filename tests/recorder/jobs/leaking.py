@@ -135,7 +135,7 @@ def train(steps: int) -> None:
         QUEUE.put(y * 4)  # QUEUE.queue[ | global
         RING.append(y * 5)  # RING[ | global
         SEEN.add(y * 6)  # SEEN | global
-        NAMED.kept.append(y * 7)  # NAMED.kept[ | global
+        NAMED.kept.append((y * 7)[:, :1])  # NAMED.kept[ | global
         THREAD.kept.append(y * 8)  # THREAD | global
         TRAINER.logged.append(y * 9)  # TRAINER.logged[ | global
         SLOTTED.kept.append(y * 10)  # SLOTTED | global
@@ -143,7 +143,7 @@ def train(steps: int) -> None:
         remember(y * 12)  # closure variable memory of | closure
         collector.send(y * 13)  # type: ignore[attr-defined]  # collector (inside collecting) | local
         mine.append({"value": y * 14})  # mine[ | local
-        PAIRS["a"].append((step, y * 15))  # PAIRS['a'][ | global
+        PAIRS["a"].append((step, torch.nn.Parameter(y * 15)))  # PAIRS['a'][ | global
         MEMORY.emit(logging.makeLogRecord({"args": y * 16, "levelno": 1}))  # MEMORY.buffer[ | global
         model.features = [*getattr(model, "features", []), y * 17]  # model.features[ | local
         model.register_buffer(f"seen{step}", y * 18)  # model._buffers['seen | local
