@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
-from memprof.analysis.leaks.growth import LEAST_STEPS
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.report.end_state import is_end_state_only
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
@@ -118,13 +117,6 @@ class Rank:
     def leaks(self) -> LeakReport:
         """Whether memory grows from step to step, and what makes it grow."""
         return find_leaks(self.trace)
-
-    @cached_property
-    def may_grow(self) -> bool:
-        """Whether live bytes rise from the end of each complete step to the next, as they do where something leaks."""
-        rows = (self.steps.kind == "recorded") & self.steps.is_complete & (self.steps.last_op_id != NONE)
-        ends = self.history.total[self.steps.last_op_id[rows]]
-        return len(ends) >= LEAST_STEPS and bool((np.diff(ends[1:]) > 0).all())
 
     def step_peaks(self) -> dict[int, int]:
         """Returns the peak of each recorded step, in order."""

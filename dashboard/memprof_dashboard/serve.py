@@ -11,8 +11,9 @@ import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from memprof.errors import MemprofError, NotStartedError, UsageError
 from memprof_dashboard.app import create_app
@@ -28,6 +29,35 @@ _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 #: Pause between looks at a job that has not begun to train, in seconds.
 _WAIT_S = 0.5
 _OWN_NAMES = ("127.0.0.1", "localhost", "::1")
+#: Connections at a time, each with a thread; and how long one may stay silent, in seconds.
+_MOST_CONNECTIONS, _SILENT_S = 64, 10.0
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENT_S
+
+
+class Server(ThreadedWSGIServer):
+    """A server with a bounded number of connections, which closes idle ones."""
+
+    def __init__(self, host: str, port: int, app: Any) -> None:
+        """Listens on a port."""
+        super().__init__(host, port, app, handler=_Handler)
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a connection in a thread of its own, and closes it at once where there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers the requests of a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 def serve(
@@ -108,7 +138,7 @@ def _read_ahead(source: Source) -> None:
         rank.steps, rank.history, rank.op_names, rank.op_stacks, rank.storage_texts  # noqa: B018 - read once, and kept
 
 
-def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
+def _listen(app: object, host: str, port: int) -> tuple[Server, bool]:
     """Returns a server on the port or the next free one, and whether the port was taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # suppresses the line per request
     taken = False
@@ -122,7 +152,7 @@ def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
                 taken = True
                 continue
             raise UsageError(f"cannot listen on {host}:{number} ({error.strerror}); try --host 127.0.0.1") from None
-        return make_server(host, number, app, threaded=True), taken  # type: ignore[arg-type]
+        return Server(host, number, app), taken
     raise UsageError(f"ports {port} to {port + _TRIES - 1} are all taken; choose another with --port")
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from dash import html
 
 from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NOT_FIT, NO_LIMIT, DeviceVerdict
-from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
+from memprof.analysis.leaks.growth import describe_growth
+from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
 from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.errors import UsageError
@@ -71,7 +72,7 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), sentence])]
-    if _grows(rank):
+    if rank.leaks.growth.is_rise:
         lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(_growth(rank), 300)], className="second"))
     lines.append(html.P(_facts(rank, view), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
@@ -81,15 +82,11 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
     return [html.Div(lines, className="verdict-text"), html.Div(buttons, className="next")]
 
 
-def _grows(rank: Rank) -> bool:
-    return rank.may_grow and rank.leaks.is_growing
-
-
 def _growth(rank: Rank) -> str:
     """Returns by how much memory grows, and what holds the tensors that grow fastest."""
     held = rank.leaks.leaks[0].held_by if rank.leaks.leaks else None
     by = "" if held is None else f", held by {describe_holder(held)}"
-    return f"{describe_growth(rank.leaks).removesuffix('.')}{by}"
+    return f"{describe_growth(rank.leaks.growth).removesuffix('.')}{by}"
 
 
 def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:
@@ -124,7 +121,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     facts: list[Any] = [
         html.Span(
             [
-                "peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
+                "allocated peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
                 html.Strong(format_bytes(size)),
             ],
             title=f"{size:,} B",
@@ -161,7 +158,7 @@ def _next(
         buttons.append(_step("What changed", tab="diff"))
     elif second is not None:
         buttons.append(_step(f"Compare with {shorten(second[1], 30)}", tab="diff", other=second[0]))
-    if _grows(rank):
+    if rank.leaks.growth.is_rise:
         buttons.append(_step("What leaks", tab="leaks"))
     if is_cut_short(rank.trace):
         command = _whole_step(rank)
@@ -185,8 +182,8 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
     capture = rank.trace.manifest.capture
     if capture.reason == RUNNING:
         return parts.note(f"Recorded up to {capture.ends_at or 'here'}: {RUNNING}.")
-    place = f" in {capture.ends_at}" if capture.ends_at else ""
-    sentences = [f"This recording ended early{place}: {capture.reason or 'the file is truncated'}."]
+    ends = f"ended early in {capture.ends_at}" if capture.ends_at else "is incomplete"
+    sentences = [f"This recording {ends}: {capture.reason or 'the file is truncated'}."]
     if device.state == DOES_NOT_FIT and device.parts:
         sentences.append(device.parts)
     if command := _whole_step(rank):

@@ -32,9 +32,11 @@ def about(request: Request, target: str) -> list[str]:
             f"{place}, step {format_us(prediction.step_time_us)}; without the plan "
             f"{format_bytes(prediction.recorded_peak_bytes)} and {format_us(prediction.recorded_step_time_us)}."
         )
-    worst = [each.numerics for each in plan.policies if each.numerics != "none"]
+    worst = [word for each in plan.policies if (word := plan.numerics_of(each)) != "none"]
     if worst:
         lines += wrapped(f"Compared with the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
+    for sentence in () if prediction is None else prediction.changes:
+        lines += wrapped(plain(sentence))
     return lines
 
 

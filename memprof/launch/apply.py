@@ -8,7 +8,6 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.inside_wrappers import fitted
@@ -18,6 +17,7 @@ from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.wrappers import WRAPPERS, unwrapped
+from memprof.recorder.memory.parts import parameter_bytes_of
 from memprof.recorder.remarks import add_remark, remove_remark
 from memprof.units import format_bytes
 
@@ -108,8 +108,7 @@ def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
 
 def parameter_bytes(model: torch.nn.Module) -> int:
     """Returns a model's parameter bytes; shared parameters count once per module that holds them, as in a recording."""
-    own = (parameter for module in model.modules() for parameter in module._parameters.values())
-    return sum(parameter.nbytes for parameter in own if parameter is not None and not is_lazy(parameter))
+    return sum(map(parameter_bytes_of, model.modules()))
 
 
 def _remedy() -> str:

@@ -167,8 +167,9 @@ def _finish(spool: Path) -> None:
         if _dry is not None:
             with suppress(OSError):  # a full disk
                 _dry.rank.role.write()
-        folder = spool / f"process-{os.getpid()}"
-        if _card is None:
-            write_device_speed(folder)
-        elif folder.is_dir():
-            write_private(folder / SPEED_FILE, json.dumps(_card.speed()))
+        with suppress(Exception):  # a full disk, or functions of Python that the job has replaced
+            folder = spool / f"process-{os.getpid()}"
+            if _card is None:
+                write_device_speed(folder)
+            elif folder.is_dir():
+                write_private(folder / SPEED_FILE, json.dumps(_card.speed()))

@@ -16,13 +16,13 @@ from memprof.errors import MemprofError, NoOptimizerError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
 from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names, outermost_modules
 from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
-from memprof.launch.outcome.plan_marks import mark_applied, refuse
+from memprof.launch.outcome.plan_marks import mark_applied, mark_idle, refuse
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.plan.prediction import Prediction
-from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.job import Effect, Job
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.live_objects import live_objects
@@ -55,6 +55,8 @@ class UnderPlan:
         self._waits: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._refusal = ""
         self._is_settled = False
+        self._effects: list[Effect] = []
+        self._idle: list[str] = []
         end_at_policy_errors(spool)
         plan.start()
 
@@ -95,6 +97,10 @@ class UnderPlan:
         """
         if self._refusal:
             self.refuse(self._refusal)
+        idle = [each.without for each in self._effects if each.is_tried and not each.is_done]
+        if idle != self._idle:
+            self._idle = idle
+            mark_idle(self._spool, idle)
         if self._is_settled:
             return
         self._is_settled = True
@@ -161,7 +167,7 @@ class UnderPlan:
             self._register(inner)
         if not part.policies:
             return
-        apply_to(part, self._plan, Job(module, _optimizers_of(module)))
+        self._effects += apply_to(part, self._plan, Job(module, _optimizers_of(module))).effects
         self._applied |= chosen
         mark_applied(self._spool, sorted(self._applied))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def machine_memory(proc: Path = _PROC) -> HostLimit | None:
     if "MemTotal" not in known or "MemAvailable" not in known:
         return None
     return HostLimit(known["MemTotal"], known["MemAvailable"])
+
+
+def free_memory() -> HostLimit:
+    """Returns the machine's memory on any system; without /proc, what caches hold counts as used."""
+    import psutil  # a recorded job imports this module, but not psutil
+
+    try:
+        memory = psutil.virtual_memory()
+    except OSError:
+        total, free = (os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+        return HostLimit(total, free)
+    return HostLimit(memory.total, memory.available)
 
 
 def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:

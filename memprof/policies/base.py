@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
-#: Effect of a policy on the numbers the job computes: none, rounding only, or an approximation.
-NUMERICS = ("none", "rounding", "approximate")
+#: Effect of a policy on the numbers the job computes: none, rounding only, an approximation, or other values, such as
+#: statistics over fewer samples.
+NUMERICS = ("none", "rounding", "approximate", "different")
 
 #: How a prediction was obtained, most accurate first: every operator and storage replayed, sizes modelled, a rule of
 #: thumb, or measured in an earlier run.
@@ -45,7 +46,7 @@ class Policy(ABC):
         name: Its key in a plan file and its flag on the command line.
         flag_help: Help text of ``--<name>``.
         flag_example: An example value of the flag: ``'layers.*'``.
-        numerics: One of NUMERICS.
+        numerics: One of NUMERICS, for steps without ``changes``.
         source: One of SOURCES: how its transform obtains the prediction.
         errors_seen: Largest errors of predicted peaks on validation jobs (docs/benchmarks.md): how far measured peaks
             were below and above them, as shares of the bytes the step allocates on top of those it starts with.
@@ -149,6 +150,23 @@ class Policy(ABC):
             return self.transform(step)
         rewritten: Step = self._module("transform").transform(step, self, at_most=True)
         return rewritten
+
+    def changes(self, step: Step) -> tuple[str, ...]:
+        """Returns what it changes in the numbers of a step beyond ``numerics``, one clause each; none by default.
+
+        Args:
+            step: The recorded step.
+        """
+        return ()
+
+    def numerics_in(self, step: Step) -> str:
+        """Returns its effect on the numbers of a step, one of NUMERICS."""
+        return NUMERICS[-1] if self.changes(step) else self.numerics
+
+    @property
+    def caveat(self) -> str:
+        """What it changes for the job's own code, whatever the step, a clause; "" for nothing."""
+        return ""
 
     @property
     def splits_all_blocks(self) -> bool:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import torch
+
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
+from memprof.units import format_bytes, format_count
+
+#: Share of the bytes of trained parameters from which on those without a gradient are noted.
+_LEAST_UNTRAINED = 0.1
 
 
 class Noting(Protocol):
@@ -14,6 +21,53 @@ class Noting(Protocol):
 
     def notes(self) -> list[str]:
         """Returns its notes on the recording."""
+
+
+class Unused:
+    """Notes what a job has set up and its recorded updates do not use: trained parameters and checkpointing."""
+
+    def __init__(self, models: Callable[[], Iterable[torch.nn.Module]]) -> None:
+        """Starts before the first update.
+
+        Args:
+            models: Returns the models that are alive.
+        """
+        self._models = models
+        self._trained: dict[int, int] = {}  # bytes by address
+        self._without: dict[int, int] = {}
+        self._inactive: int | None = None  # not looked at yet
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Looks at the gradients that an update is about to use."""
+        groups = getattr(optimizer, "param_groups", ())
+        for parameter in (one for group in groups for one in group["params"] if one.is_leaf and one.requires_grad):
+            size = parameter.numel() * parameter.element_size()
+            (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
+        if self._inactive is None:
+            trained = [one for one in self._models() if any(own.grad is not None for own in one.parameters())]
+            self._inactive = sum(
+                vars(part).get("gradient_checkpointing") is True and not part.training
+                for model in trained
+                for part in model.modules()
+            )
+
+    def notes(self) -> list[str]:
+        """Returns what was not used."""
+        found = []
+        without = [size for address, size in self._without.items() if address not in self._trained]
+        if self._trained and sum(without) > _LEAST_UNTRAINED * sum(self._trained.values()):
+            found.append(
+                f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
+                "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
+                "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
+            )
+        if self._inactive:
+            found.append(
+                f"gradient checkpointing is switched on in {format_count(self._inactive, 'module')} in eval mode, "
+                "where it does nothing: their activations are kept. Call model.train() (with dropout 0), or use "
+                "memprof's checkpoint"
+            )
+        return found
 
 
 class Notes:
@@ -40,7 +94,7 @@ class Notes:
 
     def untimed(self) -> None:
         """Notes that the timed step was not timed."""
-        self.add("the job's own profiler ran in the timed step: operator times are estimates")
+        self.add(f"{why_no_session()} in the timed step: operator times are estimates")
 
     def finish(self, not_followed: Iterable[str]) -> None:
         """Writes what the whole window has shown.

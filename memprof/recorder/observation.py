@@ -20,7 +20,7 @@ from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
-from memprof.recorder.notes import Notes
+from memprof.recorder.notes import Notes, Unused
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
@@ -97,9 +97,11 @@ class Observation(ThreadObservation):
         self.has_ended = False
         self.progress = Progress()
         stacks = StackTable(log, module_call, root_call)
-        sources = MemorySources(log, has_native_events=has_native_events)
+        sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
-        self._notes = Notes(log, batches, [part for part in (dry, generated) if part is not None])
+        self._unused = Unused(self._registry.roots)
+        parts = (dry, generated, self._unused)
+        self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(
             log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
         )
@@ -240,8 +242,8 @@ class Observation(ThreadObservation):
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
-        if self.watch is Watch.RECORDED and self._kept.has_counted:
-            self._kept.state(step)
+        if self.watch is Watch.RECORDED:
+            self._state_kept(step)
         self._sessions.close_operators()
         is_last = is_inside_step and self.is_recording and self.step_ops > 0
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
@@ -313,6 +315,7 @@ class Observation(ThreadObservation):
             self.progress.begin_optimizer()
             self._state_gradients(optimizer)
             with torch._C.DisableTorchFunction():
+                self._unused.before_update(optimizer)
                 self._usages.begin_update(optimizer, lambda parameter: self._registry.parameter(parameter)[1])
 
     def end_update(self) -> None:
@@ -334,14 +337,23 @@ class Observation(ThreadObservation):
 
     def _look_at_kept(self, following: Watch) -> None:
         """Counts what Python holds after the first step, and states what holds more of it after the last."""
-        if not self._can_grow or not self.is_recording or not self.op_count:
+        if not self.is_recording or not self.op_count:
             return
-        if not self._kept.has_counted:
+        if self.watch is Watch.RECORDED and following is not Watch.RECORDED:
+            self._state_kept(self._last_step)
+        elif self._can_grow and not self._kept.has_counted:
             self._kept.count()
-        elif self.watch is Watch.RECORDED and following is not Watch.RECORDED:
-            self._kept.state(self._last_step)
-        else:
+        elif self._can_grow:
             self._kept.begin_step()
+
+    def _state_kept(self, step: int) -> None:
+        if self._kept.has_counted:
+            self._kept.state(step)
+        with torch._C.DisableTorchFunction(), untraced():
+            trained = self._inventory.kept_by_training(
+                lambda root: self._trained.is_trained(root, self._registry.number(root))
+            )
+            self._kept.state_idle(step, trained)
 
     def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
         self._last_step = step

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from memprof.recorder.calls.backward_calls import BackwardCalls
 from memprof.recorder.calls.modules import ModuleCallObserver
 from memprof.recorder.calls.tracebacks import remove_own_frames
 from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
@@ -34,6 +35,8 @@ ObservationT = TypeVar("ObservationT", bound=ThreadObservation)
 
 class ProcessRecorder(ABC, Generic[ObservationT]):
     """Records one process. Call `install` once torch is imported; recording starts when a model is first called.
+
+    In a job without models and optimizers it starts with the first backward, and each backward ends a step.
 
     An internal failure ends the recording, which states the reason; the job continues. Only exceptions that interrupt
     the job itself (KeyboardInterrupt, SystemExit) propagate.
@@ -60,6 +63,8 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._calls = ModuleCallObserver(self._enter, self._leave, finds_roots=finds_roots)
         self._guard = ProfilerGuard(self._make_way)
         self._updates = UpdateHooks(self._note_update, self._after_update)
+        self._backwards = BackwardCalls(self._begin_backward, self._end_backward)
+        self._is_bare = False  # neither a model nor an optimizer was met: each backward ends a step
         self._observation: ObservationT | None = None
         self._beginning = threading.Lock()  # acquired once, by the thread that is then observed
         self._has_manual_steps = False
@@ -78,6 +83,9 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
             kind._note_update,
             kind._before_update,
             kind._after_update,
+            BackwardCalls._enter,
+            kind._begin_backward,
+            kind._end_backward,
             UpdateHooks._call_before,
             UpdateHooks._call_after,
         )
@@ -85,6 +93,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._calls.install()
         self._guard.install()
         self._updates.install()
+        self._backwards.install()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
@@ -133,6 +142,30 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(fault)
 
+    def _begin_backward(self, goes_on: bool) -> object:
+        """Begins recording a job that trains tensors; returns a token if the step ends with this backward."""
+        if self._observation is None and not self.failure and not live_objects(torch.optim.Optimizer):
+            self._is_bare = True
+            self._guarded(self._begin_bare)
+        return None if goes_on or not self._is_bare else self
+
+    def _begin_bare(self) -> None:
+        self._begin_if_due()
+
+    def _leave_bare(self, observation: ObservationT) -> None:
+        """Ends the step in which a job that began with tensors alone meets its model, whose steps are other ones."""
+        self._is_bare = False
+        self._end_step(observation)
+
+    def _end_backward(self, token: object, error: BaseException | None) -> None:
+        observation = self._observation
+        if token is not None and error is None and self._is_bare and observation is not None and self._is_observed():
+            self._guarded(lambda: self._end_bare(observation))
+            self._stop_job_if_asked()
+
+    def _end_bare(self, observation: ObservationT) -> None:
+        self._end_step(observation)
+
     @abstractmethod
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Called before an optimizer updates."""
@@ -140,6 +173,8 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     def _note_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._observation is None or self._is_observed():
             self._rounds.begin_update(optimizer)
+        if self._is_bare and self._observation is not None and self._is_observed():
+            self._leave_bare(self._observation)
         if self._observation is None:
             self._guarded(lambda: self._note_state(optimizer))
         self._before_update(optimizer, args, kwargs)
@@ -264,6 +299,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._guard.remove()
         self._table.switch_off()
         self._updates.remove()
+        self._backwards.remove()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

@@ -19,11 +19,11 @@ from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
-from memprof.recorder.steps.aside import StepsAside
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
-from memprof.recorder.steps.window import Watch, Window
+from memprof.recorder.steps.rounds import PATIENCE
+from memprof.recorder.steps.window import StepsAside, Watch, Window
 from memprof.trace.files.spool import UNTRAINED
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ class Recorder(ProcessRecorder[Observation]):
             self._aside.has_begun = True
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 self._note_outermost(module)
+                if self._is_bare and torch.is_grad_enabled():
+                    self._leave_bare(observation)
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
             if self._after is not None and self._after.begins_step(observation, module) and not self._ends_steps():
@@ -194,8 +196,8 @@ class Recorder(ProcessRecorder[Observation]):
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _ends_steps(self) -> bool:
-        """Whether the job marks the end of its steps: by optimizer updates, or explicitly."""
-        return self._rounds.has_optimizers or self._has_manual_steps
+        """Whether the job marks the end of its steps: by optimizer updates, bare backwards, or explicitly."""
+        return self._rounds.has_optimizers or self._has_manual_steps or self._is_bare
 
     def _should_begin(self) -> bool:
         if is_within_constructor():
@@ -206,6 +208,22 @@ class Recorder(ProcessRecorder[Observation]):
             # Inference before training is not worth the window; inference alone is.
             self._waits_for_training = bool(live_objects(torch.optim.Optimizer))
         return not self._waits_for_training
+
+    def _begin_bare(self) -> None:
+        if self._dry is not None:
+            self._dry.begin()
+        super()._begin_bare()
+        if self._observation is not None:
+            self._observation.note("each backward ends a step, until a model or an optimizer is used")
+
+    def _end_bare(self, observation: Observation) -> None:
+        if observation.is_recording:
+            observation.state_leaves()
+        super()._end_bare(observation)
+
+    def _leave_bare(self, observation: Observation) -> None:
+        self._aside.moved = self._step + 1  # the window begins anew
+        super()._leave_bare(observation)
 
     def _begin(self) -> None:
         self._observation = Observation(
@@ -233,6 +251,8 @@ class Recorder(ProcessRecorder[Observation]):
         if watch in (Watch.TIMED, Watch.PLAIN) and not self._ends_steps():
             # Without the dispatch mode, nothing marks the end of such a job's steps.
             watch = Watch.CLOSED if self._after is None else Watch.RESTING
+        if watch is Watch.CLOSED and self._is_bare and self._step - self._aside.moved < PATIENCE:
+            watch = Watch.SKIPPED  # tensors may have been tried out before a model that is yet to be made
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
             self._stops_job = self._window.stop

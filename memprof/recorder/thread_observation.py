@@ -45,7 +45,7 @@ class ThreadObservation(ABC):
         log.record("start", start)
         self._remarks = RemarkReader()
         self._registry = ModuleRegistry(log)
-        self._inventory = Inventory(log, self._registry)
+        self._inventory = Inventory(log, self._registry, rounds)
         self._failures = FailureLog(folder, log, self._registry, rounds)
         self._step_start_ns = 0
         self._stated_holders = 0
@@ -97,6 +97,11 @@ class ThreadObservation(ABC):
         with torch._C.DisableTorchFunction(), untraced():
             for optimizer in self._rounds.alive():
                 self._inventory.optimizer_state(optimizer)
+
+    def state_leaves(self) -> None:
+        """States what a job without models trains, and its gradients."""
+        with torch._C.DisableTorchFunction(), untraced():
+            self._inventory.leaves()
 
     def _state_gradients(self, optimizer: Any) -> None:
         with torch._C.DisableTorchFunction(), untraced():

@@ -191,6 +191,7 @@ class Manifest(_Json):
         schema_version: Version of the tables.
         memprof_version: Version of memprof that wrote them.
         torch_version: Version of torch in the job.
+        torch_pin: What the job's project asks for, such as ``torch==2.4 (requirements.txt)``; only of dry runs.
         python_version: Version of Python in the job.
         created_us: Start of the recording, Unix time in microseconds.
         command: The job's command line.
@@ -228,6 +229,7 @@ class Manifest(_Json):
     schema_version: int = SCHEMA_VERSION
     memprof_version: str = ""
     torch_version: str = ""
+    torch_pin: str = ""
     python_version: str = ""
     created_us: float = 0.0
     command: tuple[str, ...] = ()

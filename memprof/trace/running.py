@@ -31,8 +31,9 @@ def is_being_written(spool: Path) -> bool:
     Args:
         spool: The recording's spool folder.
     """
-    launch = _launch_of(spool)
-    if launch.get("process_space", process_space()) != process_space():
+    launch, space = _launch_of(spool), process_space()
+    # Without /proc, no process is seen.
+    if launch.get("process_space", space) != space or (psutil.LINUX and not space):
         return _last_written_s(spool) > time.time() - _QUIET_S
     pids: dict[int, float] = {}
     try:

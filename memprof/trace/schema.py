@@ -233,6 +233,7 @@ class ModuleCalls(Table):
     first_op_id: Ints = _id("first operator run inside; null without operators")
     last_op_id: Ints = _id("last operator run inside; null without operators")
     is_recompute: Bools = _bool("the call repeats a forward inside backward (activation checkpointing)")
+    enters_hooks: Bools = _bool("operators in it are hooked (ops.is_hooked) by hooks entered within the call")
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,6 +281,9 @@ class Ops(Table):
     stack_id: Ints = _id("Python stack that called it; for backward operators that of the forward operator")
     uses_rng: Bools = _bool("draws random numbers")
     mutates: Bools = _bool("writes into one of its inputs")
+    is_hooked: Bools = _bool(
+        "the job's own saved_tensors_hooks, such as save_on_cpu, take what autograd saves, or the job disabled hooks"
+    )
     workspace_bytes: Ints = _int(
         "peak bytes inside it beyond what was alive before and its own outputs: temporaries of the kernel; "
         "negative only when it freed older memory before allocating"
@@ -504,7 +508,8 @@ class Holders(Table):
     dtype: Texts = _text("its element type, such as float32")
     has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
     tensors: Ints = _int(
-        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line"
+        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line; "
+        "0 for one that is large and that training does not keep"
     )
     total_bytes: Ints = _int("bytes of their storages")
     made_step: Ints = _id("step of a light recording that was followed, in which they were made; null elsewhere")

@@ -297,7 +297,9 @@ class Trace:
     def _why_empty(self) -> str:
         capture = self.manifest.capture
         if capture.is_complete:
-            return "the job ran no training step while it was recorded."
+            notes = "; ".join(self.manifest.notes)
+            why = f"no step was recorded in full ({notes})" if notes else ""
+            return f"{why or 'the job ran no training step while it was recorded'}."
         place = f" in {capture.ends_at}" if capture.ends_at else ""
         reason = f" ({capture.reason})" if capture.reason else ""
         return f"the recording ended early{place}{reason}."

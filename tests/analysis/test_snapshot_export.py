@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.cuda import _memory_viz
 from memprof.cli.main import main
 from memprof.errors import BadInputError
 from memprof.replay.allocator.recorded import compare
+from memprof.trace.importers import import_file
 from memprof.trace.schema import NONE, Storages
 from memprof.trace.store import Trace
 from tests.analysis.plain_snapshot import exported, plain_snapshot
@@ -72,6 +74,23 @@ def test_chunks_make_no_difference(trace: Trace, monkeypatch: pytest.MonkeyPatch
     """Written 7 requests at a time, the content is the same."""
     monkeypatch.setattr("memprof.analysis.export.snapshot_export._CHUNK", 7)
     assert pickle.loads(exported(trace)) == plain_snapshot(trace)
+
+
+def test_imported_again_it_has_the_categories_of_the_recording(trace: Trace, tmp_path: Path) -> None:
+    """What is alive at the end is, by category, what it was: to the byte."""
+
+    def at_end(storages: Storages) -> dict[str, int]:
+        is_alive = (storages.freed_op_id == NONE) & (storages.requested_bytes > 0)
+        found: Counter[str] = Counter()
+        for name, size in zip(storages.category[is_alive], storages.requested_bytes[is_alive], strict=True):
+            found[str(name)] += int(size)
+        return dict(found)
+
+    (tmp_path / "s.pickle").write_bytes(exported(trace))
+    ((_, tables),) = import_file(tmp_path / "s.pickle").ranks
+    again = tables[Storages]
+    assert isinstance(again, Storages)
+    assert at_end(again) == at_end(trace.table(Storages))
 
 
 def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:

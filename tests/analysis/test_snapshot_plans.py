@@ -137,6 +137,40 @@ def test_the_snapshot_is_read_as_it_was_written(step: Step) -> None:
     assert {str(one) for one in step.storages.category} >= {"parameter", "optimizer_state", "activation", "gradient"}
 
 
+def _peaking_in_update(file: str) -> Job:
+    """Two weights of 4 MiB with Adam's states, and an update that takes the roots of all squares at once."""
+    job, update = Job(), [frame(f"/env/site-packages/torch/optim/{file}.py:588", "_multi_tensor"), *TRAIN]
+    root = frame("??:0", "at::_ops::_foreach_sqrt::call(c10::ArrayRef<at::Tensor>)")
+    for _ in range(2 + 2 * 2):
+        job.alloc(4, None, is_before=True)
+    gradients = []
+    for _ in range(2):
+        kept = job.alloc(1, stack("/job/net.py:20"))
+        gradients.append(job.alloc(4, BACKWARD))
+        job.free(kept)
+    for address in [*(job.alloc(4, [root, *update]) for _ in gradients), *gradients]:
+        job.free(address)
+    return job
+
+
+def test_the_fused_optimizer_is_proposed_where_the_peak_is_in_its_temporaries(tmp_path: Path) -> None:
+    """24 MiB of weights and state, 8 of gradients, and 8 of roots, which a fused kernel does not need.
+
+    The peak is then in backward, with an activation of 1 MiB. On the device, the kernel keeps a step counter for each
+    parameter, of a block of 512 bytes. NAdam has no such kernel.
+    """
+    trace = imported(tmp_path / "adamw", _peaking_in_update("adamw"))
+    step = trace.fullest_step()
+    assert step.ops.name[int(live_bytes(step).during.argmax())] == "aten._foreach_sqrt"
+    assert peak_under(step) == 24 + 8 + 8
+    assert peak_under(step, named("fused")) == 24 + 8 + 1 + 2 * 512 / MIB
+    found = search_snapshot(trace, step_to_plan(trace), 35 * MIB)
+    assert "fused update" in [plan.what for plan in found.fitting]
+    other = imported(tmp_path / "nadam", _peaking_in_update("nadam"))
+    with pytest.raises(PolicyError, match="no fused form of its nadam"):
+        named("fused").transform(other.fullest_step())
+
+
 @pytest.mark.parametrize(
     ("what", "expected"),
     [

@@ -33,8 +33,8 @@ def test_writes_a_recording_and_says_what_to_type_next(capsys: pytest.CaptureFix
     """Figures on stdout, the next command on stderr, the recording under the file's own name."""
     out, err = run(capsys, "import", "snapshot.pickle")
     assert out.splitlines() == [
-        "device  entries      peak  peak reserved  at the end   reserved  history",
-        "cuda:0        8  8.00 MiB      12.00 MiB    7.00 MiB  12.00 MiB  a window of the job",
+        "device  entries  peak allocated  peak reserved  end allocated  end reserved  history",
+        "cuda:0        8        8.00 MiB      12.00 MiB       7.00 MiB     12.00 MiB  a window of the job",
     ]
     assert err == "memprof: wrote snapshot.memprof; next: memprof report snapshot.memprof\n"
     assert Trace.open(folder / "snapshot.memprof").manifest.backend.name == "cuda-snapshot"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ pytest.importorskip("dash")
 
 from flask.testing import FlaskClient
 
+from memprof_dashboard import serve
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token, own_path
 from memprof_dashboard.sources import open_sources
@@ -284,3 +289,28 @@ def _event(app: Any, name: str, what: str, value: Any, view: Any) -> dict[str, A
         "changedPropIds": [f"{name}.{what}"],
         "parsedChangedPropsIds": [],
     }
+
+
+def test_silent_clients_are_disconnected_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection has a thread: of 80 that say nothing, 64 are kept, for a second."""
+
+    def answer(environ: Any, start: Callable[..., Any]) -> list[bytes]:
+        start("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    monkeypatch.setattr(serve._Handler, "timeout", 1.0)
+    server = serve.Server("127.0.0.1", 0, answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        before = threading.active_count()
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(80)]
+        assert clients[-1].recv(1) == b""
+        assert threading.active_count() - before <= 64
+        assert [client.recv(1) for client in clients] == [b""] * 80
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/") as page:
+            assert page.read() == b"ok"
+        for client in clients:
+            client.close()
+    finally:
+        server.shutdown()
+        server.server_close()

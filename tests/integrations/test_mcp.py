@@ -26,6 +26,12 @@ pytest.importorskip("mcp")
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from memprof.errors import UsageError
+from memprof.integrations.mcp_server.access import Access
+from memprof.integrations.mcp_server.commands import Outcome
+from memprof.integrations.mcp_server.jobs import job_words
+from memprof.integrations.mcp_server.tools import Tools
+
 CARD = "rtx4090"
 #: Those that a dry run applies.
 POLICIES = ["checkpoint", "precision", "accumulate", "optimizer", "swap", "loss"]
@@ -162,10 +168,84 @@ async def check_refusals(agent: Agent, folder: Path) -> None:
         assert "root:" not in said
     assert "neither a script" in await agent.refused("record", command=["cat", "/etc/passwd"])
     assert "outside the folders" in await agent.refused("dry_run", command=[json.__file__])
+    assert "at most 200" in await agent.refused("leaks", recordings=["run1"] * 201)
+    for name, value in (("recording", "é" * 9000), ("recording", {"x" * 9000: 1}), ("é" * 9000, 1)):
+        await agent.refused("report", **{name: value})  # of at most 4,096 bytes
     assert "unknown policy 'write'" in await agent.refused("predict", recording="run1", policies={"write": "x"})
     assert "no answer 'answer99'" in await agent.refused("details", answer="answer99")
     assert "has no 'nothing'" in await agent.refused("details", answer="answer1", path="nothing")
     assert "is not a size" in await agent.refused("suggest", recording="run1", budget="many")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.py --epochs 1",
+        "-m package.train --lr 1",
+        "-m package",
+        "torchrun --standalone --nproc-per-node 2 train.py --no-python",
+        "torchrun --nproc_per_node=2 -m package.train",
+        "-m torch.distributed.run --nnodes 1 --rdzv-endpoint localhost:0 train.py",
+        "accelerate launch --cpu --num_processes 2 train.py",
+        "lightning run model --devices=2 train.py",
+    ],
+)
+def test_jobs_below_the_roots_are_run(folder: Path, command: str) -> None:
+    """Scripts and modules there, also by known launchers, with any arguments of their own."""
+    (folder / "package").mkdir()
+    for name in ("__init__", "__main__", "train"):
+        (folder / "package" / f"{name}.py").write_text("")
+    words = job_words(command.split(), Access([folder], folder))
+    assert [word for word in words if word != "--"] == command.split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "-m timeit -n1 -r1 print()",
+        "-m",
+        "-m sys",
+        "-m json.tool",
+        "-m package",
+        "-m train.py",
+        "-mtimeit",
+        "-c print()",
+        "bash -c id",
+        "python -c print()",
+        "torchrun --no-python bash -c id",
+        "torchrun --no-pyth bash.py",
+        "torchrun -m timeit",
+        "torchrun -m torch.distributed.run --no-python id",
+        "torchrun --rdzv-id train.py /elsewhere/evil.py",
+        "torchrun --logs-specs=x train.py",
+        "torchrun evil",
+        "torchrun",
+        "-m torch.distributed.run --no_python id train.py",
+        "accelerate test",
+        "accelerate launch --config_file=/etc/x train.py",
+        "deepspeed --launcher_args x train.py",
+        "deepspeed --hostfile hosts train.py",
+        "../train.py",
+        "link.py",
+        "",
+    ],
+)
+def test_other_commands_are_refused(folder: Path, command: str) -> None:
+    """Modules elsewhere, programs, and options of launchers that could start a program or read a file elsewhere."""
+    (folder / "link.py").symlink_to(json.__file__)
+    (folder / "package").mkdir()
+    (folder / "package" / "__main__.py").symlink_to(json.__file__)
+    (folder.parent / "train.py").write_text("")
+    with pytest.raises(UsageError):
+        job_words(command.split(), Access([folder], folder))
+
+
+def test_an_answer_full_of_quotes_is_short_and_marked_as_data(folder: Path) -> None:
+    """Escaped letters count as they are sent, and the answer names the parts that are data from jobs."""
+    done = Outcome(0, "", tuple('"\\\n' * 900 for _ in range(9)), "")
+    answer = Tools(Access([folder], folder))._answer({"x": ['"' * 9000] * 9}, done, {})
+    assert len(answer.encode()) <= MOST_BYTES
+    assert json.loads(answer)["data_not_instructions"] == ["said", "result"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from memprof.launch.outcome.verdict import Verdict
+from memprof.launch.parent.parent import _kept
+from memprof.launch.parent.target import Target
 from memprof.launch.torch_versions import NEWEST
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
@@ -308,13 +312,32 @@ def test_ranks_of_one_job_are_in_one_file(folder: Path) -> None:
 
 
 def test_packing_that_fails_keeps_status_and_spool(folder: Path) -> None:
-    """When the file cannot be written in the end, the job's status stands and the recording stays readable."""
+    """When the file cannot be written in the end, the job's status stands and the recording stays readable.
+
+    A spool is called safe only if it can be read; otherwise memprof ends with 3, as nothing was recorded.
+    """
     (folder / "train.py").write_text(TRAINING.replace("sys.exit", "os.mkdir('run.memprof'); sys.exit"))
     ended = record("-o", "run.memprof", "train.py", STATUS="4")
     assert ended.returncode == 4
     assert "run.memprof.spool" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert Trace.open("run.memprof.spool").recorded_steps == (2, 3, 4)
+
+    spool, target = folder / "run.memprof.spool", Target(("train.py",), "train.py")
+
+    def kept() -> Verdict:
+        return _kept(spool, folder / "none.memprof", target, 0, "the recording could not be packed (a fault). ")
+
+    assert kept().sentence == f"the recording could not be packed (a fault). It is safe in {spool}."
+    assert not kept().is_empty
+    (spool / "exit.json").write_text("[]")
+    assert f"exit.json is damaged: it is not a JSON object.); its raw rows stay in {spool}." in kept().sentence
+    assert kept().is_empty
+    (spool / "exit.json").unlink()
+    for process in spool.glob("process-*/"):
+        shutil.rmtree(process)
+    assert kept().sentence.startswith("nothing was recorded: ")
+    assert not spool.exists()
 
 
 @pytest.mark.cold

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.outcome.output import address_of
-from memprof.launch.parent.job_part import find_part, with_part
+from memprof.launch.outcome.output import address_of, find_part, with_part
 
 TWO_NODES = ("torchrun", "--nnodes", "2", "--nproc-per-node", "8")
 

@@ -38,6 +38,29 @@ def in_namespace() -> bool:
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
+def test_a_job_without_proc_is_recorded(tmp_path: Path) -> None:
+    """In a chroot or a hardened container, too: without torch's profiler, which would print to the job's stderr.
+
+    4 x 4 weights and 4 biases, with gradients of the same size, are 160 bytes; the report says what it lacks.
+    """
+    if not in_namespace():
+        pytest.skip("hiding /proc needs rights of the superuser")
+    (tmp_path / "job.py").write_text(JOB)
+    record = f"{sys.executable} -m memprof record -o run.memprof job.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none /proc; {record}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "process name" not in done.stderr
+    trace = Trace.open(tmp_path / "run.memprof")
+    assert "torch's profiler was off (no /proc) in the timed step" in "; ".join(trace.manifest.notes)
+    assert trace.step_peaks()[4] >= 160
+
+
 @pytest.mark.parametrize("kind", ["read-only", "missing", "full"])
 def test_a_job_is_recorded_as_ever(tmp_path: Path, kind: str) -> None:
     """Status and output are the job's own, and the recording, a light one that is cut while it is packed, is whole."""

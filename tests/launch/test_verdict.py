@@ -26,7 +26,7 @@ def test_status_in_words() -> None:
     [
         ((), "ran no Python that loads the recorder"),
         (("python-started",), "never imported torch"),
-        (("python-started", "torch-imported"), "never called a model"),
+        (("python-started", "torch-imported"), "never called a model or an optimizer, nor ran backward"),
         (("python-started", "torch-imported", "process-7/"), "ended before the first operator"),
     ],
 )

@@ -24,7 +24,6 @@ import torch
 import memprof
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.owned.states import elements
 from memprof.replay.live import alive_at, live_bytes, peak_op
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -99,7 +98,6 @@ def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path |
 def record_step(name: str, plan: Plan | None = None) -> Step:
     """Records a steady step of a job, under a plan or plain."""
     # The one element that stands for all that is moved out is made once in a process, and only under a plan that moves.
-    elements.clear()
     # What tests have left alive is not of this job: the recorder does not find what the collector does not see.
     gc.collect()
     gc.freeze()

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
-from memprof.policies.accumulate.candidates import compares_samples, repeats_by_batch
+from memprof.policies.accumulate.candidates import repeats_by_batch
+from memprof.policies.accumulate.changes import compares_samples
 from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
@@ -768,3 +769,40 @@ def test_what_is_beside_training() -> None:
         "backward": 4,
         "optimizer": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "changes"),
+    [
+        (torch.nn.BatchNorm1d(16), "mean", ["a BatchNorm layer takes statistics over a micro-batch"]),
+        (torch.nn.BatchNorm1d(16, track_running_stats=False), "mean", ["a BatchNorm layer takes statistics"]),
+        (torch.nn.SyncBatchNorm(16).eval(), "mean", []),
+        (torch.nn.GroupNorm(4, 16), "mean", []),
+        (torch.nn.LayerNorm(16), "mean", []),
+        (torch.nn.InstanceNorm1d(16), "mean", []),
+        (torch.nn.InstanceNorm1d(16, track_running_stats=True), "mean", ["forward updates buffers of 1 once"]),
+        (
+            torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(16, 16)),
+            "mean",
+            ["forward updates buffers of"],
+        ),
+        (torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 16)), "mean", []),
+        (torch.nn.Dropout(0.5), "mean", ["dropout and other draws get other random numbers"]),
+        (torch.nn.Identity(), "sum", ["the loss is a sum over its batch"]),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, torch.nn.Module) else None,
+)
+def test_what_micro_batches_change_beyond_rounding_is_said(layer, loss, changes, tmp_path):
+    """Statistics, states of a forward, draws and sums depend on how a batch is divided; norms of a sample do not."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), layer, torch.nn.Linear(16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with memprof.record(tmp_path / "run.memprof", steps=1, skip=1):
+        for _ in range(2):
+            getattr(model(torch.randn(8, 16, 16)).square(), loss)().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    step = Trace.open(tmp_path / "run.memprof").fullest_step()
+    policy = Accumulate(2)
+    found = policy.changes(step)
+    assert [text[: len(start)] for text, start in zip(found, changes, strict=True)] == changes
+    assert policy.numerics_in(step) == ("different" if changes else "rounding")

@@ -6,10 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.trace.schema import NONE
 from tests.policies.faces import peaks, record_step, recorded, train
 
@@ -76,3 +78,23 @@ def test_what_runs_again_already_is_refused():
         with pytest.raises(PolicyError, match="already runs again in backward"):
             Checkpoint(modules=modules).transform(own)
     Checkpoint(modules=("recurrent",)).transform(own).check()
+
+
+def test_a_buffer_that_forward_assigns_anew_is_refused():
+    """A recompute would assign it again: two updates of an average in a step. A cache is assigned in one call."""
+
+    class Average(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return (x - self.mean).tanh()
+
+    job = Job(torch.nn.Sequential(torch.nn.Linear(4, 4), Average()))
+    Checkpoint(modules=("1",)).apply(job)
+    job.model(torch.ones(2, 4))
+    with pytest.raises(PolicyError, match="1 changes"):
+        job.model(torch.ones(2, 4))
+    job.undo()

@@ -18,6 +18,7 @@ from memprof.policies.evict.units import units_of
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.remat.policy import Remat
 from memprof.policies.rewrite.stack_marks import is_in_transform
+from memprof.policies.runtime.model_roots import trained_roots
 from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE
 from tests.policies.small_jobs import Small, peak, record
@@ -136,3 +137,23 @@ def test_remat_drops_nothing_saved_inside(tmp_path: Path) -> None:
     assert not units_of(step).may_go.any()
     with pytest.raises(PolicyError, match="remat cannot stay within"):
         Remat(budget=str(peak(step) * 9 // 10)).transform(step)
+
+
+@pytest.mark.parametrize("is_functional", [True, False])
+def test_a_model_whose_parameters_are_passed_in_is_trained(tmp_path: Path, *, is_functional: bool) -> None:
+    """Its own are neither used nor have gradients; a frozen model, which is called with its own, is not trained."""
+
+    def job() -> Small:
+        model = layers().requires_grad_(False)
+        given = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+
+        def train() -> None:
+            x = torch.randn(8, 64)
+            if is_functional:
+                grad(lambda values: functional_call(model, values, (x,)).sum())(given)
+            else:
+                torch.autograd.grad(model(x.requires_grad_()).sum(), x)
+
+        return Small([model], train, [])
+
+    assert bool(trained_roots(record(job, tmp_path)).any()) is is_functional

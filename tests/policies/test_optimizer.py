@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.candidates import candidates
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.updates import HostUpdates
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
+from memprof.recorder.steps.usages import has_form
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
@@ -155,7 +157,7 @@ def test_rmsprop_has_no_fused_form(monkeypatch):
     monkeypatch.setattr(job, "BATCH", 1)
     monkeypatch.setattr(job, "LENGTH", 8)
     step = record_step("shared")
-    with pytest.raises(PolicyError, match="RMSprop has no fused form; leave loop out"):
+    with pytest.raises(PolicyError, match="RMSprop has no fused form for these parameters; leave loop out"):
         OptimizerPolicy(loop="fused").transform(dataclasses.replace(step, optimizers=()))
 
 
@@ -445,3 +447,99 @@ def test_a_model_is_moved_and_cast_with_its_used_gradients(move):
         with pytest.raises(PolicyError, match="has already used"):
             parameter.grad.sum()
     job.undo()
+
+
+class _Ends(torch.optim.Adam):
+    """Ends in torch's own step."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class _Own(torch.optim.Adam):
+    """Updates in code of its own."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad)
+
+
+def updated(optimizer, parameter, gradient):
+    for _ in range(3):
+        parameter.grad = gradient
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+LAYOUTS = {
+    "as the parameter's": lambda: torch.randn(40, 33),
+    "transposed": lambda: torch.randn(33, 40).t(),
+    "expanded": lambda: torch.randn(1, 33).expand(40, 33),
+    "sparse": lambda: torch.eye(40, 33).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_no_gradient_is_misread_on_the_cpu(kind, layout, applied):
+    """torch's fused kernels read every gradient as if it lay as its parameter does: others are updated in a loop."""
+    if kind is torch.optim.AdamW and layout == "sparse":
+        pytest.skip("AdamW takes no sparse gradients in any form")
+    results = []
+    for policy in (None, OptimizerPolicy(loop="fused")):
+        torch.manual_seed(0)
+        model = nn.Linear(33, 40, bias=False)
+        optimizer = kind(model.parameters(), lr=0.1)
+        job = applied(policy, model, optimizer) if policy else None
+        results.append(updated(optimizer, model.weight, LAYOUTS[layout]()))
+    torch.testing.assert_close(*results)
+    assert optimizer.param_groups[0]["fused"] is (layout == "as the parameter's")
+    assert len(job.notes) == (layout != "as the parameter's")
+
+
+def test_fused_updates_go_on_after_a_checkpoint_is_loaded(applied):
+    """Its groups have the settings of the run that saved it; the plan's form stays in force."""
+    model, optimizer = small_job(torch.optim.AdamW)
+    saved = optimizer.state_dict()
+    applied(OptimizerPolicy(loop="fused"), model, optimizer)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["fused"] is None
+    backward(model)
+    optimizer.step()
+    assert optimizer.param_groups[0]["fused"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "dtype", "has_fused"),
+    [
+        (torch.optim.Adam, {"amsgrad": True, "maximize": True}, torch.float32, True),
+        (torch.optim.Adam, {"lr": torch.tensor(0.1)}, torch.float32, True),
+        (torch.optim.Adam, {}, torch.bfloat16, True),
+        (_Ends, {}, torch.float32, True),
+        (_Own, {}, torch.float32, False),
+        (torch.optim.SGD, {}, torch.float16, False),  # the kernel changes nothing
+        (torch.optim.Adam, {}, torch.complex64, False),
+        (torch.optim.Adam, {"differentiable": True}, torch.float32, False),
+        (torch.optim.RMSprop, {}, torch.float32, False),
+    ],
+)
+def test_what_has_a_fused_form(kind, settings, dtype, has_fused):
+    """What torch refuses, or its kernels do not update, has none: in recordings and in runs."""
+    model = nn.Linear(3, 3).to(dtype)
+    optimizer = kind(model.parameters(), **settings)
+    assert has_form(optimizer, "fused") is has_fused
+    if has_fused:
+        job = Job(model, [optimizer])
+        OptimizerPolicy(loop="fused").apply(job)
+        job.undo()
+        assert has_form(optimizer, "fused")
+        return
+    with pytest.raises(PolicyError, match="fused"):
+        OptimizerPolicy(loop="fused").apply(Job(model, [optimizer]))
+
+
+def test_fused_updates_are_proposed_on_the_cpu():
+    """Adam's temporaries are the peak of the shared job: a fused kernel needs none, in backward or after it."""
+    loops = [policy.loop for policy in candidates(recorded("shared"), 1).whole_step]
+    assert loops == ["fused", "fused", "", "loop"]

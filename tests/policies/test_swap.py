@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
+import io
 import resource
 import threading
 import weakref
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,9 +23,8 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
-from memprof.policies.swap.owned.stays import STAND_IN
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
-from memprof.trace.schema import NONE, TABLES
+from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace
 from tests.policies.faces import compare, load_job, peaks, record_step, recorded, train
 
@@ -118,19 +120,6 @@ def test_slow_copies_stall_the_step():
     copies = slow.ops.take(slow.ops.kind == "copy")
     assert slow.duration_us >= copies.duration_us.sum()
     assert peaks(slow) == peaks(disk("gpt").transform(step))
-
-
-def test_one_element_for_each_type_and_device_stands_for_what_is_out():
-    """Whatever moves: 4 bytes on the processor and one block of 512 on a GPU, there for the whole step."""
-    step = recorded("gpt")
-    for device, to, size in (("cpu", "disk", 4), ("cuda:0", "host", 512)):
-        storages = step.storages.replace(device=np.full(len(step.storages), device, dtype=np.object_))
-        under = dataclasses.replace(step, storages=storages)
-        for policy in (Swap(what="optimizer", to=to), Swap(("**",), "parameters", to)):
-            under = policy.transform(under)
-        elements = under.storages.take(np.flatnonzero(under.storages.name == STAND_IN))
-        assert elements.allocated_bytes.tolist() == [size]
-        assert elements.created_op_id.tolist() == elements.freed_op_id.tolist() == [NONE]
 
 
 def test_nothing_large_enough_changes_nothing_in_memory():
@@ -399,7 +388,7 @@ def test_saving_between_steps_saves_everything():
     Swap(what="optimizer", to="disk", minimum_bytes=1).apply(job)
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
-    assert model[0].weight.isnan().all()  # out: misuse shows
+    assert model[0].weight.isfinite().all()  # read by its name, it is back
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(state["exp_avg_sq"].isfinite().all() for state in optimizer.state_dict()["state"].values())
     job.undo()
@@ -553,3 +542,127 @@ def test_the_history_of_lbfgs_stays(tmp_path):
     with pytest.raises(PolicyError) as predicted:
         policy.transform(Trace.open(tmp_path / "run.memprof").fullest_step())
     assert str(predicted.value) == str(applied.value)
+
+
+# -- what is read while it is out -------------------------------------------------------------------------------
+
+
+@torch.jit.script
+def scripted_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_state_that_is_out_comes_back_on_any_read(kind: Any, one_by_one: bool) -> None:
+    """Norms, saved and copied state, kept tensors, views and changes in place are those of the plain run."""
+
+    def train_reading(*policies: Swap) -> list[float]:
+        torch.manual_seed(0)
+        model, seen, kept, views = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), [], [], []
+        settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(model.parameters(), lr=0.01, **settings)
+        job = memprof.apply(Plan(policies), model, optimizer) if policies else Job(model)
+        key = "exp_avg" if kind is torch.optim.AdamW else "momentum_buffer"
+        for step in range(9):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            state = [optimizer.state[each][key] for each in model.parameters()]
+            seen.append(loss.item())
+            if step == 1:
+                seen += [sum(each.norm().item() for each in state), *(scripted_sum(each).item() for each in state)]
+            elif step == 2:
+                buffer = io.BytesIO()
+                torch.save(optimizer.state_dict(), buffer)
+                buffer.seek(0)
+                saved, copied = torch.load(buffer), copy.deepcopy(optimizer)
+                seen += [each[key].norm().item() for each in saved["state"].values()]
+                seen += [each[key].norm().item() for each in copied.state.values()]
+                kept = state
+            elif step == 3:
+                optimizer.load_state_dict(saved)
+                seen += [each.norm().item() for each in kept]
+            elif step == 4:
+                kept = state
+            elif step == 5:
+                for each in kept:
+                    each.mul_(0.5)
+            elif step == 6:
+                views = [each.view(-1)[:2] for each in kept]
+            elif step > 6:
+                seen += [each.sum().item() for each in views]
+        job.undo()
+        assert all(type(each[key]) is torch.Tensor for each in optimizer.state.values())
+        return [*seen, *(each.norm().item() for each in model.parameters())]
+
+    state = Swap(what="optimizer", to="disk", minimum_bytes=1, one_by_one=one_by_one)
+    assert train_reading(state) == train_reading()
+
+
+def test_state_that_was_read_leaves_when_a_module_is_called() -> None:
+    """After a read it is in memory up to the next call of a module, not for the whole step."""
+    model = nn.Linear(128, 128)
+    optimizer = torch.optim.AdamW(model.parameters())
+    job = memprof.apply(Plan((Swap(what="optimizer", to="disk"),)), model, optimizer)
+    model(torch.ones(2, 128)).sum().backward()
+    optimizer.step()
+    average = optimizer.state[model.weight]["exp_avg"]
+    assert type(average) is not torch.Tensor
+    assert average.sum() > 0
+    assert type(average) is torch.Tensor
+    model(torch.ones(2, 128))
+    assert type(average) is not torch.Tensor
+    job.undo()
+
+
+def test_reads_of_state_are_predicted(tmp_path: Path) -> None:
+    """A step that logs a moment between forward and backward has all of it in memory there: 4 x 256 KiB."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+    policy = Swap(what="optimizer", to="disk")
+    found = []
+    for plan in (Plan(()), Plan((policy,))):
+        optimizer = torch.optim.AdamW(model.parameters())
+        job = memprof.apply(plan, model, optimizer) if plan.policies else Job(model)
+        path = tmp_path / f"{len(plan.policies)}.memprof"
+        with memprof.record(path, skip=2, steps=2):
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss = model(torch.ones(8, 256)).square().mean()
+                for each in list(model.parameters()):
+                    if each in optimizer.state:
+                        optimizer.state[each]["exp_avg"].sum().item()
+                loss.backward()
+                optimizer.step()
+        found.append(Trace.open(path).fullest_step())
+        job.undo()
+    plain, measured = found
+    predicted = policy.transform(plain)
+    np.testing.assert_allclose(peaks(predicted)[0], peaks(measured)[0], atol=4)
+    backward = int(np.flatnonzero(predicted.ops.phase == "backward")[0])
+    state = predicted.storages.take(np.flatnonzero(predicted.storages.category == "optimizer_state"))
+    is_there = (state.created_op_id < backward) & ((state.freed_op_id == -1) | (state.freed_op_id > backward))
+    assert state.requested_bytes[is_there & (state.requested_bytes > 1 << 16)].tolist() == [1 << 18] * 2
+
+
+def test_weights_that_are_out_come_back_on_any_read() -> None:
+    """A weight read by its name in the loss is the weight, and no NaN is trained on."""
+
+    def losses(*policies: Swap) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        job = memprof.apply(Plan(policies), model, optimizer) if policies else Job(model)
+        seen = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 64)).square().mean() + 0.1 * model[0].weight.square().mean()
+            loss.backward()
+            optimizer.step()
+            seen += [loss.item(), copy.deepcopy(model[2].weight).norm().item()]
+        job.undo()
+        return seen
+
+    assert losses(Swap(("*",), "parameters", "disk", 1)) == losses()

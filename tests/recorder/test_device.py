@@ -16,6 +16,7 @@ from memprof.recorder.device.driver import Driver, ProcessInfo, bytes_of, driver
 from memprof.recorder.device.history import fresh_entries
 from memprof.recorder.device.sampling import Devices
 from memprof.recorder.device.snapshot import block_rows, history_rows, segment_records
+from memprof.recorder.memory.watch import OutsideWatch
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timed import device_time_ns
 from memprof.trace.importers.safe_pickle import load_plain
@@ -134,7 +135,7 @@ def test_a_processor_alone_has_no_devices(log: Logged) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("this machine has a device")
     Devices(log).sample()
-    sources = MemorySources(log, has_native_events=True)
+    sources = MemorySources(log, OutsideWatch(log), has_native_events=True)
     sources.start()
     assert sources.is_native
     assert sources.on_output is None

@@ -22,6 +22,7 @@ import torch
         torch.as_tensor(np.ones(3), device="cpu"),
     ]
     print(*(tensor.device.type for tensor in made))
+    assert torch.cuda.get_rng_state().device.type == "cpu"
     model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):

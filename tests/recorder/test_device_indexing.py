@@ -107,11 +107,67 @@ def test_blocks_are_those_of_a_gpu(name: str, tmp_path: Path) -> None:
     assert found == [-(-size // 512) * 512 for size in expected]
 
 
-@pytest.mark.parametrize("options", ["dim=0", "dim=0, stable=True"])
-def test_a_sort_takes_what_its_dimension_needs(options: str, tmp_path: Path) -> None:
-    """Two rows are sorted in place, whatever their width, also where the dimension is a keyword of the operator."""
-    found = allocated(f"x = torch.randint(4, (2, 8192), device='cuda')\nSTART\ntorch.sort(x, {options})", tmp_path)
-    assert found == [131072, 131072, 131072]
+#: Of each sort: the tensor, the operation, and the bytes of its results and of what it takes beside them.
+_SORTS = {
+    # Two rows are sorted in place with the positions 0 and 1, whatever their width.
+    "short": ("torch.randint(4, (2, 8192), device='cuda')", "torch.sort(x, dim=0)", [131072, 131072, 16]),
+    "short, stable": (
+        "torch.randint(4, (2, 8192), device='cuda')",
+        "torch.sort(x, dim=0, stable=True)",
+        [131072, 131072, 16],
+    ),
+    # 128 rows: 4 and 8 bytes an element, positions of 8, and CUB's copies of keys and positions.
+    "segments": (
+        "torch.randn(128, 8192, device='cuda')",
+        "torch.sort(x, descending=True)",
+        [4 << 20, 8 << 20, 8 << 20, (12 << 20) + 255],
+    ),
+    "segments, bfloat16": (
+        "torch.randn(128, 8192, device='cuda', dtype=torch.bfloat16)",
+        "torch.argsort(x, stable=True)",
+        [2 << 20, 8 << 20, 8 << 20, (10 << 20) + 255],
+    ),
+    # 127 rows: pairs of row and position twice, sorted keys, and CUB's copies with 4 histograms of 2,048 bytes and
+    # 1,024 bytes for each 4,608 of 127 x 8,192 elements, which make 226 tiles.
+    "fewer rows": (
+        "torch.randn(127, 8192, device='cuda')",
+        "torch.msort(x.t())",
+        [127 << 15, 127 << 16, 127 << 16, 127 << 16, 127 << 15, 127 * 12 * 8192 + 4 * 2048 + 1024 * 226 + 511],
+    ),
+    # One row of 8 bytes, two tiles: its positions, and CUB's copies of both.
+    "one row": (
+        "torch.randint(4, (8192,), device='cuda')",
+        "torch.sort(x)",
+        [65536, 65536, 65536, 16 * 8192 + 8 * 2048 + 2 * 1024 + 511],
+    ),
+    # Columns are copied, and the sorted ones of both results, too.
+    "columns": (
+        "torch.randn(8192, 128, device='cuda')",
+        "torch.sort(x, dim=0)",
+        [4 << 20, 8 << 20, 4 << 20, 4 << 20, 8 << 20, 8 << 20, (12 << 20) + 255],
+    ),
+    # More than 4,096 of each row: both results in order, and what sorting these takes.
+    "topk": (
+        "torch.randn(128, 16384, device='cuda')",
+        "torch.topk(x, 8192)",
+        [4 << 20, 8 << 20, 8 << 20, 4 << 20, 8 << 20, (12 << 20) + 255],
+    ),
+    "topk of few": ("torch.randn(128, 16384, device='cuda')", "torch.topk(x, 64)", [32768, 65536]),
+    # The median of all elements: one, sorted elements and positions, and what one row takes.
+    "median": (
+        "torch.randn(2, 4096, device='cuda')",
+        "torch.median(x)",
+        [4, 32768, 65536, 65536, 12 * 8192 + 4 * 2048 + 2 * 1024 + 511],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SORTS)
+def test_a_sort_takes_what_its_rows_need(name: str, tmp_path: Path) -> None:
+    """From torch's sources (cuda/SortStable.cu): how rows are sorted depends on how long and how many they are."""
+    tensor, operation, expected = _SORTS[name]
+    found = allocated(f"x = {tensor}\nSTART\n{operation}", tmp_path)
+    assert found == [-(-size // 512) * 512 for size in expected]
 
 
 def test_one_head_of_keys_is_not_shared_unless_asked_for(tmp_path: Path) -> None:

@@ -15,9 +15,14 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from memprof.analysis.report.report import build_report
+from memprof.analysis.report.unread import find_unread
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.memory.inventory import Inventory, owned_span, storage_span, tensors_in
+from memprof.recorder.memory.inventory import Inventory, tensors_in
+from memprof.recorder.memory.spans import outside_span, owned_span, storage_span
+from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+from memprof.trace.store import Trace
 from tests.recorder.conftest import Logged, RecordJob
 from tests.recorder.recorded import record_script
 
@@ -26,7 +31,7 @@ from tests.recorder.recorded import record_script
 def inventory(log: Logged) -> Inventory:
     registry = ModuleRegistry(log)
     registry.scan()
-    return Inventory(log, registry)
+    return Inventory(log, registry, OptimizerRounds())
 
 
 def stated(log: Logged, tensor: torch.Tensor) -> list[tuple[int, str]]:
@@ -64,7 +69,8 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.memory.inventory import plain_tensors, storage_span
+from memprof.recorder.memory.parts import plain_tensors
+from memprof.recorder.memory.spans import storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 layer = torch.nn.Linear(4, 4)
@@ -119,7 +125,7 @@ def test_a_models_memory_is_stated(log: Logged) -> None:
     model[0](torch.ones(1, 2)).sum().backward()
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry).models()
+    Inventory(log, registry, OptimizerRounds()).models()
     assert stated(log, model[0].weight) == [(PARAMETER, "0.weight")]
     assert stated(log, model[1].running_mean) == [(BUFFER, "running_mean")]
     assert stated(log, model[0].weight.grad) == [(GRADIENT, "0.weight")]
@@ -134,7 +140,7 @@ def test_an_optimizers_state_is_stated(log: Logged) -> None:
     optimizer.state[loose]["nested"] = {"history": [torch.ones(3)]}
     registry = ModuleRegistry(log)
     registry.scan()
-    Inventory(log, registry).optimizer_state(optimizer)
+    Inventory(log, registry, OptimizerRounds()).optimizer_state(optimizer)
     state = optimizer.state[model.weight]
     assert stated(log, state["exp_avg_sq"]) == [(OPTIMIZER_STATE, "weight.exp_avg_sq")]
     assert stated(log, state["step"]) == [(OPTIMIZER_STATE, "weight.step")]
@@ -246,3 +252,71 @@ with torch.no_grad():
     last = trace.step(10)
     assert set(last.ops.phase) == {"evaluation"}
     assert last.storages.requested_bytes[last.storages.category == "optimizer_state"].tolist() == [64 * 64 * 4]
+
+
+def test_what_frees_a_storage_tells_whose_memory_it_is(tmp_path: Path) -> None:
+    """Memory of torch's allocator stays its own when `torch.load` or `numpy` fix its size; what numpy, a buffer of
+    Python's, a mapped file or shared memory hold is outside of it. Each tensor is of 1,000 numbers of 4 bytes."""
+    torch.save(torch.ones(1000), tmp_path / "one.pt")
+    shown = torch.ones(1000)
+    shown.numpy()
+    for own in (torch.ones(1000), torch.load(tmp_path / "one.pt"), shown):
+        assert owned_span(own) == (own.data_ptr(), 4000)
+        assert outside_span(own) == (0, 0)
+    for other in (
+        torch.from_numpy(np.ones(1000, np.float32)),
+        torch.frombuffer(bytearray(4000), dtype=torch.float32),
+        torch.from_dlpack(np.ones(1000, np.float32)),
+        torch.load(tmp_path / "one.pt", mmap=True),
+        torch.ones(1000).share_memory_(),
+    ):
+        assert owned_span(other) == (0, 0)
+        assert outside_span(other) == (other.data_ptr(), 4000)
+
+
+LOADED = """
+import copy, torch
+from torch import nn
+torch.manual_seed(0)
+def build():
+    return nn.Sequential(*[nn.Linear(128, 128, bias=False) for _ in range(2)])
+net = build()
+optimizer = torch.optim.Adam(net.parameters())
+net(torch.randn(4, 128)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, "run.pt")
+net.load_state_dict(torch.load("run.pt", mmap=True)["model"], assign=True)
+optimizer = torch.optim.Adam(net.parameters())
+checkpoint = torch.load("run.pt")
+optimizer.load_state_dict(checkpoint["optimizer"])
+del checkpoint["optimizer"]
+average = copy.deepcopy(net.state_dict())
+data = torch.randn(400, 128)
+spare = build().requires_grad_(False)
+for step in range(8):
+    net(data[4 * step : 4 * step + 4]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for name, weight in net.state_dict().items():
+        average[name].lerp_(weight, 0.1)
+"""
+
+
+def test_loaded_memory_is_seen_for_what_it_is(tmp_path: Path) -> None:
+    """Parameters in a mapped file, 2 * 128*128*4 = 131,072 bytes, and optimizer state as `torch.load` read it, twice
+    that and two counts of 4 bytes, are counted as such. The checkpoint's weights and the unused model are named
+    with their variables and lines; the average, read in every step, and the data set are not."""
+    ended = record_script(tmp_path, LOADED, "--stop")
+    report = build_report(Trace.open(ended.path))
+    parts = {part.key: part.bytes for part in report.at_peak.by_category.parts}
+    assert (parts["parameter"], parts["optimizer_state"]) == (131_072, 2 * 131_072 + 8)
+    found = find_unread(Trace.open(ended.path), report.step, report.sources)
+    assert {(one.variable, one.place, one.bytes) for one in found} == {
+        ("checkpoint", "job.py:15", 131_072),
+        ("spare", "job.py:20", 131_072),
+    }
+    sentences = [note.text for note in report.notes]
+    assert all(one.describe() in sentences for one in found)
+    dry = record_script(tmp_path, LOADED, "--dry-run", name="dry.memprof")
+    assert abs((dry.peak or 0) - (ended.peak or 0)) <= 8  # a kernel's single numbers

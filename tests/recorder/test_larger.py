@@ -141,3 +141,20 @@ def test_no_operator_is_asked_for_elements() -> None:
     ruled = torch.Tensor._make_wrapper_subclass(Ruled, (5,))
     with torch._C.DisableTorchFunction():
         assert elements_of((torch.zeros(2), ruled), {}) == 2
+
+
+def test_models_made_anew_in_every_step_are_compared_as_one() -> None:
+    """A wrapper or a model of another trial has the kind of the first like it; a model of another shape has its own."""
+    larger = LargerSteps()
+    first, second, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    assert larger.kind(-1, second) == -1  # none like it has been seen
+    assert [larger.kind(4, first), larger.kind(7, second), larger.kind(9, other)] == [4, 4, 9]
+    assert larger.kind(-1, torch.nn.Linear(2, 2)) == 4
+    larger.see(4, 64, trains=False, is_recording=True, kind=4)
+    larger.end_step(2, is_recorded=True, is_over=True)
+    larger.see(7, 64, trains=False, is_recording=False, kind=4)
+    larger.end_step(3, is_recorded=False, is_over=True)
+    assert larger.sentence() == ""
+    larger.see(9, 8, trains=False, is_recording=False, kind=9)
+    larger.end_step(4, is_recorded=False, is_over=True)
+    assert "step 4 called a model without gradients, as no recorded step did" in larger.sentence()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from memprof.analysis.leaks.leak_words import describe_holder
+from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.leaks.leaks import Leak, find_leaks
 from memprof.recorder.memory.holders import find_holders
 from tests.recorder.recorded import record_script
@@ -122,6 +122,6 @@ def test_growth_of_an_evaluation_shows_in_a_whole_run(tmp_path: Path) -> None:
     script = "import torch\nmodel = torch.nn.Linear(64, 64)\nkept = []\nwith torch.no_grad():\n"
     script += "    for batch in range(200):\n        kept.append(model(torch.ones(128, 64)))\n"
     report = find_leaks(record_script(tmp_path, script, "-q", "--light").trace)
-    assert report.is_growing
+    assert report.growth.bytes_per_step
     (leak,) = report.leaks[:1]
     assert (leak.shape, leak.held_by is not None and leak.held_by.chain.startswith("kept[")) == ("128x64", True)

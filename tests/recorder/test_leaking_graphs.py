@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.leaks.leak_words import describe_holder
+from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from tests.recorder.recorded import record
 

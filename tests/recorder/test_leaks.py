@@ -86,7 +86,7 @@ def test_gradients_that_are_kept_are_leaks(leaking: LeakReport) -> None:
 
 def test_a_job_whose_memory_stops_growing_has_no_leak(tmp_path: Path) -> None:
     """Caches that fill up, ring buffers and tensors replaced every step do not count as growth."""
-    report = leaks_of(tmp_path, SETTLING)
+    report = leaks_of(tmp_path, SETTLING, "--steps", "8", steps=12)
     assert (report.growth.bytes_per_step, report.leaks) == (0, ())
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.launch.apply import parameter_bytes
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.memory.live_objects import live_objects
 from tests.recorder.conftest import Logged
@@ -209,3 +210,35 @@ def test_equal_models_are_listed_in_the_order_of_their_creation(collected: tuple
         assert [id(each) for each in live_objects(nn.Bilinear)] == [id(each) for each in made]
     finally:
         gc.enable()
+
+
+def test_a_parameters_bytes_are_those_of_the_tensors_that_hold_it(log: Logged) -> None:
+    """Of 2 x 2 values on a diagonal: 4-byte values and 8-byte indices by layout, one of 8 bits, none uninitialized.
+
+    COO has 2 values and 2 x 2 indices: 40 B; CSR and CSC 3 + 2: 48 B; blocks of one value the same.
+    """
+    dense = torch.eye(2)
+    kinds: dict[str, tuple[torch.Tensor, int]] = {
+        "coo": (dense.to_sparse(), 40),
+        "csr": (dense.to_sparse_csr(), 48),
+        "csc": (dense.to_sparse_csc(), 48),
+        "bsr": (dense.to_sparse_bsr((1, 1)), 48),
+        "bsc": (dense.to_sparse_bsc((1, 1)), 48),
+        "jagged": (torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged), 24 + 24),
+        "opaque": (dense.to_mkldnn(), 16),
+        "quantized": (torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8), 4),
+        "meta": (torch.empty(2, device="meta"), 8),
+        "complex": (dense.to(torch.complex64), 32),
+        "empty": (torch.empty(0, 2), 0),
+    }
+    module = nn.Module()
+    for name, (tensor, _) in kinds.items():
+        module.add_module(name, nn.Module())
+        module.get_submodule(name).p = nn.Parameter(tensor, requires_grad=False)
+    module.add_module("lazy", nn.LazyLinear(2))
+    registry = ModuleRegistry(log)
+    registry.scan()
+    found = {name: record_of(log, registry.number(child))[4] for name, child in module.named_children()}
+    assert found == {"lazy": 0, **{name: size for name, (_, size) in kinds.items()}}
+    assert registry.resized() == []
+    assert parameter_bytes(module) == sum(found.values())

@@ -44,11 +44,13 @@ for step in range(5):
 
 
 def as_torch_would(trace: Trace) -> bytes:
-    """Exports a recording as torch would: no Python frames in backward's thread, and no entries of older memory."""
+    """Exports a recording as torch would: no Python frames in backward, no entries of older memory, no categories."""
     content, ops = pickle.loads(exported(trace)), trace.table(Ops)
     issued = requests_of_trace(trace)
     made_by = issued.made_by[issued.requests.allocation[issued.requests.kind == ALLOCATE]].tolist()
     history = content["device_traces"][0]
+    for entry in history:
+        entry["user_metadata"] = ""
     places = [place for place, entry in enumerate(history) if entry["action"] == "alloc"]
     for place, op in zip(places, made_by, strict=True):
         if op != NONE and ops.phase[op] == "backward":

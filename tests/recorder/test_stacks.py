@@ -7,8 +7,14 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
 from memprof.recorder.calls.stacks import StackTable
-from tests.recorder.conftest import Logged
+from memprof.trace.schema import NONE
+from tests.recorder.conftest import Logged, RecordJob
 
 
 def boundary(function: Any, *arguments: Any) -> Any:
@@ -124,3 +130,104 @@ def test_a_stack_through_torchs_checkpoint_is_known(log: Logged) -> None:
     forward.__code__ = in_file("/home/me/checkpoint.py", forward)
     assert not stacks.has_checkpoint(boundary(forward, -1))
     assert not stacks.has_checkpoint(-1)
+
+
+def take(rows: int) -> torch.Tensor:
+    """Returns a number, having taken a buffer of rows of 4 KiB."""
+    return torch.empty(rows, 1024).fill_(1.0)[0, 0]
+
+
+class Old(torch.autograd.Function):
+    """A function in the older style."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * take(100)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * take(101)
+
+
+class New(torch.autograd.Function):
+    """A function with a context of its own, whose backward cannot be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2 * take(102)
+
+
+def on_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * take(103)
+
+
+def on_module(*_: Any) -> None:
+    take(104)
+
+
+def on_accumulated(_: torch.Tensor) -> None:
+    take(105)
+
+
+def unpack(tensor: torch.Tensor) -> torch.Tensor:
+    take(106)
+    return tensor
+
+
+def again(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x * take(107))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_memory_taken_by_python_in_backward_is_on_the_line_that_takes_it(record_job: RecordJob) -> None:
+    """A function's own backward, hooks, and what unpacks; a checkpoint's recomputation is on forward's line."""
+
+    def job() -> list[float]:
+        torch.manual_seed(0)
+        first, last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        first.register_full_backward_hook(on_module)
+        last.weight.register_post_accumulate_grad_hook(on_accumulated)
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        losses = []
+        for _ in range(3):
+            x = New.apply(Old.apply(first(torch.ones(4, 8))))
+            x.register_hook(on_gradient)
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+                x = x.cos()
+            loss = last(checkpoint(again, x, use_reentrant=False)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    step = record_job(job).step(1)
+    rows = {}
+    for size, op in zip(step.storages.requested_bytes, step.storages.created_op_id, strict=True):
+        if op != NONE and size % 4096 == 0:
+            frames = str(step.stacks.frames[step.ops.stack_id[op]]).split("\n")
+            taken_by = frames[1].rpartition(":")[2]
+            rows.setdefault(size // 4096, []).append(
+                (taken_by, str(step.ops.phase[op]), bool(step.ops.is_recompute[op]))
+            )
+    assert rows == {
+        100: [("forward", "forward", False)],
+        101: [("backward", "backward", False)],
+        102: [("backward", "backward", False)],
+        103: [("on_gradient", "backward", False)],
+        104: [("on_module", "backward", False)],
+        105: [("on_accumulated", "backward", False)],
+        106: [("unpack", "backward", False)],
+        107: [("again", "forward", False), ("again", "backward", True)],
+    }

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,11 @@ def test_json_that_is_none_is_told(text: str, words: str) -> None:
     ("text", "words"),
     [
         ("a = " + "[" * 5_000, "nested too deep"),
+        (".".join(["a"] * 50_000) + " = 1", "nested too deep"),
+        ("[" + " . ".join(["'a'", '"b c"', "d-e"] * 5_000) + "]", "nested too deep"),
+        ("a = {" + ".".join(["a"] * 20_000) + " = 1}", "nested too deep"),
+        ("a = " + "{b = " * 5_000, "nested too deep"),
+        ("a = 1\n" * 50_000, "longer than 256.00 KiB"),
         ("a = " + "1" * 5_000, "thousands of digits"),
         ("a = 0x" + "f" * 5_000, "more than 64 bits"),
         ("a = [[1, {b = 18446744073709551616}]]", "more than 64 bits"),
@@ -244,8 +250,17 @@ def test_json_that_is_none_is_told(text: str, words: str) -> None:
 )
 def test_toml_that_is_none_is_told(text: str, words: str) -> None:
     """Each in a clause of its own."""
+    since = time.monotonic()
     with pytest.raises(ValueError, match=words):
         parse_toml(text)
+    assert time.monotonic() - since < 5  # 25 s for the first of many parts
+
+
+def test_long_plans_of_a_few_parts_are_read() -> None:
+    """Names of modules have parts, and a list of them is long; so is the text that looks for keys of many parts."""
+    names = [f"model.layers.{number}.mlp.gate-proj" for number in range(5_000)]
+    text = f"a = {json.dumps(names)}\n[b]\n{'c' * 10_000} = '{'d.' * 90}'\n# {'x' * 20_000} {chr(34) * 9_001}\n"
+    assert parse_toml(text)["a"] == names
 
 
 def test_entries_of_a_zip_do_not_lie_over_one_another(tmp_path: Path) -> None:

@@ -151,6 +151,10 @@ def top(**changes: Any) -> bytes:
             "is damaged: in the manifest of rank 0, 'pid' holds no int.",
         ),
         (
+            zipped({"manifest.json": top(), "rank0/manifest.json": b'{"pids": 3}'}),
+            "is damaged: the manifest of rank 0 has no known key.",
+        ),
+        (
             zipped({"manifest.json": top(), "../../etc/passwd": b""}),
             "its entry '../../etc/passwd' points outside the file.",
         ),

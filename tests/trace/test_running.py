@@ -62,6 +62,16 @@ def test_on_another_machine_what_was_just_written_counts(spool: Path) -> None:
     assert is_being_written(spool)
 
 
+def test_without_proc_what_was_just_written_counts(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is seen there, and the recording of another memprof must not be replaced."""
+    monkeypatch.setattr("memprof.trace.running.process_space", lambda: "")
+    write_launch(spool)
+    assert is_being_written(spool)
+    for path in (spool / "launch.json", spool):
+        os.utime(path, (time.time() - 3600,) * 2)
+    assert not is_being_written(spool)
+
+
 def test_process_space_is_that_of_all_processes_here() -> None:
     """And known on Linux."""
     code = "from memprof.trace.running import process_space; print(process_space())"

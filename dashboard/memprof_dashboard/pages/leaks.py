@@ -7,9 +7,8 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from memprof.analysis.leaks.growth import find_step_ends
-from memprof.analysis.leaks.leak import Leak
-from memprof.analysis.leaks.leak_words import describe_growth, describe_holder
+from memprof.analysis.leaks.growth import describe_growth, find_step_ends
+from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
 from memprof.analysis.leaks.leaks import LeakReport
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
@@ -73,17 +72,17 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
     report, names, sizes, last = _leaks_of(rank)
     title = "Peak of each step" if report.growth.how == "counts" else "In use at the end of each step"
     graph = _drawn(title, growth_bars(names, sizes, theme, "step")) if sizes else []
-    if not report.is_growing:
+    if not report.leaks:
         remark = (
             "A leak makes every bar higher than the one before."
             if report.growth.bytes_per_step is not None
             else "Record more steps (memprof record --steps 10), or the whole run (memprof record --light)."
         )
-        return [html.P(describe_growth(report), className="verdict"), *graph, parts.note(remark)]
+        return [html.P(describe_growth(report.growth), className="verdict"), *graph, parts.note(remark)]
     rows = [_row(leak, last) for leak in report.leaks[:_MOST_ROWS]]
     heads = [">per step", ">kept", ">tensors", ">since step", "made at", "held by", "tensor"]
     return [
-        html.P(describe_growth(report), className="verdict"),
+        html.P(describe_growth(report.growth), className="verdict"),
         *graph,
         parts.table(heads, rows, label="what stays from step to step"),
         parts.note(
@@ -104,7 +103,7 @@ def _row(leak: Leak, last: int) -> list[Any]:
     tensor = " ".join(part for part in (leak.shape, leak.dtype) if part)
     held = "unknown" if leak.held_by is None else describe_holder(leak.held_by)
     return [
-        html.Span(format_bytes(leak.bytes_per_step), title=f"{leak.bytes_per_step:,} B"),
+        html.Span(describe_rate(leak).removesuffix(" a step"), title=f"{leak.bytes_per_step:,} B"),
         html.Span(format_bytes(leak.kept_bytes), title=f"{leak.kept_bytes:,} B"),
         f"{leak.tensors:,}",
         "before" if leak.since_step is None else str(leak.since_step),

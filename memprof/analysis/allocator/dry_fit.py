@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.analysis.allocator.assumed_torch import describe_torch
 from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.report.breakdown import by_category, hold_at
 from memprof.errors import BadInputError
@@ -33,6 +34,7 @@ class DryFit:
         communicators: NCCL communicators among what is outside the allocator.
         is_assumed: Whether the rank was ended early, and its communicators are those of the rank with the most.
         room_bytes: What a budget of the device's tensor capacity has to leave free (`beyond_tensors`).
+        torch: Which torch it assumes, a clause.
     """
 
     machine: str
@@ -48,6 +50,7 @@ class DryFit:
     communicators: int = 0
     is_assumed: bool = False
     room_bytes: int = 0
+    torch: str = ""
 
     @property
     def least_used_bytes(self) -> int:
@@ -91,7 +94,7 @@ class DryFit:
         if self.workspace_bytes[1]:
             less, more = (format_bytes_change(count) for count in self.workspace_bytes)
             parts += f", {less} to {more} for workspaces of {self.chosen_for}"
-        return parts
+        return f"{parts}; {self.torch}" if self.torch else parts
 
     def describe(self) -> str:
         """Returns a description of one or two sentences."""
@@ -134,4 +137,5 @@ def dry_fit(trace: Trace) -> DryFit | None:
         communicators=trace.manifest.communicators.count,
         is_assumed=trace.manifest.communicators.is_assumed,
         room_bytes=beyond.room_bytes,
+        torch=describe_torch(trace),
     )

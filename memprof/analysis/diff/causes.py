@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary
@@ -66,11 +66,8 @@ def leak(grown: int, base: Summary, head: Summary) -> Cause:
 
 
 def growth_of(side: Summary) -> int:
-    """Returns the minimum growth of the peak from one step to the next; 0 where not every step grows."""
-    steps = [later - earlier for earlier, later in pairwise(side.step_peaks)]
-    if side.traits.growth_bytes <= 0:
-        return 0
-    return max(0, min(steps)) if steps else side.traits.growth_bytes
+    """Returns the growth per step; 0 where undecided."""
+    return 0 if math.isnan(side.growth_bytes) else int(side.growth_bytes)
 
 
 def _made_at(places: list[str]) -> str:

@@ -266,7 +266,7 @@ def _warnings(bases: Sequence[Summary], heads: Sequence[Summary]) -> list[str]:
     warnings = []
     for side, summaries in (("base", bases), ("head", heads)):
         if not all(summary.is_complete for summary in summaries):
-            warnings.append(f"the recording of the {side} ended early.")
+            warnings.append(f"the recording of the {side} is incomplete.")
         peaks = [summary.peak.bytes for summary in summaries]
         if len(peaks) > 1 and max(peaks) > min(peaks):
             spread = (max(peaks) - min(peaks)) / statistics.median(peaks)

@@ -107,9 +107,19 @@ class Verdict:
     is_known: bool
     is_failed: bool
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it limits growth and the steps are too few to know it: the gate is not passed."""
+        return not self.is_known and self.gate.name == "growth"
+
     def describe(self) -> str:
         """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
+        if self.is_undecided:
+            return (
+                "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`), or "
+                "the whole run (`memprof record --light`)"
+            )
         if not self.is_known:
             return f"{label} is unknown on at least one side"
         write: Callable[[float], str] = format_us if self.gate.unit == "us" else format_bytes

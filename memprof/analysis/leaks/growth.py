@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from memprof.trace.cut import cuttable_steps
-from memprof.trace.schema import NONE, NOT_RECORDED, Bools, Ints, Ops, StepPeaks, Steps, Storages
+from memprof.trace.schema import NONE, NOT_RECORDED, Ints, Ops, StepPeaks, Steps, Storages
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 
-#: Growth is a rise in each of this many steps in a row; with fewer recorded, it is unknown.
+#: Growth shows in this many steps in a row, and in this many rises where not every step rises.
 LEAST_STEPS = 3
 #: A rise is steady if the largest is at most this multiple of the smallest.
 _STEADY = 1.25
-#: A run is divided into this many parts, of which each must reach a higher floor than the one before.
+#: A run is divided into this many parts, of which none may reach a lower floor than the one before.
 _PARTS = 6
 #: Growth that has slowed down to this share of what it was is that of a cache that fills up.
 _LEAST_SHARE = 0.25
+#: Fewer rises than tell growth from a cache are noticed where they are above this share of the peak.
+_NOTICED = 0.005
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Growth:
     """How live memory changes over steps.
 
     Attributes:
-        bytes_per_step: Growth per step; 0 where memory does not grow, None where unknown.
+        bytes_per_step: Growth per step; 0 where memory does not grow, None where undecided.
         first_step: First step of the observation.
         last_step: Last one.
         how: ``storages``: from every allocation of consecutive steps; ``counts``: from the peaks of a whole run;
@@ -39,10 +44,25 @@ class Growth:
     how: str = ""
     why_unknown: str = ""
 
+    @property
+    def is_rise(self) -> bool:
+        """Whether memory rose, be it too seldom to know whether it will go on."""
+        return bool(self.bytes_per_step) or (self.bytes_per_step is None and bool(self.how))
+
+
+def describe_growth(growth: Growth) -> str:
+    """Returns the verdict in one sentence."""
+    if growth.bytes_per_step is None:
+        return f"Cannot determine whether memory grows: {growth.why_unknown}"
+    steps = f"steps {growth.first_step} to {growth.last_step}"
+    if not growth.bytes_per_step:
+        return f"Memory does not grow from step to step ({steps})."
+    return f"Memory grows by {format_bytes(growth.bytes_per_step)} a step ({steps})."
+
 
 @dataclass(frozen=True, eq=False)
 class StepEnds:
-    """Storages that are older than a step at its end, in consecutive steps.
+    """The ends of consecutive steps, and the storages that are alive at them.
 
     Attributes:
         steps: Their numbers, shape ``(steps,)``.
@@ -56,31 +76,31 @@ class StepEnds:
     last_op: Ints
     storages: Storages
 
-    def is_kept(self, place: int) -> Bools:
-        """Returns which storages were made before a step and are alive at its end, shape ``(storages,)``."""
-        created, freed = self.storages.created_op_id, self.storages.freed_op_id
-        kept: Bools = (created < self.first_op[place]) & ((freed == NONE) | (freed > self.last_op[place]))
-        return kept
+    @cached_property
+    def born(self) -> Ints:
+        """Place of the step that made each storage, from 0; -1 before the steps, and their number behind them."""
+        created = self.storages.created_op_id
+        places = np.searchsorted(self.first_op, created, side="right") - 1
+        return np.where(created > self.last_op[-1], len(self.steps), places)
 
-    def alive_bytes(self, rows: Ints | slice = slice(None)) -> Ints:
-        """Returns the bytes alive at the end of each step, of all storages or of some rows, shape ``(steps,)``."""
-        some = self.storages.take(rows)
-        freed = np.where(some.freed_op_id == NONE, self.last_op[-1] + 1, some.freed_op_id)
-        born, died = (_sums_until(ops, some.allocated_bytes, self.last_op) for ops in (some.created_op_id, freed))
-        return born - died
+    @cached_property
+    def gone(self) -> Ints:
+        """Place of the first step at whose end each storage is no longer alive; their number if it still is."""
+        freed = self.storages.freed_op_id
+        return np.where(freed == NONE, len(self.steps), np.searchsorted(self.last_op, freed, side="left"))
 
-    def kept_bytes(self) -> Ints:
-        """Returns the bytes of those storages at the end of each step, shape ``(steps,)``."""
-        sizes = self.storages.allocated_bytes
-        return np.array([int(sizes[self.is_kept(place)].sum()) for place in range(len(self.steps))], dtype=np.int64)
+    def alive_bytes(self, *, is_older: bool = False) -> Ints:
+        """Returns the bytes alive at the end of each step, of all storages or those older than it, shape ``(steps,)``.
 
-
-def _sums_until(ops: Ints, sizes: Ints, last: Ints) -> Ints:
-    """Returns the sum of the sizes whose operator is at most each of ``last``."""
-    order = np.argsort(ops, kind="stable")
-    sums = np.concatenate(([0], np.cumsum(sizes[order])))
-    found: Ints = sums[np.searchsorted(ops[order], last, side="right")]
-    return found
+        Args:
+            is_older: Count only what was made before the step.
+        """
+        sizes, first = self.storages.allocated_bytes, np.maximum(self.born + int(is_older), 0)
+        is_alive = first < self.gone
+        changes = np.zeros(len(self.steps) + 1, dtype=np.int64)
+        np.add.at(changes, first[is_alive], sizes[is_alive])
+        np.subtract.at(changes, self.gone[is_alive], sizes[is_alive])
+        return np.cumsum(changes)[:-1]
 
 
 def find_step_ends(trace: Trace) -> StepEnds | None:
@@ -101,26 +121,46 @@ def find_step_ends(trace: Trace) -> StepEnds | None:
     return StepEnds(steps.step[rows], steps.first_op_id[rows], steps.last_op_id[rows], storages) if len(rows) else None
 
 
-def is_rising(ends: StepEnds) -> bool:
-    """Whether more memory is older than a step at the end of each step than at that of the step before."""
-    rises = np.diff(ends.kept_bytes())
-    # With the first step, what was set up before it may go.
-    return bool((rises[1:] if len(rises) >= LEAST_STEPS else rises).min(initial=1) > 0)
+def first_third(count: int) -> int:
+    """Returns how many of so many steps are the first third, against whose end the end of the last is compared."""
+    return max(1, count // 3)
+
+
+def rhythm(births: Sequence[int], count: int) -> int | None:
+    """Returns in every how many steps memory is added that stays; 0 where it does not grow, None where undecided.
+
+    Growth is a rise from the end of the first third of the steps to the end of the last, and it goes on: in every step,
+    in steps at equal distances (three of them at least), or in four or more at others, not ever fewer. What was added
+    once, or has stopped being added, is a cache that has filled up, if it has been full for long enough to know.
+
+    Args:
+        births: Places of the steps, from 0, in order, that made what is alive at the end of the last.
+        count: Number of steps; what the last makes may yet go, and counts for nothing.
+    """
+    third = first_third(count)
+    if not births or births[-1] < third - 1:
+        return 0
+    gaps = np.diff(births)
+    longest, silence = int(gaps.max(initial=0)), count - 2 - births[-1]
+    if len(births) == 1:
+        return None
+    if silence >= longest:  # the next one was due
+        return 0 if silence >= max(2 * longest, third) else None
+    if longest == gaps.min() and len(births) >= (2 if longest == 1 else LEAST_STEPS):
+        return longest
+    late = sum(2 * birth > births[0] + births[-1] for birth in births)
+    return max(1, round(count / len(births))) if len(births) > LEAST_STEPS and 3 * late >= len(births) else None
 
 
 def steady_rise(sizes: Ints) -> int:
-    """Returns by how much sizes rise each time if that is always nearly the same, else 0.
-
-    A tensor that is replaced by a larger one in every step is never older than a step; batches of different sizes do
-    not rise steadily.
-    """
+    """Returns by how much sizes rise each time if that is always nearly the same, else 0."""
     rises = np.diff(sizes)
     is_steady = bool((rises > 0).all()) and int(rises.max()) <= int(rises.min()) * _STEADY
     return int(np.median(rises)) if is_steady else 0
 
 
 def growth_of_run(peaks: StepPeaks) -> Growth | None:
-    """Returns the growth of the peaks of a whole run: of their floor, since batches differ; None with too few."""
+    """Returns the growth of the peaks of a whole run: of their floor, since batches differ; None without peaks."""
     if not len(peaks):
         return None
     names, counts = np.unique(peaks.how.astype(str), return_counts=True)
@@ -132,7 +172,19 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     parts = np.array_split(np.arange(len(alike)), _PARTS)
     floors = np.array([part[np.argmin(sizes[part])] for part in parts])
     rises, spans = np.diff(sizes[floors]), np.maximum(np.diff(steps[floors]), 1)
+    first, last, rose, third = int(steps[0]), int(steps[-1]), np.flatnonzero(rises > 0), first_third(_PARTS)
+    whole = int(sizes[floors[-1]] - sizes[floors[0]])
+    has_ended = not len(rose) or rose[-1] < (third - 1 if len(rose) == 1 else len(rises) - third)
+    if len(rose) in range(1, LEAST_STEPS) and not has_ended and (rises >= 0).all() and whole > _NOTICED * sizes[0]:
+        why = (
+            f"the peaks rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
+            "cache that fills up. Record a longer run."
+        )
+        return Growth(None, first, last, "counts", why)
     rates = rises / spans
-    is_rising = bool((rises > 0).all()) and rates[-1] >= _LEAST_SHARE * rates.max()
-    whole = (sizes[floors[-1]] - sizes[floors[0]]) / max(int(steps[floors[-1]] - steps[floors[0]]), 1)
-    return Growth(round(whole) if is_rising else 0, int(steps[0]), int(steps[-1]), "counts")
+    if has_ended or len(rose) < LEAST_STEPS or (rises < 0).any() or rates[rose[-1]] < _LEAST_SHARE * rates.max():
+        return Growth(0, first, last, "counts")
+    floor = np.minimum.accumulate(sizes[: floors[-1] + 1][::-1])[::-1]
+    begins, *_, ends = np.flatnonzero(np.diff(floor) > 0) + 1  # from a rise to another: whole rhythms
+    rate = (floor[ends] - floor[begins]) / int(steps[ends] - steps[begins])
+    return Growth(round(rate), first, last, "counts")

@@ -1,4 +1,4 @@
-"""One leak: tensors of one line that stay, and what holds them."""
+"""One leak: tensors of one line that stay, and what holds them, also in words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from memprof.analysis.report.sources import Sources
 from memprof.trace.schema import Holders
+from memprof.units import format_bytes
+
+_KINDS = {
+    "closure": "a closure",
+    "exception": "an exception's traceback",
+    "cache": "a cache",
+    "optimizer": "an optimizer",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Leak:
         op: Operator that made it, "" where unknown.
         module: Its module, "" outside any.
         line: Line of the user's code that made it, "" where unknown.
+        every_steps: In every how many steps tensors are added; 0 where that is undecided.
         held_by: What keeps it alive; None where unknown.
     """
 
@@ -55,6 +64,7 @@ class Leak:
     op: str
     module: str
     line: str
+    every_steps: int
     held_by: HeldBy | None
 
 
@@ -68,3 +78,39 @@ def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) 
         place="" if line is None else line.place,
         is_by_graph=is_by_graph,
     )
+
+
+def describe_leak(leak: Leak) -> str:
+    """Returns one sentence on tensors that stay: their growth, age, holder and origin."""
+    since = "" if leak.since_step is None else f"; kept since step {leak.since_step}"
+    by = "" if leak.held_by is None else f" by {describe_holder(leak.held_by)}"
+    kept = since + by if since else by and f"; kept{by}"
+    return f"{describe_rate(leak)}{kept}{_describe_origin(leak)}"
+
+
+def describe_rate(leak: Leak) -> str:
+    """Returns how much is added, and how often: ``256.00 KiB every 2 steps``."""
+    if not leak.every_steps:
+        return f"{format_bytes(leak.kept_bytes)} so far"
+    each = format_bytes(leak.bytes_per_step * leak.every_steps)
+    return f"{each} a step" if leak.every_steps == 1 else f"{each} every {leak.every_steps} steps"
+
+
+def _describe_origin(leak: Leak) -> str:
+    """Returns what a leak's tensors are and where they are made, behind a comma."""
+    what = " ".join(part for part in (leak.category.replace("_", " "), leak.shape, leak.dtype) if part)
+    module = f" of {leak.module}" if leak.module else ""
+    line = f" at {leak.line}" if leak.line else ""
+    return f", {what}" + (f", made{line} by {leak.op}{module}" if leak.op else "")
+
+
+def describe_holder(held: HeldBy) -> str:
+    """Returns what holds a tensor: ``losses[0]`` (list) in train.py:8."""
+    if not held.chain:
+        return "something outside Python's references"
+    graph = "the autograd graph of " if held.is_by_graph else ""
+    through = f", through {_KINDS[held.kind]}" if held.kind in _KINDS else ""
+    if held.kind == "cycle":
+        through = ", in a reference cycle, which only Python's garbage collector frees"
+    place = f" in {held.place}" if held.place else ""
+    return f"{graph}`{held.chain}` ({held.container}){place}{through}"

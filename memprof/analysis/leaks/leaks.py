@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,18 +12,25 @@ from memprof.analysis.leaks.growth import (
     LEAST_STEPS,
     Growth,
     StepEnds,
+    describe_growth,
     find_step_ends,
+    first_third,
     growth_of_run,
-    is_rising,
+    rhythm,
     steady_rise,
 )
 from memprof.analysis.leaks.leak import HeldBy, Leak, held_by
 from memprof.analysis.leaks.whole_run import leaks_of_run
 from memprof.analysis.report.sources import Sources, find_sources
+from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
 from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: Of these, what one step makes is set up: state of an optimizer, a gradient that is accumulated.
+_SET_UP = {"optimizer_state", "parameter", "gradient", "buffer"}
 
 
 @dataclass(frozen=True)
@@ -31,11 +39,6 @@ class LeakReport:
 
     growth: Growth = field(metadata=inline())
     leaks: tuple[Leak, ...]
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether memory grows."""
-        return bool(self.growth.bytes_per_step)
 
 
 def find_leaks(trace: Trace) -> LeakReport:
@@ -46,7 +49,8 @@ def find_leaks(trace: Trace) -> LeakReport:
     """
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
-        return LeakReport(run, _sorted(leaks_of_run(trace, run) if run.bytes_per_step else []))
+        leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
+        return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
     if ends is None or count < LEAST_STEPS:
@@ -57,85 +61,124 @@ def find_leaks(trace: Trace) -> LeakReport:
                 "call of the model as a step; `memprof report` shows what it holds at its peak, by line."
             )
         return LeakReport(Growth(None, why_unknown=why), ())
-    sources, rise = find_sources(trace.table(Stacks)), steady_rise(ends.alive_bytes())
-    if is_rising(ends):
-        found = _from_storages(trace, ends, sources)
-        grown = sum(leak.bytes_per_step for leak in found) or rise
-    else:
-        found = [*_replaced(trace, ends, sources), *_from_storages(trace, ends, sources, is_late=True)] if rise else []
-        grown = rise
-    return LeakReport(Growth(grown, int(ends.steps[0]), int(ends.steps[-1]), "storages"), _sorted(found))
+    lines = _lines(trace, ends, find_sources(trace.table(Stacks)))
+    found = sorted(lines, key=lambda leak: (-leak.bytes_per_step, -leak.kept_bytes))
+    grown = [leak for leak in found if leak.every_steps]
+    first, last = int(ends.steps[0]), int(ends.steps[-1])
+    if found and not grown:
+        return LeakReport(Growth(None, first, last, "storages", _why_undecided(ends, found)), tuple(found))
+    total = sum(leak.bytes_per_step for leak in grown)
+    return LeakReport(Growth(total, first, last, "storages"), tuple(grown))
 
 
-def _sorted(leaks: list[Leak]) -> tuple[Leak, ...]:
-    return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
+def growth_notice(trace: Trace) -> str:
+    """Returns the sentence on growth where the recorded peaks differ and memory rose; else ""."""
+    if not describe_steps(trace.step_peaks()) and not len(trace.table(StepPeaks)):
+        return ""
+    growth = find_leaks(trace).growth
+    return describe_growth(growth) if growth.is_rise else ""
 
 
-def _from_storages(trace: Trace, ends: StepEnds, sources: Sources, *, is_late: bool = False) -> list[Leak]:
-    """Groups the storages kept from recorded steps by the line that made them; keeps the groups that always grow.
+def _why_undecided(ends: StepEnds, found: list[Leak]) -> str:
+    """Returns the sentence on what stays where the steps are too few to know whether more will."""
+    leak, first, last = found[0], int(ends.steps[0]), int(ends.steps[-1])
+    place = f", made at {leak.line}" if leak.line else ""
+    kept = format_bytes(sum(one.kept_bytes for one in found))
+    return (
+        f"{kept} of steps {first} to {last} stay{place}, and these steps are too few to tell growth from a cache that "
+        f"fills up. Record more of them (`memprof record --steps {max(12, 3 * len(ends.steps))}`), or the whole run "
+        "(`memprof record --light`)."
+    )
 
-    Args:
-        trace: The recording.
-        ends: Its steps.
-        sources: Its lines.
-        is_late: Only what other threads made, which appears one step later if they made it at the end of a step.
-    """
-    ops, storages = trace.table(Ops), ends.storages
-    kept = ends.is_kept(len(ends.steps) - 1) & (storages.created_op_id >= ends.first_op[0])
-    if is_late:
-        created, freed, last = storages.created_op_id, storages.freed_op_id, ends.last_op[-1]
-        kept = (created >= ends.first_op[1]) & (created <= last) & ((freed == NONE) | (freed > last))
-        kept &= storages.name == ELSEWHERE
-    groups: dict[str, list[int]] = {}
-    for row in np.flatnonzero(kept).tolist():
-        if storages.name[row] == ELSEWHERE:  # the operator of then has not made it
-            groups.setdefault(ELSEWHERE, []).append(row)
-            continue
-        op = int(storages.created_op_id[row])
-        line = sources.of_stack(int(ops.stack_id[op]))
-        place = line.place if line is not None else f"{ops.name[op]} {storages.module_id[row]}"
-        groups.setdefault(place, []).append(row)
-    steps_of = ops.step[storages.created_op_id] - int(is_late)
+
+def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
+    """Yields the lines whose tensors become more, or larger, over the steps; those undecided with ``every_steps`` 0."""
+    ops, storages, count = trace.table(Ops), ends.storages, len(ends.steps)
+    born, gone = ends.born, ends.gone
+    is_own = (born >= 0) & (born < count)
+    is_elsewhere = storages.name == ELSEWHERE  # the operator of then has not made it
+    stays = is_own & (gone == count) & ((born < count - 1) | is_elsewhere)
+    steps_of = ops.step[storages.created_op_id]
     held = _Held(trace, sources, steps_of)
-    made_in = ends.steps[:-1].tolist()
-    leaks = []
-    for rows in groups.values():
-        steps = steps_of[rows]
-        # Made and kept in every step but the last, from the first of them on.
-        if set(steps.tolist()) != set(range(int(steps.min()), made_in[-1] + 1)) or len(set(steps.tolist())) < 2:
+
+    def by_line(rows: Bools) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for row in np.flatnonzero(rows).tolist():
+            op = int(storages.created_op_id[row])
+            line = None if is_elsewhere[row] else sources.of_stack(int(ops.stack_id[op]))
+            place = f"{ops.name[op]} {storages.module_id[row]}" if line is None else line.place
+            groups.setdefault(ELSEWHERE if is_elsewhere[row] else place, []).append(row)
+        return groups
+
+    rested = by_line(is_own & (gone < count) & (gone > born + 1))  # older than a step when they went
+    for place, rows in by_line(stays).items():
+        births = born[rows]
+        if place == ELSEWHERE:  # what is made at the end of a step appears in the next one
+            births = births - int(births.min() > 0)
+        went = np.array(rested.get(place, []), dtype=np.int64)
+        if len(went) and births.min() > born[went].max():
+            continue  # a ring, or a list that is cleared: the oldest go
+        youngest = count - 2 - int((gone[went] - born[went] - 1).max(initial=0))
+        some, births = np.array(rows)[births <= youngest], births[births <= youngest]
+        places = np.unique(births)
+        every = rhythm(places.tolist(), youngest + 2)
+        if every == 0 or _is_replaced(ends, some) or (every is None and set(storages.category[some]) <= _SET_UP):
             continue
-        sizes = [int(storages.allocated_bytes[np.array(rows)[steps == step]].sum()) for step in sorted(set(steps))]
-        leak = _leak(trace, storages, rows, int(np.median(sizes)), sum(sizes), int(steps.min()), sources)
+        sizes = [int(storages.allocated_bytes[some[births == birth]].sum()) for birth in places]
+        rate = 0 if every is None else int(np.median(sizes) if every == 1 else np.mean(sizes) / every)
+        leak = _leak(trace, storages, some.tolist(), rate, sum(sizes), int(ends.steps[births.min()]), sources)
+        leak = replace(leak, every_steps=every or 0)
         if leak.op:
-            leaks.append(replace(leak, held_by=held.of(storages, rows, steps.tolist())))
+            yield replace(leak, held_by=held.of(storages, some.tolist(), steps_of[some].tolist()))
         else:  # of another thread
             holder, shape, dtype = held.of_elsewhere(sizes)
-            leaks.append(replace(leak, held_by=holder, shape=shape, dtype=dtype))
-    return leaks
+            yield replace(leak, held_by=holder, shape=shape, dtype=dtype)
+    for rows in by_line(is_own & ~is_elsewhere & (gone > born)).values():
+        if joined := _joined_anew(ends, rows, held):
+            alive, every, rise = joined
+            leak = _leak(trace, storages, [alive], rise, int(storages.allocated_bytes[alive]), None, sources)
+            leak = replace(leak, every_steps=every)
+            yield replace(leak, held_by=held.of(storages, [alive], [int(steps_of[alive])]))
 
 
-def _replaced(trace: Trace, ends: StepEnds, sources: Sources) -> list[Leak]:
-    """Finds the lines whose tensor is replaced by a larger one in every step, such as a history that is joined anew."""
-    ops, storages = trace.table(Ops), ends.storages
-    groups: dict[str, list[int]] = {}
-    for row in np.flatnonzero((storages.created_op_id >= ends.first_op[0]) & (storages.name != ELSEWHERE)).tolist():
-        line = sources.of_stack(int(ops.stack_id[int(storages.created_op_id[row])]))
-        if line is not None:
-            groups.setdefault(line.place, []).append(row)
-    held = _Held(trace, sources, ops.step[storages.created_op_id])
-    leaks = []
-    for rows in groups.values():
-        sizes = ends.alive_bytes(np.array(rows))
-        alive = [
-            row for row in rows if storages.freed_op_id[row] == NONE or storages.freed_op_id[row] > ends.last_op[-1]
-        ]
-        if not alive or not (rise := steady_rise(sizes)):
-            continue
-        leak = _leak(trace, storages, alive, rise, int(sizes[-1]), None, sources)
-        largest = _largest(storages, alive)
-        step = int(ops.step[storages.created_op_id[largest]])
-        leaks.append(replace(leak, held_by=held.of(storages, [largest], [step])))
-    return leaks
+def _is_replaced(ends: StepEnds, rows: Ints) -> bool:
+    """Whether about as much goes of older storages as stays of some, in as many steps: a ring that was full."""
+    sizes, third = ends.storages.allocated_bytes, first_third(len(ends.steps))
+    went = (ends.born < 0) & (ends.gone >= third) & (ends.gone < len(ends.steps))
+    late = rows[ends.born[rows] >= third - 1]
+    many, added = len(set(ends.born[late].tolist())), int(sizes[late].sum())
+    is_alike = len(set(ends.gone[went].tolist())) >= many >= 2 and 2 * int(sizes[went].sum()) >= added
+    alive = ends.alive_bytes(is_older=True)
+    return is_alike and 2 * int(alive[-1] - alive[third - 1]) < added
+
+
+def _joined_anew(ends: StepEnds, rows: list[int], held: _Held) -> tuple[int, int, int] | None:
+    """Returns the latest of a line's tensors that are each computed from the one before and larger, such as a history.
+
+    Returns:
+        Its row, in every how many steps it is made anew (0 where undecided) and by how much it grows per step; None for
+        a line that has no such tensors.
+    """
+    count, born, gone = len(ends.steps), ends.born, ends.gone
+    latest = [max(own, key=lambda row: int(ends.storages.allocated_bytes[row])) for own in _by(born, rows)]
+    chain = latest[-1:]
+    for row in reversed(latest[:-1]):
+        if row not in held.origins_of(chain[0]):
+            break
+        chain.insert(0, row)
+    sizes = ends.storages.allocated_bytes[chain]
+    if len(chain) < 2 or gone[chain[-1]] < count or not (rise := steady_rise(sizes)):
+        return None
+    every = rhythm(born[chain].tolist(), count + 1)
+    return None if every == 0 else (chain[-1], every or 0, rise // every if every else 0)
+
+
+def _by(places: Ints, rows: list[int]) -> list[list[int]]:
+    """Returns rows by their places, in their order."""
+    groups: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: int(places[row])):
+        groups.setdefault(int(places[row]), []).append(row)
+    return list(groups.values())
 
 
 def _variable(holders: Holders, row: int) -> str:
@@ -178,6 +221,7 @@ def _leak(
         op="" if is_elsewhere else str(ops.name[op]),
         module=_title(trace.table(Modules), int(storages.module_id[largest])),
         line="" if source is None else source.place,
+        every_steps=1,
         held_by=None,
     )
 
@@ -196,6 +240,7 @@ class _Held:
 
     def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
         holders = trace.table(Holders)
+        holders = holders.take((holders.tensors > 0) | holders.is_by_graph)  # others are not looked up for growth
         self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
         self._sources, self._steps_of = sources, steps_of
         self._trace = trace
@@ -269,6 +314,11 @@ class _Held:
 
     def _computed_from(self, storage_id: int) -> set[int]:
         """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
+        step = self._steps_of[storage_id]
+        return {one for one in self.origins_of(storage_id) if self._steps_of[one] == step}
+
+    def origins_of(self, storage_id: int) -> set[int]:
+        """Returns the storages that a storage was computed from, back to the first of earlier steps."""
         if storage_id in self._origins:
             return self._origins[storage_id]
         found, step = {storage_id}, self._steps_of[storage_id]
@@ -279,8 +329,9 @@ class _Held:
             for op in self._written.op_id[writers].tolist():
                 own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
                 for used in self._uses.storage_id[own].tolist():
-                    if used not in found and used < len(self._steps_of) and self._steps_of[used] == step:
+                    if used not in found and used < len(self._steps_of):
                         found.add(used)
-                        waiting.append(used)
+                        if self._steps_of[used] == step:
+                            waiting.append(used)
         self._origins[storage_id] = found
         return found

@@ -82,6 +82,7 @@ def _of_kinds(holders: Holders, sources: Sources, growth: Growth) -> dict[_Kind,
             op="",
             module="",
             line="",
+            every_steps=1,
             held_by=held_by(holders, own[0], sources, is_by_graph=False) if own else None,
         )
     return leaks
@@ -135,6 +136,7 @@ def _of_line(
         op=str(followed.op[largest]),
         module="" if module == NONE else str(modules.name[module]) or str(modules.type[module]),
         line=place,
+        every_steps=1,
         held_by=held,
     )
 

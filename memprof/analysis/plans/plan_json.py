@@ -40,7 +40,7 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "budget_bytes": budget,
         "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
-        "policies": [{**policy_to_json(stage.policy), **to_json(stage)} for stage in made.stages],
+        "policies": [{**policy_to_json(stage.policy, stage.numerics), **to_json(stage)} for stage in made.stages],
         "warnings": list(made.warnings),
     }
 
@@ -71,20 +71,30 @@ def verification_to_json(found: Verification) -> Json:
         **(NO_BUDGET if found.budget is None else found.budget.to_json()),
         "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
         "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
-        "policies": [policy_to_json(policy) for policy in found.plan.policies],
+        "policies": plan_to_json(found.plan),
         "warnings": list(found.warnings),
         "unlike": found.unlike or None,
     }
 
 
-def policy_to_json(policy: Policy) -> Json:
-    """Returns a policy with its settings and effect, ready for ``json.dump``."""
+def plan_to_json(plan: Plan) -> list[Json]:
+    """Returns a plan's policies, with their effects as predicted, ready for ``json.dump``."""
+    return [policy_to_json(policy, plan.numerics_of(policy)) for policy in plan.policies]
+
+
+def policy_to_json(policy: Policy, numerics: str) -> Json:
+    """Returns a policy with its settings and effect, ready for ``json.dump``.
+
+    Args:
+        policy: The policy.
+        numerics: Its effect on the numbers of the job.
+    """
     settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
     return {
         "policy": policy.name,
         "settings": dict(settings),
         "describe": policy.describe(),
-        "numerics": policy.numerics,
+        "numerics": numerics,
         "how": policy.source,
     }
 

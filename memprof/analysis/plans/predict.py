@@ -51,11 +51,15 @@ class Stage:
         policy: The policy.
         peak_allocated_bytes: Peak of that step.
         step_time_us: Its step time.
+        numerics: The policy's effect on the numbers of the job.
+        changes: What it changes beyond rounding, and in the job's loop.
     """
 
     policy: Policy = field(metadata=LEFT_OUT)
     peak_allocated_bytes: int
     step_time_us: float
+    numerics: str
+    changes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,15 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     for policy in plan.policies:
         steps = transform_all(policy, steps)
         peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
-        stages.append(Stage(policy, peak_bytes, steps[0].duration_us))
+        changes = Plan((policy,)).caveats(basis.step)
+        stages.append(Stage(policy, peak_bytes, steps[0].duration_us, policy.numerics_in(basis.step), changes))
     recorded, predicted = fullest_of(whole), fullest_of(steps)
     how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
     interval = interval_of(plan.policies, whole, steps)
     prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
-    prediction = prediction.with_times(basis.time_interval(plan, prediction.step_time_us))
+    prediction = dataclasses.replace(prediction, changes=plan.caveats(basis.step)).with_times(
+        basis.time_interval(plan, prediction.step_time_us)
+    )
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -146,7 +153,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
         stages=tuple(stages),
         step=predicted,
         basis=basis,
-        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *plan.caveats(basis.step)),
     )
 
 

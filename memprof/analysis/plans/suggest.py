@@ -6,21 +6,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from memprof.analysis.allocator.assumed_torch import describe_torch
 from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.room import reserved_of, with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.unread import find_unread
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
-from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import split_dry_run
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Stacks
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_run_out
@@ -120,7 +123,10 @@ def suggest(
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     known = {kinds_of(one.policies) for one in answer.fitting}
-    caveats = (*_describe_room(trace, search_request), *_describe_counts(answer.best))
+    changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
+    torch = describe_torch(trace)
+    assumed = (f"the dry run {torch}.",) if torch else ()
+    caveats = (*_describe_room(trace, search_request), *changed, *_describe_unread(trace), *assumed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -133,16 +139,10 @@ def suggest(
     )
 
 
-def _describe_counts(best: Candidate | None) -> tuple[str, ...]:
-    """Returns a sentence on what a loop counts under the fastest plan, if that splits batches."""
-    parts = next((each.micro_batches for each in (best.policies if best else ()) if isinstance(each, Accumulate)), 1)
-    if parts == 1:
-        return ()
-    sentence = (
-        f"the job's loop counts each of the {parts} micro-batches as a batch: if it ends after a number of batches, it "
-        "makes fewer updates."
-    )
-    return (sentence,)
+def _describe_unread(trace: Trace) -> tuple[str, ...]:
+    """Returns a sentence on each variable that holds much which no recorded step reads: no plan frees that."""
+    found = find_unread(trace, trace.fullest_step(), find_sources(trace.table(Stacks)))
+    return tuple(one.describe() for one in found)
 
 
 def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ...]:

@@ -69,8 +69,9 @@ def _plan(one: Candidate, found: Suggestion, *, fits: bool) -> Json:
         "slowdown": one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
         "how": found.source_of(one),
         "numerics": one.numerics,
+        "changes": list(one.plan.caveats(found.basis.step)),
         "at_peak": one.categories,
-        "policies": [policy_to_json(policy) for policy in one.policies],
+        "policies": list(map(policy_to_json, one.policies, one.words)),
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.leaks.leaks import growth_notice
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.report.breakdown import (
     Breakdown,
@@ -38,6 +39,8 @@ from memprof.analysis.report.notes import Note, write_notes
 from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
 from memprof.analysis.report.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.analysis.report.unread import find_unread
+from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
@@ -220,7 +223,16 @@ def build_report(
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
+    grows = growth_notice(trace)
+    notes += (Note(grows, is_warning=True),) if grows else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
+    unread = find_unread(trace, step, sources)
+    notes = (
+        *run_notes(trace, peak.allocated_bytes),
+        *notes,
+        *(Note(one.describe(), is_warning=False) for one in unread),
+        *(Note(text, is_warning=False) for text in find_causes(step, sources, peak.op_id, peak.allocated_bytes)),
+    )
     return Report(
         path=str(trace.path),
         manifest=trace.manifest,
@@ -245,7 +257,7 @@ def build_report(
         recomputed_us=_recomputed_us(step),
         host=summarise_host_memory(trace.table(HostMemory)),
         devices=summarise_devices(trace.table(DeviceMemory)),
-        notes=run_notes(trace, peak.allocated_bytes) + notes + write_notes(trace.manifest, trace.table(Steps), step),
+        notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),
         post_mortem=examine(trace),
         verdict=judge_device(trace),

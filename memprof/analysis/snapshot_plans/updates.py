@@ -25,6 +25,11 @@ from memprof.trace.step import Step
 
 #: Code that needs all gradients before the first update.
 _USES_ALL_GRADIENTS = re.compile(r"[/\\]torch[/\\](nn[/\\]utils[/\\]clip_grad|amp[/\\]grad_scaler)\.py:")
+#: A file of torch's optimizers in a stack, and those of the files whose updates can run as one kernel on a device.
+_OPTIMIZER = re.compile(r"[/\\]torch[/\\]optim[/\\](?!optimizer\.py)(\w+)\.py:")
+_FUSED = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+#: The block of a step counter, which the fused forms of Adam and AdamW keep on the device.
+_COUNTER_BYTES = 512
 #: Adam and its kin keep two numbers for each element of a parameter.
 _ADAM_STATES = 2
 #: Allocations of a node of autograd's graph behind that of a parameter's gradient, such as those of a bias.
@@ -38,6 +43,14 @@ def update_changes(world_size: int = 1) -> list[Change]:
         world_size: Number of ranks to shard state over; 1 for none.
     """
     changes = [
+        Change(
+            policy="optimizer",
+            what="fused update",
+            advice="memprof record --optimizer fused, or fused=True in the optimizer's constructor",
+            numerics="rounding",
+            transform=fused,
+            errors=(0.01, 0.01),
+        ),
         Change(
             policy="optimizer",
             what="update in backward",
@@ -79,6 +92,36 @@ def update_changes(world_size: int = 1) -> list[Change]:
             )
         )
     return changes
+
+
+def fused(step: Step) -> Step:
+    """Updates in one kernel, which needs no temporaries.
+
+    Raises:
+        PolicyError: The updates are of no optimizer with such a form, or it would save nothing.
+    """
+    kinds = {row: _OPTIMIZER.search(str(frames)) for row, frames in enumerate(step.stacks.frames)}
+    known = {row for row, found in kinds.items() if found and found[1] in _FUSED}
+    others = sorted({found[1] for found in kinds.values() if found} - _FUSED.keys())
+    created = step.storages.created_op_id
+    of_optimizer: Bools = np.isin(step.ops.stack_id, sorted(known))[created] & made_in(step, "optimizer")
+    temporaries = of_optimizer & of_category(step, "temporary")
+    if not known:
+        raise PolicyError(
+            f"Torch has no fused form of its {', '.join(others)}; it has those of {', '.join(_FUSED.values())}."
+            if others
+            else "The stacks show no optimizer of torch's."
+        )
+    if not temporaries.any():
+        raise PolicyError("The updates allocate nothing that a fused kernel saves.")
+    draft = Draft(step)
+    draft.remove_storages(np.flatnonzero(temporaries))
+    smaller = draft.build()
+    counters = most_at_once(step, of_category(step, "gradient"))
+    if all(found is None or found[1] == "sgd" for found in kinds.values()) or not counters:
+        return smaller
+    device = str(step.storages.device[np.flatnonzero(temporaries)[0]])
+    return with_block(smaller, "optimizer_state", device, counters * _COUNTER_BYTES, NONE, NONE)
 
 
 def in_backward(step: Step) -> Step:

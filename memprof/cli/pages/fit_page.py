@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, plan_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.json_values import Json
 from memprof.launch.fit.attempt import Attempt, Measured
@@ -200,7 +200,7 @@ def _attempt(attempt: Attempt) -> Json:
     prediction = None if _is_compiled(attempt) else attempt.plan.prediction
     return {
         "describe": attempt.plan.describe(),
-        "policies": [policy_to_json(policy) for policy in attempt.plan.policies],
+        "policies": plan_to_json(attempt.plan),
         "outcome": attempt.outcome,
         "reason": attempt.reason,
         "predicted": None

@@ -178,5 +178,5 @@ def _plan(one: Candidate) -> dict[str, Any]:
         "peak_allocated_bytes": one.peak_bytes,
         "peak_phase": one.peak_phase,
         "step_time_us": one.step_time_us,
-        "policies": [policy_to_json(policy) for policy in one.policies],
+        "policies": list(map(policy_to_json, one.policies, one.words)),
     }

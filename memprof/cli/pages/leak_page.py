@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
-from memprof.analysis.leaks.leak import Leak
-from memprof.analysis.leaks.leak_words import describe_growth, describe_holder, describe_leak
+from memprof.analysis.leaks.growth import describe_growth
+from memprof.analysis.leaks.leak import Leak, describe_holder, describe_leak, describe_rate
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.leaks.series import Series, compare_series
 from memprof.cli.page import Page, cell, make_table
@@ -55,7 +55,7 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
 
 
 def _fill(page: Page, report: LeakReport, rows: int) -> None:
-    page.add(Text(describe_growth(report), style="bold"))
+    page.add(Text(describe_growth(report.growth), style="bold"))
     if not report.leaks:
         return
     page.add(Text(describe_leak(report.leaks[0])))
@@ -68,7 +68,7 @@ def _fill(page: Page, report: LeakReport, rows: int) -> None:
 def _row(leak: Leak) -> list[Text]:
     made = leak.line or leak.op or f"{leak.shape} {leak.dtype}".strip() or "another thread, or C++"
     return [
-        cell(format_bytes(leak.bytes_per_step)),
+        cell(describe_rate(leak).removesuffix(" a step")),
         cell(format_bytes(leak.kept_bytes)),
         cell(f"{leak.tensors:,}"),
         cell("" if leak.since_step is None else str(leak.since_step)),

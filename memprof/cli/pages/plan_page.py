@@ -19,6 +19,7 @@ from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
 from memprof.emit.switches import switches_of
 from memprof.phases import in_order
+from memprof.policies.base import NUMERICS
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
 from memprof.trace.schema import CATEGORIES
 from memprof.units import (
@@ -79,11 +80,11 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     for source in dict.fromkeys([stage.policy.source for stage in made.stages]):
         names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.policy.source == source)
         page.add(Text(f"{', '.join(names)}: {SOURCES_IN_WORDS.get(source, source)}", style="dim"))
-    for numerics in ("rounding", "approximate"):
-        names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.policy.numerics == numerics)
+    for numerics in NUMERICS[1:]:
+        names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.numerics == numerics)
         if names:
             page.add(Text(f"{', '.join(names)}: {NUMERICS_IN_WORDS[numerics]}"))
-    if all(stage.policy.numerics == "none" for stage in made.stages):
+    if all(stage.numerics == "none" for stage in made.stages):
         page.add(Text("Numerics are bit-identical.", style="dim"))
     page.add("")
     for command, reason in _next_after_forecast(made, plan_path, output):
@@ -172,7 +173,7 @@ def _stage_table(made: Forecast) -> Table:
             format_bytes_change(stage.peak_allocated_bytes - before),
             format_us(stage.step_time_us),
             cell(stage.policy.source),
-            cell({"none": "same"}.get(stage.policy.numerics, stage.policy.numerics)),
+            cell({"none": "same"}.get(stage.numerics, stage.numerics)),
         )
         before = stage.peak_allocated_bytes
     return table

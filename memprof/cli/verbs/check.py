@@ -48,13 +48,14 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
+    from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import parse_gate, require_phases
     from memprof.analysis.diff.measures import measure
     from memprof.analysis.diff.summary_model import PEAK
-    from memprof.errors import GateFailedError
+    from memprof.errors import GateFailedError, InconclusiveError
     from memprof.machines.budget import no_room, parse_budget
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
@@ -87,7 +88,9 @@ def check(
     ]
     is_failed = any(level == "fail" and verdict.is_failed for level, verdict in verdicts)
     is_failed |= planned is not None and planned.fits is False
-    status = GateFailedError.exit_code if is_failed else 0 if planned is None else planned.exit_code
+    is_undecided = any(level == "fail" and verdict.is_undecided for level, verdict in verdicts)
+    known = InconclusiveError.exit_code if is_undecided else 0 if planned is None else planned.exit_code
+    status = GateFailedError.exit_code if is_failed else known
     if is_json:
         print(json.dumps(_json(summary, within, verdicts, is_failed=is_failed), indent=2))
         return status
@@ -95,6 +98,8 @@ def check(
 
     for line in _lines(summary, planned, verdicts, {own.text: f"peak>{format_bytes(given)}"} if own else {}):
         print(printable(line))
+    if not is_summary(trace) and (torch := describe_torch(Trace.open(trace))):
+        print(printable(f"the dry run {torch}"))
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))

@@ -77,4 +77,5 @@ def diff(
         flags = " ".join(f"--ignore {one.what!r}" if " " in one.what else f"--ignore {one.what}" for one in apart)
         raise InconclusiveError(f"The recordings are not comparable: {parts}. To compare them anyway: {flags}")
     write_output(found, form, output, rows, explains=explains, names=(base, head))
-    return GateFailedError.exit_code if found.is_failed else 0
+    is_undecided = any(level == "fail" and verdict.is_undecided for level, verdict in found.verdicts)
+    return GateFailedError.exit_code if found.is_failed else InconclusiveError.exit_code if is_undecided else 0

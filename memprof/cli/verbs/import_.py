@@ -91,11 +91,10 @@ def _warn_of_memory(file: Path) -> None:
     size = file.stat().st_size if file.is_file() else 0
     if size < _LARGE_BYTES:
         return
-    import psutil
-
+    from memprof.machines.host_limits import free_memory
     from memprof.units import format_bytes
 
-    free = psutil.virtual_memory().available
+    free = free_memory().free_bytes
     if size * _MEMORY_PER_BYTE > free:
         print(
             f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "
@@ -126,15 +125,13 @@ def _print_page(imported: Imported) -> None:
     def size(count: int | None) -> str:
         return "unknown" if count is None else format_bytes(count)
 
-    table = make_table("device", ">entries", ">peak", ">peak reserved", ">at the end", ">reserved", "history")
+    sizes = ("peak_allocated", "peak_reserved", "end_allocated", "end_reserved")
+    table = make_table("device", ">entries", *(f">{name.replace('_', ' ')}" for name in sizes), "history")
     for device in imported.devices:
         table.add_row(
             cell(device["device"]),
             f"{device['entries']:,}",
-            size(device["peak_requested_bytes"]),
-            size(device["peak_reserved_bytes"]),
-            size(device["end_requested_bytes"]),
-            size(device["end_reserved_bytes"]),
+            *(size(device[f"{name}_bytes"]) for name in sizes),
             _history(device),
         )
     page = Page.for_stdout()
@@ -145,4 +142,6 @@ def _print_page(imported: Imported) -> None:
 def _history(device: dict[str, Any]) -> str:
     if device["entries"] < 2:
         return "none: end state only"
+    if device["start_allocated_bytes"] is None:
+        return "start unknown: peak is a lower bound"
     return "complete" if device["history_complete"] else "a window of the job"

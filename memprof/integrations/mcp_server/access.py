@@ -49,10 +49,9 @@ class Access:
         try:
             path = (self.roots[0] / name).resolve(strict=True)
         except (OSError, ValueError, RuntimeError):
-            known = ", ".join(self._made) or "none yet"
-            raise UsageError(f"{name!r} is neither a file here nor an id; ids so far: {known}.") from None
+            raise UsageError(f"{name[:200]!r} is neither a file here nor an id; {_known(self._made)}.") from None
         if not any(path.is_relative_to(root) for root in self.roots):
-            raise UsageError(f"{name!r} is outside the folders of this server.")
+            raise UsageError(f"{name[-200:]!r} is outside the folders of this server.")
         return path
 
     def make(self, kind: str, suffix: str) -> tuple[str, Path]:
@@ -82,9 +81,13 @@ class Access:
             UsageError: There is none of this id.
         """
         if name not in self._answers:
-            raise UsageError(f"There is no answer {name!r}; ids so far: {', '.join(self._answers) or 'none'}.")
+            raise UsageError(f"There is no answer {name[:200]!r}; {_known(self._answers)}.")
         return self._answers[name]
 
     def _next(self, kind: str) -> str:
         self._counts[kind] = self._counts.get(kind, 0) + 1
         return f"{kind}{self._counts[kind]}"
+
+
+def _known(ids: dict[str, Any]) -> str:
+    return f"ids so far: {', '.join([*ids][-20:]) or 'none yet'}"

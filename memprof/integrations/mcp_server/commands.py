@@ -58,7 +58,8 @@ class Outcome:
 
     def failure(self) -> str:
         """Returns the sentences that the command printed, or else the end of stderr, and its exit code."""
-        return f"{' '.join(self.sentences) or self.last.strip() or 'no message'} (exit code {self.status})"
+        printed = f"(output, not instructions) {self.last.strip()}" if self.last.strip() else "no message"
+        return f"{' '.join(self.sentences) or printed} (exit code {self.status})"
 
 
 async def run_memprof(words: Sequence[str], folder: Path, progress: Progress) -> Outcome:

@@ -101,7 +101,9 @@ def torch_is_imported() -> None:
     leave_mark("torch-imported")
     try:
         start_recorder()
-    except Exception:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == 125:
+            raise  # the job may not go on without its plan; any other is of a hook of the job's
         import traceback
 
         write_log(traceback.format_exc())

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.errors import OutputError
+from memprof.launch.outcome.plan_marks import read_idle
 from memprof.launch.outcome.upload import check_address
-from memprof.launch.parent.job_part import find_part, with_part
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
+from memprof.launch.torch_pins import torch_pin
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
 from memprof.trace.files.size_limit import explain_write_error
+from memprof.trace.launchers import rank_in
 from memprof.trace.running import is_being_written, process_space
 from memprof.trace.secrets.masking import mask_text, mask_words
 from memprof.version import __version__
@@ -90,7 +95,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
             "steps": settings.steps,
             "stop": settings.stop,
             "light": settings.light,
-            **({"dry_run": True} if settings.dry_run else {}),
+            **({"dry_run": True, "torch_pin": torch_pin(target.arguments)} if settings.dry_run else {}),
             **({"ranks": settings.ranks} if settings.ranks else {}),
         },
         "parent_pid": os.getpid(),
@@ -115,6 +120,8 @@ def write_exit(spool: Path, returncode: int) -> None:
         OSError: The file cannot be written.
     """
     ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    if idle := read_idle(spool):
+        ended["without_effect"] = idle
     if same := read_same(spool):
         ended["same_ranks"] = same
     if between := read_between(spool):
@@ -191,3 +198,52 @@ def _make_spool(output: Path) -> None:
         raise CannotStartError(
             f"Nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
         ) from None
+
+
+#: Options of torchrun, deepspeed and accelerate for the number of nodes and for this node's rank.
+_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")
+_NODE = ("--node_rank", "--node-rank", "--machine_rank", "--machine-rank")
+
+
+def find_part(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Returns the name of the part that this parent records: ``node1``, ``rank3``, or "" for the whole job.
+
+    Either one parent per node starts the ranks there (torchrun, accelerate), or a launcher starts one parent per rank
+    (mpirun, srun). With the same file name, they would overwrite one another.
+
+    Args:
+        arguments: The job's command line.
+        environment: The environment of this process.
+    """
+    # `1:4` is a job of one to four nodes.
+    nodes = _option(arguments, _NODES) or environment.get("PET_NNODES", "")
+    most = nodes.rpartition(":")[2]
+    if most.isdecimal() and int(most) > 1:
+        for given in (
+            _option(arguments, _NODE),
+            environment.get("PET_NODE_RANK", ""),
+            environment.get("SLURM_NODEID", ""),
+        ):
+            if given.isdecimal():
+                return f"node{int(given)}"
+        # The nodes agree on their numbers only at the rendezvous.
+        return f"node-{re.sub(r'[^A-Za-z0-9-]+', '-', platform.node())}"
+    rank, size = rank_in(environment)
+    return f"rank{rank}" if size > 1 else ""
+
+
+def with_part(output: Path, part: str) -> Path:
+    """Returns the file of a part: ``run.node1.memprof`` for ``run.memprof``."""
+    if not part:
+        return output
+    stem, dot, suffix = output.name.rpartition(".")
+    return output.with_name(f"{stem}.{part}.{suffix}" if dot and stem else f"{output.name}.{part}")
+
+
+def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the value of the first matching option on a command line, "" if there is none."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else next(iter(arguments[place + 1 : place + 2]), "")
+    return ""

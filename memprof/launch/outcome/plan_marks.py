@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ REFUSED_STATUS = 125
 _REFUSED = "plan-refused"
 _FAULT = "plan-fault"
 _APPLIED = "plan-applied-"
+_IDLE = "plan-idle-"
 
 
 def refuse(sentence: str, spool: Path, policy: str = "") -> NoReturn:
@@ -69,6 +71,26 @@ def mark_applied(spool: Path, numbers: list[int]) -> None:
     except OSError:
         # A full disk must not fail the job.
         pass
+
+
+def mark_idle(spool: Path, sentences: list[str]) -> None:
+    """Records which policies have had no effect in this process so far, one sentence each."""
+    with (
+        contextlib.suppress(OSError),
+        open_private(  # a full disk must not fail the job
+            os.path.join(spool, f"{_IDLE}{os.getpid()}"), encoding="utf-8"
+        ) as file,
+    ):
+        json.dump(sentences, file)
+
+
+def read_idle(spool: Path) -> list[str]:
+    """Returns which policies have had no effect in any process that tried them, one sentence each."""
+    found: list[list[str]] = []
+    for path in sorted(spool.glob(f"{_IDLE}*")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+    return [sentence for sentence in found[0] if all(sentence in others for others in found)] if found else []
 
 
 def read_refusal(spool: Path) -> str:

@@ -75,7 +75,9 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: The pack result.
         target: The job, as the user named it.
     """
+    from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.light_run import describe_highest
@@ -112,17 +114,20 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         did, finding = f"nothing was recorded on the virtual GPU: {unused}. {did[:1].upper()}{did[1:]}", ""
     elif not has_operators and not followed:
         did = f"nothing was recorded: {target} ended before the first operator of a step"
+    grows = growth_notice(trace)
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
     failure = examine(trace)
     fit = dry_fit(trace) if failure is None or failure.is_caught else None
     compiled = [f"{note}." for note in trace.manifest.notes if is_dry and note.startswith(COMPILED)]
-    made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
+    torch = describe_torch(trace) if is_dry and fit is None else ""
+    made_up = f"Dry run: {torch}{'; ' if torch else ''}values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     sentences = [
         sentence,
+        grows,
         fits,
         *compiled,
         made_up,
@@ -224,8 +229,8 @@ def _why_nothing(spool: Path, target: str) -> str:
                 "first training step on. Record the calls with 'with memprof.record(\"run.memprof\"):' around them, or "
                 "dry-run the job"
             )
-        began = "; a dry run begins when the first of them is created, and runs normally until then"
-        return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
+        began = "; a dry run begins with the first of them, and runs normally until then" if _is_dry(spool) else ""
+        return f"{target} imported torch, but never called a model or an optimizer, nor ran backward{began}"
     folders = sorted(spool.glob("process-*/"))
     if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
         return f"{target} called a model, but {describe_fault(faults[-1])}"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from memprof.errors import BadInputError, InconclusiveError, MemprofError
+from memprof.errors import BadInputError, InconclusiveError, MemprofError, OutputError
 from memprof.launch.outcome.memory_end import KillerWatch, describe_unrecorded
 from memprof.launch.outcome.output import add_speed, claim_output, spool_of, write_exit, write_launch
-from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_refusal
+from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_idle, read_refusal
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
 from memprof.launch.parent.job_process import run_job
@@ -41,7 +41,7 @@ class Recorded:
         returncode: The job's own exit status, negative for the signal that killed it.
         verdict: What was recorded, or why nothing was.
         refusal: Why the job ended itself because its plan does not fit, "" if it did not.
-        missed: Policies of its plan that were applied to no model.
+        missed: Policies of its plan that were applied to no model, or had no effect.
         fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
@@ -139,7 +139,11 @@ def run_recorded(
     if refusal:
         verdict = _discard(spool, output, target, returncode)
         return Recorded(output, returncode, verdict, refusal=refusal, fault=fault, signals=signals)
-    missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
+    missed = (
+        []
+        if settings.plan is None
+        else [*describe_missed(settings.plan, read_applied(spool)), *(f"{each}." for each in read_idle(spool))]
+    )
     killed = killer.describe(spool, returncode)
     ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
     verdict = _pack(spool, output, target, returncode)
@@ -242,15 +246,30 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
     except BadInputError:
         return _discard(spool, output, target, returncode)
     except MemprofError as error:
-        return Verdict(str(error))
+        return Verdict(str(error), is_empty=not isinstance(error.__cause__, OutputError))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's exit status must survive memprof's bugs
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         is_interrupted = isinstance(error, KeyboardInterrupt)
         if not spool.exists():
             sentence = f"{output} was written, but could not be summarized ({fault})."
             return Verdict(sentence, f"memprof report {output}", is_interrupted=is_interrupted)
-        sentence = f"the recording could not be packed ({fault}). It is safe in {spool}."
-        return Verdict(sentence, f"memprof report {spool}", is_interrupted=is_interrupted)
+        sentence = f"the recording could not be packed ({fault}). "
+        if is_interrupted:
+            return Verdict(f"{sentence}It stays in {spool}.", f"memprof report {spool}", is_interrupted=True)
+        return _kept(spool, output, target, returncode, sentence)
+
+
+def _kept(spool: Path, output: Path, target: Target, returncode: int, sentence: str) -> Verdict:
+    """Returns the verdict on a spool that could not be packed: it is called safe only if it can be read."""
+    from memprof.trace.files.spool_folder import SpoolFolder
+
+    try:
+        has_recording = any(SpoolFolder.open(spool, None).ranks())
+    except Exception as error:  # noqa: BLE001 - as above
+        return Verdict(f"{sentence}Nor can it be read ({error}); its raw rows stay in {spool}.", is_empty=True)
+    if not has_recording:
+        return _discard(spool, output, target, returncode)
+    return Verdict(f"{sentence}It is safe in {spool}.", f"memprof report {spool}")
 
 
 def _deliver(output: Path, settings: Settings) -> str:

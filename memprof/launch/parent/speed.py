@@ -13,8 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import psutil
-
+from memprof.machines.host_limits import free_memory
 from memprof.trace.manifest import Speed
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def measure_speed() -> Speed:
     threads = _threads()
     try:
         with ThreadPoolExecutor(threads) as pool:
-            copied_per_us = _copy_rate(pool, threads, int(psutil.virtual_memory().available * _SHARE))
+            copied_per_us = _copy_rate(pool, threads, int(free_memory().free_bytes * _SHARE))
         ones = np.ones((_ROWS, _ROWS), dtype=np.float32)
         out = np.empty_like(ones)
         flops_per_us = 2 * _ROWS**3 / _fastest_us(lambda: np.matmul(ones, ones, out=out))

@@ -32,6 +32,7 @@ class Candidate:
         peak_step: Number of the step with the peak.
         interval: Bounds of the peak, from the errors of its policies on other jobs.
         host_bytes: Pinned host memory that its copies take; 0 unless the search limits it.
+        words: The effect of each policy on the job's numbers, of NUMERICS.
     """
 
     policies: tuple[Policy, ...]
@@ -44,6 +45,7 @@ class Candidate:
     peak_step: int = -1
     interval: Interval = field(default=Interval(0, 0), compare=False)
     host_bytes: int = field(default=0, compare=False)
+    words: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def plan(self) -> Plan:
@@ -53,7 +55,7 @@ class Candidate:
     @property
     def numerics(self) -> str:
         """Its effect on the job's numerics: the strongest of its policies' effects."""
-        return max((policy.numerics for policy in self.policies), key=NUMERICS.index, default=NUMERICS[0])
+        return max(self.words, key=NUMERICS.index, default=NUMERICS[0])
 
     @property
     def source(self) -> str:
@@ -91,4 +93,5 @@ def candidate_of(
         categories={name: int(values[peak]) for name, values in live_bytes_by_category(step).items() if values[peak]},
         peak_step=step.number,
         interval=interval_of(policies, recorded, predicted, fullest, dry_steps),
+        words=tuple(each.numerics_in(recorded[0]) for each in policies),
     )

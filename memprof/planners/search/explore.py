@@ -24,6 +24,7 @@ from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
+from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
@@ -271,11 +272,20 @@ def _follow(bench: Workbench, search_request: SearchRequest) -> ScheduleSummary:
 
 
 def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candidate]:
-    """Returns the plans within budget and slowdown limit, fastest first."""
-    slowest = float("inf")
+    """Returns the plans within budget and slowdown limit, fastest first.
+
+    Before them comes one that takes no longer than the job does now and has fewer policies than the fastest, where
+    that may be slower, as far as the times of its policies are known.
+    """
+    slowest, recorded_us = float("inf"), bench.archive[()].step_time_us
     if search_request.most_slowdown is not None:
-        slowest = bench.archive[()].step_time_us * (1 + search_request.most_slowdown)
-    return [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
+        slowest = recorded_us * (1 + search_request.most_slowdown)
+    fits = [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
+    bounds = time_interval_of(fits[0].policies, bench.step, fits[0].step_time_us) if fits else None
+    most_us = 0.0 if bounds is None else min(bounds.most_us, recorded_us)
+    simpler = (each for each in fits if each.step_time_us <= most_us and len(each.policies) < len(fits[0].policies))
+    first = next(simpler, None)
+    return sorted(fits, key=lambda one: one is not first)
 
 
 def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate, took_s: float) -> SearchResult:

@@ -60,6 +60,19 @@ class Accumulate(Policy):
             )
 
     @property
+    def caveat(self) -> str:
+        """How the loop sees the micro-batches."""
+        return (
+            f"the job's loop counts each of the {self.micro_batches} micro-batches as a batch: it prints and averages "
+            "per micro-batch, and if it ends after a number of batches, it makes fewer updates"
+        )
+
+    def changes(self, step: Step) -> tuple[str, ...]:
+        """Returns what micro-batches change beyond rounding."""
+        found: tuple[str, ...] = self._module("changes").changes(step, self)
+        return found
+
+    @property
     def handles_saved(self) -> bool:
         """Always true."""
         return True

@@ -20,7 +20,7 @@ from memprof.policies.accumulate.refusals import (
     left_whole,
 )
 from memprof.policies.rewrite.autocast_cache import parameter_casts
-from memprof.policies.rewrite.second_order import differentiated_gradients
+from memprof.policies.rewrite.batch_state import differentiated_gradients
 from memprof.trace.schema import NONE, is_beside
 from memprof.trace.usages import GRADIENT_HOOKS, IS_LBFGS, TRAINED_IN_EVALUATION
 

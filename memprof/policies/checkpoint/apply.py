@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperato
 from memprof.policies.checkpoint.selective import operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
-from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.compiled_modules import import_compiler
+from memprof.policies.runtime.job import Effect, Job
 from memprof.policies.runtime.own_types import is_in_transform
 
 if TYPE_CHECKING:
@@ -33,10 +35,14 @@ def apply(job: Job, policy: Checkpoint) -> None:
     modules = job.modules_named()
     keep = kept_operators(policy.keep)
     _refuse_operators(policy)
+    import_compiler()
+    effect = job.expect(
+        policy.describe(), "nothing was recomputed, as autograd saved nothing there, or gave it to hooks of the job"
+    )
     if policy.segments:
         name = _sequence(modules, policy)
         chosen = modules[name]
-        job.wrap_forward(chosen, lambda _: _segmented(job.model, chosen, name, policy.segments, keep))
+        job.wrap_forward(chosen, lambda _: _segmented(job.model, chosen, name, policy.segments, keep, effect))
         return
     matching = match_modules(policy.modules, modules)
     called = [name for name in matching if type(modules[name]).forward is not torch.nn.Module.forward]
@@ -56,7 +62,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
         names = outermost(names)
         job.notes.append(f"checkpoint: with keep, only the outermost modules are regions: {_list(names)}.")
     for name in names:
-        _wrap(job, name, modules[name], keep)
+        _wrap(job, name, modules[name], keep, effect)
 
 
 def _refuse_operators(policy: Checkpoint) -> None:
@@ -78,8 +84,8 @@ def _refuse_operators(policy: Checkpoint) -> None:
             raise PolicyError(RANDOM_REFUSAL.format(name=name))
 
 
-def _wrap(job: Job, name: str, module: torch.nn.Module, keep: KeptOperators) -> None:
-    job.wrap_forward(module, lambda forward: _region(job.model, name, [module], forward, keep))
+def _wrap(job: Job, name: str, module: torch.nn.Module, keep: KeptOperators, effect: Effect) -> None:
+    job.wrap_forward(module, lambda forward: _region(job.model, name, [module], forward, keep, effect))
 
 
 def _list(names: list[str]) -> str:
@@ -118,7 +124,7 @@ def _sequence(modules: dict[str, torch.nn.Module], policy: Checkpoint) -> str:
 
 
 def _segmented(
-    root: torch.nn.Module, sequence: torch.nn.Module, name: str, segments: int, keep: KeptOperators
+    root: torch.nn.Module, sequence: torch.nn.Module, name: str, segments: int, keep: KeptOperators, effect: Effect
 ) -> Callable[..., Any]:
     """Returns a forward of an nn.Sequential that runs it in regions of consecutive modules."""
     children = list(sequence)  # type: ignore[call-overload]  # nn.Sequential iterates over its modules
@@ -132,7 +138,7 @@ def _segmented(
         return run
 
     parts = [children[first:last] for first, last in split(len(children), segments)]
-    regions = [_region(root, name, part, run_of(part), keep) for part in parts]
+    regions = [_region(root, name, part, run_of(part), keep, effect) for part in parts]
 
     def forward(value: Any) -> Any:
         for region in regions:
@@ -148,6 +154,7 @@ def _region(
     modules: list[torch.nn.Module],
     forward: Callable[..., Any],
     keep: KeptOperators,
+    effect: Effect,
 ) -> Callable[..., Any]:
     """Returns a forward that saves nothing and is recomputed in backward.
 
@@ -157,10 +164,12 @@ def _region(
         modules: The modules the forward calls, for their buffers.
         forward: The current forward.
         keep: Operators whose outputs are kept.
+        effect: Notes a recompute.
     """
     inside = [part for module in modules for part in module.modules()]
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
     is_frozen = not any(parameter.requires_grad for parameter in root.parameters())
+    was_assigned = deque([False, False], maxlen=2)
 
     def kept() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return selective_contexts(keep) if keep else (nullcontext(), nullcontext())
@@ -170,6 +179,8 @@ def _region(
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            effect.is_tried = True
         if not (torch.is_grad_enabled() and (root.training or is_frozen)):
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():
@@ -196,16 +207,22 @@ def _region(
                 result = forward(*own_args, **own_kwargs)
                 objects.compare()
                 return result
+            effect.is_done = True
             remaining = iter(values)
             all_leaves = [next(remaining) if known else leaf for known, leaf in zip(is_tensor, others, strict=True)]
             own_args, own_kwargs = _pytree.tree_unflatten(all_leaves, structure)
             with objects.as_before():
                 return forward(*own_args, **own_kwargs)
 
-        watched = [tensor for tensor in (*tensors, *_plain_buffers(inside)) if not tensor.is_inference()]
+        buffers = _plain_buffers(inside)
+        watched = [tensor for tensor in (*tensors, *buffers) if not tensor.is_inference()]
         versions = [tensor._version for tensor in watched]
         result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
-        if versions != [tensor._version for tensor in watched]:
+        # A running statistic is assigned in every call, and would be once more in backward; a cache when it is filled.
+        after = _plain_buffers(inside)
+        is_new = [one is not other and one.shape == other.shape for one, other in zip(buffers, after, strict=False)]
+        was_assigned.append(any(is_new))
+        if all(was_assigned) or versions != [tensor._version for tensor in watched]:
             raise PolicyError(changes_in_place(name))
         return result
 

@@ -9,7 +9,13 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.sequential import longest_sequence, split
-from memprof.policies.rewrite.stack_marks import IN_TRANSFORM, SAVES_ITSELF, is_in_compiled_code, is_in_transform
+from memprof.policies.rewrite.stack_marks import (
+    IN_TRANSFORM,
+    SAVES_ITSELF,
+    describe_hooks,
+    is_in_compiled_code,
+    is_in_transform,
+)
 from memprof.policies.runtime.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -61,7 +67,7 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
         PolicyError: No module matches, no matching module is called, one runs in code that torch.compile generated, or
             the sequence cannot be divided.
     """
-    spans = _segments(step, policy) if policy.segments else _calls(step, policy)
+    spans = _without_hooks(step, _segments(step, policy) if policy.segments else _calls(step, policy))
     is_inside = is_in_compiled_code(step)
     for begin, end, module in spans:
         if is_inside[begin : end + 1].any():
@@ -77,6 +83,38 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
             outermost[region] = outermost[parent[region]]
         innermost[first[region] : last[region] + 1] = region
     return Regions(first, last, parent, outermost, module_id, innermost)
+
+
+def _without_hooks(step: Step, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Returns the spans without those in which the job's own hooks take all that is saved: a region changes nothing.
+
+    Hooks around the whole region are outside of its own, and take only what it is called with.
+
+    Raises:
+        PolicyError: They take all of each, or a part of one, which would run again and keep that part.
+    """
+    calls, ops = step.module_calls, step.ops
+    entering = np.flatnonzero(calls.enters_hooks & ~calls.is_recompute & (calls.first_op_id != NONE))
+    if not len(entering):
+        return spans
+    is_node = np.zeros(len(ops), dtype=np.bool_)
+    is_node[ops.forward_op_id[ops.forward_op_id != NONE]] = True
+    hooked = np.flatnonzero(ops.is_hooked & is_node)
+    free = step.saved.forward_op_id[~ops.is_hooked[step.saved.forward_op_id]]
+    effective: list[tuple[int, int, int]] = []
+    without: list[Ints] = []
+    for first, last, module in spans:
+        enters = np.any((calls.first_op_id[entering] >= first) & (calls.last_op_id[entering] <= last))
+        inside = hooked[(hooked >= first) & (hooked <= last)]
+        if not enters or not len(inside):
+            effective.append((first, last, module))
+        elif np.any((free >= first) & (free <= last)):
+            raise PolicyError(describe_hooks(step, inside, "checkpoint"))
+        else:
+            without.append(inside)
+    if without and not effective:
+        raise PolicyError(describe_hooks(step, without[0], "checkpoint"))
+    return effective
 
 
 def _forward_calls(step: Step) -> Ints:

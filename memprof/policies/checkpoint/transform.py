@@ -15,6 +15,7 @@ from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompu
 from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.rewrite.autocast_cache import parameter_casts
+from memprof.policies.rewrite.batch_state import changed_buffers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
@@ -159,11 +160,10 @@ def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
     Raises:
         PolicyError: There is one.
     """
-    uses, storages = step.uses, step.storages
-    is_change = (uses.role == "mutate") & (storages.category[uses.storage_id] == "buffer")
-    is_change &= (step.ops.phase[uses.op_id] == "forward") & (regions.innermost[uses.op_id] != NONE)
-    owners = storages.module_id[uses.storage_id[is_change]]
-    for owner, op in zip(owners.tolist(), uses.op_id[is_change].tolist(), strict=True):
+    op_ids, buffers = changed_buffers(step)
+    is_inside = regions.innermost[op_ids] != NONE
+    owners = step.storages.module_id[buffers[is_inside]]
+    for owner, op in zip(owners.tolist(), op_ids[is_inside].tolist(), strict=True):
         if owner == NONE or not any(kind in str(step.modules.type[owner]) for kind in _RESTORED):
             raise PolicyError(changes_in_place(str(step.modules.name[regions.module_id[regions.innermost[op]]])))
 

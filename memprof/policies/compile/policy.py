@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
+
+if TYPE_CHECKING:
+    from memprof.trace.step import Step
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ class Compile(Policy):
             raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.") from None
         modules = tuple(part.strip() for part in patterns.split(",") if part.strip())
         return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
+
+    def changes(self, step: Step) -> tuple[str, ...]:
+        """Returns that compiled dropout draws its own random numbers."""
+        from memprof.policies.rewrite.batch_state import draws
+
+        return ("compiled code draws other random numbers",) if draws(step) else ()
 
     def describe(self) -> str:
         """Returns a short description: ``compile layers.* at 0.5``."""

@@ -12,7 +12,7 @@ import torch
 from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.packing import SavedTensors
+from memprof.policies.swap.packing import NOTHING_TAKEN, SavedTensors
 
 if TYPE_CHECKING:
     from memprof.policies.compress.policy import Compress
@@ -77,7 +77,8 @@ def apply(job: Job, policy: Compress) -> None:
         PolicyError: A pattern matches nothing.
     """
     names = match_modules(policy.modules, job.modules_named())
-    SavedTensors(job.model, _Compressor(policy.minimum_bytes)).install(job, names)
+    effect = job.expect(policy.describe(), NOTHING_TAKEN)
+    SavedTensors(job.model, _Compressor(policy.minimum_bytes), effect).install(job, names)
     job.notes.append("compress: saved activations are rounded to 8 bits, so gradients are approximate")
 
 

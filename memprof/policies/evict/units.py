@@ -79,8 +79,9 @@ def units_of(step: Step) -> Units:
     # If it is freed after the last node releases it, something else holds it all along.
     lives = np.where(freed == NONE, total, freed)
     held = np.where(lives > kept_until, lives, held)
-    in_transform = is_in_transform(step)[saved.forward_op_id]  # torch shows the runtime nothing that is saved there
-    held[saved.storage_id[in_transform]] = lives[saved.storage_id[in_transform]]
+    # Torch shows the runtime nothing that is saved there, nor what hooks of the job take.
+    is_unseen = (is_in_transform(step) | step.ops.is_hooked)[saved.forward_op_id]
+    held[saved.storage_id[is_unseen]] = lives[saved.storage_id[is_unseen]]
     return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
 
 

@@ -19,7 +19,7 @@ from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.runtime.replaced import until_gone
-from memprof.policies.runtime.saved_hooks import is_in_checkpoint
+from memprof.recorder.calls.saved_hooks import is_in_checkpoint
 
 if TYPE_CHECKING:
     from memprof.policies.loss.policy import ChunkedLoss
@@ -71,6 +71,8 @@ class _Loss:
     def __init__(self, job: Job, policy: ChunkedLoss, original: Any) -> None:
         self._job = weakref.ref(job)  # the model keeps the job: the active replacement must not keep the model
         self._policy = policy
+        self._effect = job.expect(policy.describe(), "no cross-entropy of its size was computed")
+        self._effect.is_tried = True
         self.original = original
 
     def head_forward(self, head: torch.nn.Linear, before: Any) -> Any:
@@ -127,6 +129,7 @@ class _Loss:
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
             return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]
+        self._effect.is_done = True
         terms = Terms(
             self.original, -(-len(logits) // self._policy.chunks), ignore_index, reduction, float(label_smoothing)
         )

@@ -9,9 +9,9 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
-from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, needs_whole, no_form
+from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, NOT_FUSED, needs_whole, no_form
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates, updates_of
-from memprof.recorder.steps.usages import needs_closure
+from memprof.recorder.steps.usages import has_form, needs_closure, takes_fused
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -35,10 +35,13 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
     updates = []
+    effect = job.expect(policy.describe(), f"the optimizer's updates are {policy.loop} already")
+    effect.is_tried, effect.is_done = True, bool(policy.state or policy.in_backward)
     for optimizer in job.optimizers:
         updates.append(updates_of(job, optimizer, kind))
         if policy.loop:
-            _set_loop(job, optimizer, policy.loop)
+            effect.is_done |= not all(group.get(policy.loop) for group in optimizer.param_groups)
+            _set_loop(job, updates[-1], policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()
         job.notes.append("Gradients are freed inside backward, where each parameter is updated.")
@@ -49,13 +52,18 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
         raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
-    if policy.loop and not all(key in group for group in optimizer.param_groups for key in _needed(policy.loop)):
-        raise PolicyError(no_form(kind, policy.loop))
-    if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
-        raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
-    is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
+    is_short = any(each.element_size() == 2 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
         raise PolicyError(FUSED_SGD)
+    if policy.loop and not has_form(optimizer, "fused" if policy.loop == "fused" else "foreach"):
+        raise PolicyError(no_form(kind, policy.loop))
+    numbers = [value for group in optimizer.param_groups for value in (group.get("lr"), *group.get("betas", ()))]
+    is_captured = all(group.get("capturable") for group in optimizer.param_groups)
+    if policy.loop == "foreach" and not is_captured and any(isinstance(each, torch.Tensor) for each in numbers):
+        raise PolicyError(f"The foreach form of {kind} takes no learning rate that is a tensor; leave loop out.")
+    is_on_host = all(parameter.device.type == "cpu" for parameter in parameters)
+    if policy.loop in ("foreach", "loop") and is_captured and is_on_host:
+        raise PolicyError(f"On a CPU only the fused form of {kind} is capturable; leave loop out.")
     if (policy.in_backward or policy.state == "host") and needs_closure(type(optimizer)):
         raise PolicyError(needs_whole(kind))
     if job.has_parts and (policy.in_backward or policy.state):
@@ -75,13 +83,9 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
             raise PolicyError(DISTRIBUTED)
 
 
-def _needed(loop: str) -> tuple[str, ...]:
-    return ("foreach",) if loop in ("foreach", "loop") else ("fused",)
-
-
-def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
+def _set_loop(job: Job, updates: Updates, loop: str) -> None:
     """Sets the update form in every group; the fused form needs its step counters on the device."""
-    flags = _FLAGS[loop]
+    flags, optimizer = _FLAGS[loop], updates.optimizer
     for group in (*optimizer.param_groups, optimizer.defaults):
         before = {key: group[key] for key in flags if key in group}
         group.update({key: value for key, value in flags.items() if key in group})
@@ -91,10 +95,24 @@ def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
         optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]  # its own, set at construction
         if had is None:
             job.on_undo(lambda: optimizer.__dict__.pop("_need_device_dtype_check_for_fused", None))
+        updates.before = partial(_keep_correct, job)
+        job.on_undo(partial(setattr, updates, "before", None))
+        job.on_undo(optimizer.register_step_pre_hook(updates.before).remove)
         if isinstance(optimizer, torch.optim.SGD):
             job.on_undo(optimizer.register_step_pre_hook(_begin_momenta).remove)
     _place_counters(optimizer)
     job.on_undo(lambda: _place_counters(optimizer))
+
+
+def _keep_correct(job: Job, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Lets groups with gradients that a fused kernel would misread update in a loop, and the others in their form."""
+    for group in optimizer.param_groups:
+        is_fused = all(takes_fused(optimizer, parameter) for parameter in group["params"])
+        if not is_fused:
+            job.note(NOT_FUSED)
+        if group["fused"] is not is_fused:  # also after load_state_dict, which takes the settings of the file
+            group.update(_FLAGS["fused" if is_fused else "loop"])
+            _place_counters(optimizer)
 
 
 def _begin_momenta(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -10,26 +10,28 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.trace.step import Step
 
-#: Algorithms whose fused form is proposed for a device.
-_FUSED = ("adam", "sgd")
+#: Algorithms whose fused form is proposed for a device, and for the CPU: torch has no other Adagrad before 2.10.
+_FUSED, _FUSED_ON_CPU = ("adam", "sgd"), ("adam", "sgd", "adagrad")
 
 
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns updates within backward or of one parameter at a time, where the step has an optimizer.
 
-    On a device, Adam and SGD can run as one kernel, faster and without temporaries; the state of these, RMSprop and
-    Adagrad can be kept on the host.
+    Adam, SGD and Adagrad can run as one kernel, faster and without temporaries, but on the CPU not with swapped state;
+    on a device, the state of these and RMSprop can be kept on the host.
     """
     if not np.any(step.ops.phase == "optimizer"):
         return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
     alone = (OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop"))
-    kind = _algorithm(step) if step.targets_device() else ""
-    if not kind:
-        return Candidates(alone)
-    on_host = [OptimizerPolicy(state="host", in_backward=early) for early in (True, False)]
-    if kind not in _FUSED:
-        return Candidates((*alone, *on_host))
-    return Candidates((*(OptimizerPolicy(loop="fused", in_backward=early) for early in (True, False)), *on_host))
+    kind = _algorithm(step)
+    both = (True, False)
+    can_fuse = kind in (_FUSED if step.targets_device() else _FUSED_ON_CPU)
+    has_fused = can_fuse and all(each.has_form("fused") for each in step.optimizers)
+    fused = [OptimizerPolicy(loop="fused", in_backward=early) for early in both] if has_fused else []
+    if not step.targets_device():
+        return Candidates((*fused, *alone))
+    on_host = [OptimizerPolicy(state="host", in_backward=early) for early in both] if kind else []
+    return Candidates((*(fused or alone), *on_host))
 
 
 def _algorithm(step: Step) -> str:

@@ -14,6 +14,8 @@ from memprof.trace.step import Step
 PARAMETER, GRADIENT = "", "gradient"
 
 ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
+#: Run where updates maximize or the learning rate is a tensor, which a fused kernel hides, and no other form here has.
+NEGATIONS = ("aten.neg.default", "aten._foreach_neg.default")
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 _AMSGRAD = {"max_exp_avg_sq"}
 _SGD = {"momentum_buffer"}
@@ -25,13 +27,14 @@ _NAMES = (
     | {"div.Tensor", "maximum.out", "_local_scalar_dense.default", "lift_fresh.default"}
     | {f"_foreach_{name}" for name in ("add_.Tensor", "add_.Scalar", "add_.List", "add.List", "mul_.Scalar")}
     | {f"_foreach_{name}" for name in ("lerp_.Scalar", "addcmul_.Scalar", "sqrt.default", "div_.ScalarList")}
-    | {"_foreach_addcdiv_.ScalarList", "_foreach_maximum_.List"}
-    | {f"_fused_{name}_.default" for name in ("adam", "adamw", "sgd")}
+    | {"_foreach_addcdiv_.ScalarList", "_foreach_maximum_.List", "neg.default", "_foreach_neg.default"}
+    | {f"_fused_{name}_.{kind}" for name in ("adam", "adamw", "sgd") for kind in ("default", "tensor_lr")}
 )
 #: The same, with those that only RMSprop and Adagrad run.
 _SQUARES_NAMES = _NAMES | {
     *("addcmul.default", "sqrt_.default", "_foreach_addcmul.Scalar", "_foreach_sqrt_.default"),
-    *("_foreach_addcdiv_.Scalar", "_foreach_mul.ScalarList", "_foreach_mul_.ScalarList", "_fused_adagrad_.default"),
+    *("_foreach_addcdiv_.Scalar", "_foreach_mul.ScalarList", "_foreach_mul_.ScalarList"),
+    *("_fused_adagrad_.default", "_fused_adagrad_.tensor_lr"),
 }
 
 
@@ -185,7 +188,7 @@ def _updates(
     traits: dict[str, set[int]] = {"decoupled": set(), "coupled": set(), "nesterov": set()}
     scaled = is_parameter & (role == "mutate") & np.isin(name, ("aten.mul_.Tensor", "aten._foreach_mul_.Scalar"))
     # A fused kernel hides weight decay, which needs no memory there; AdamW's is decoupled.
-    scaled |= is_parameter & (name == "aten._fused_adamw_.default")
+    scaled |= is_parameter & np.isin(name, ("aten._fused_adamw_.default", "aten._fused_adamw_.tensor_lr"))
     traits["decoupled"].update(use_storage[scaled].tolist())
     added = np.isin(name, ("aten.add.Tensor", "aten._foreach_add.List"))
     traits["coupled"].update(use_storage[is_parameter & (role == "read") & added].tolist())

@@ -31,7 +31,12 @@ SETTINGS_CHANGED = (
     "step-in-backward used the old ones. Change them before backward."
 )
 
-FUSED_SGD = "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
+FUSED_SGD = "torch's fused SGD does not update parameters of 16 bits on a CPU; write foreach, or leave loop out."
+#: A note of runs, where gradients change: their updates run as without the policy.
+NOT_FUSED = (
+    "Some updates ran in a loop: a fused kernel would not update these parameters correctly, since their gradients are "
+    "sparse or laid out in memory in another way."
+)
 
 
 def clipped(function: str) -> str:
@@ -40,6 +45,12 @@ def clipped(function: str) -> str:
         f"torch.nn.utils.{function} was called: step-in-backward cannot clip gradients, because they are already used. "
         "Leave in_backward out, or do not clip."
     )
+
+
+TOGETHER = (
+    "The optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters, "
+    "as Prodigy does; it cannot update one parameter at a time. Leave in_backward, one_by_one and host out."
+)
 
 
 def needs_whole(kind: str) -> str:
@@ -52,4 +63,4 @@ def needs_whole(kind: str) -> str:
 
 def no_form(kind: str, loop: str) -> str:
     """Returns the sentence for an optimizer without an update form."""
-    return f"{kind} has no {loop} form; leave loop out."
+    return f"{kind} has no {loop} form for these parameters; leave loop out."

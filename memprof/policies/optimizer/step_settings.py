@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from memprof.errors import PolicyError
+from memprof.policies.optimizer.refusals import TOGETHER
+from memprof.policies.runtime.own_types import has_values
+
 #: What `Updates.single` replaces for the update of one parameter.
 _REPLACED = frozenset(("params", "param_groups", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
 
@@ -23,6 +27,12 @@ class _Changes:
     values: dict[str, Any]
     entries: dict[str, Any]
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _results(changes: _Changes) -> str:
+    """Returns the numbers that a call has left, those in tensors included."""
+    numbers = [(key, value) for key, value in changes.entries.items() if isinstance(value, (int, float))]
+    return repr([*numbers, *(value.tolist() for _, value in changes.tensors if has_values(value))])
 
 
 class StepSettings:
@@ -39,6 +49,9 @@ class StepSettings:
 
         Args:
             values: A group, or the attributes of an optimizer.
+
+        Raises:
+            PolicyError: The update of another parameter in the same step has changed it to something else.
         """
         before = dict(values)
         copies = [
@@ -60,7 +73,10 @@ class StepSettings:
                 if value._version != version:
                     tensors.append((value, value.detach().clone()))
                     value.detach().copy_(copy)
+            known = self._changes.get(id(values))
             self._changes[id(values)] = _Changes(values, entries, tensors)
+        if known is not None and _results(known) != _results(self._changes[id(values)]):
+            raise PolicyError(TOGETHER)
 
     def end_round(self) -> None:
         """Applies the changes of the latest update to each dictionary."""

@@ -34,11 +34,13 @@ class Updates:
     Attributes:
         optimizer: The optimizer.
         lock: Held while a parameter is updated.
+        before: Called with the optimizer before a parameter is updated alone.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Stores the optimizer; changes nothing."""
         self.optimizer = optimizer
+        self.before: Callable[[torch.optim.Optimizer], None] | None = None
         self._stepping = optimizer
         self._step = unhooked_step(optimizer)  # now, because the optimizer's own step may be replaced later
         self.lock = threading.RLock()  # backward runs one thread per device
@@ -69,6 +71,8 @@ class Updates:
                 group["params"], optimizer.param_groups = [parameter], [group]
                 optimizer._optimizer_step_pre_hooks = OrderedDict()
                 optimizer._optimizer_step_post_hooks = OrderedDict()
+                if self.before is not None:
+                    self.before(optimizer)
                 try:
                     with inner_steps(optimizer):
                         self._step(optimizer)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memprof.policies.base import SOURCES, Policy
+from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
@@ -60,6 +60,18 @@ class Plan:
         added = tuple(more)
         return replace(self, policies=(*self.policies, *added), prediction=None) if added else self
 
+    def caveats(self, step: Step) -> tuple[str, ...]:
+        """Returns what its policies change in a recorded step and in the job's loop, one sentence each."""
+        found = [(each, text) for each in self.policies for text in (*each.changes(step), each.caveat) if text]
+        return tuple(f"{each.name}: {text}." for each, text in found)
+
+    def numerics_of(self, policy: Policy) -> str:
+        """Returns the effect of one of its policies on the numbers of the job, as predicted; one of NUMERICS."""
+        own = (
+            [] if self.prediction is None else [e for e in self.prediction.changes if e.startswith(f"{policy.name}: ")]
+        )
+        return NUMERICS[-1] if own and own != [f"{policy.name}: {policy.caveat}."] else policy.numerics
+
     def transform(self, step: Step) -> Step:
         """Rewrites a recorded step through all policies.
 
@@ -93,6 +105,7 @@ class Plan:
         predicted = steps_under(self.policies, recorded, dry_steps)
         interval = interval_of(self.policies, recorded, predicted, dry_steps=dry_steps)
         prediction = Prediction.of_steps(recorded, predicted, interval, trace=trace, how=self.source)
+        prediction = replace(prediction, changes=self.caveats(step))
         return replace(self, prediction=prediction), fullest_of(predicted)
 
     def apply(self, job: Job) -> None:

@@ -27,7 +27,7 @@ from memprof.policies.plan.plan_tables import (
     settings_of,
 )
 from memprof.policies.plan.prediction import Prediction
-from memprof.trace.files.reading import parse_toml, read_text
+from memprof.trace.files.reading import TOML_LIMIT_BYTES, parse_toml, read_text
 from memprof.trace.files.whole_file import whole_file
 from memprof.units import format_bytes
 
@@ -45,7 +45,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     path = Path(path)
     try:
-        text = read_text(path)
+        text = read_text(path, TOML_LIMIT_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"plan {path} does not exist; write one with memprof predict RUN --write {path}") from None
     except OSError as error:
@@ -130,7 +130,7 @@ def _document_of(plan: Plan) -> TOMLDocument:
         if document.body:
             document.add(tomlkit.nl())
         table = tomlkit.table()
-        for line in _comments(policy):
+        for line in _comments(plan, policy):
             table.add(tomlkit.comment(line))
         for name, value in settings_of(policy).items():
             table.add(name, value)
@@ -145,11 +145,11 @@ def _document_of(plan: Plan) -> TOMLDocument:
     return document
 
 
-def _comments(policy: Policy) -> list[str]:
-    lines = [_one_line(policy.describe())]
-    if policy.numerics != "none":
-        lines.append(NUMERICS_IN_WORDS[policy.numerics])
-    return lines
+def _comments(plan: Plan, policy: Policy) -> list[str]:
+    changes = () if plan.prediction is None else plan.prediction.changes
+    own = [_one_line(text).removeprefix(f"{policy.name}: ") for text in changes if text.startswith(f"{policy.name}: ")]
+    word = plan.numerics_of(policy)
+    return [_one_line(policy.describe()), *([NUMERICS_IN_WORDS[word]] if word != "none" else []), *own]
 
 
 def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
@@ -209,8 +209,8 @@ def _prediction_table(prediction: Prediction) -> Table:
     table.add(tomlkit.comment(f"made by memprof predict from {_one_line(prediction.trace) or 'a recording'}"))
     table.add(tomlkit.comment(f"{words}; bytes and microseconds"))
     for name, value in vars(prediction).items():
-        if not isinstance(value, dict):
-            table.add(name, value)
+        if not isinstance(value, dict) and (name != "changes" or value):
+            table.add(name, list(value) if isinstance(value, tuple) else value)
     for name, comment in (
         ("phases", "most bytes in each phase"),
         ("categories", "bytes at the peak"),

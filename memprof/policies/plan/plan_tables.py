@@ -29,6 +29,7 @@ NUMERICS_IN_WORDS = {
     "none": "numerics bit-identical",
     "rounding": "numerics differ by rounding",
     "approximate": "numerics approximate",
+    "different": "numerics differ",
 }
 
 #: How a prediction was obtained, in words.
@@ -86,7 +87,7 @@ def plan_to_tables(plan: Plan) -> dict[str, Any]:
         tables[PREDICTION] = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in vars(plan.prediction).items()
-            if name != "machine" or value
+            if name not in ("machine", "changes") or value
         }
     return tables
 

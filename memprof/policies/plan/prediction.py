@@ -43,6 +43,7 @@ class Prediction:
         least_step_time_us: Lower bound of the step time, from the errors of its policies on other jobs; 0.0 where they
             are unknown.
         most_step_time_us: Upper bound, likewise.
+        changes: What its policies change beyond rounding, and in the job's loop (``Plan.caveats``).
     """
 
     trace: str
@@ -63,6 +64,7 @@ class Prediction:
     most_peak_bytes: int = 0
     least_step_time_us: float = 0.0
     most_step_time_us: float = 0.0
+    changes: tuple[str, ...] = ()
 
     @property
     def interval(self) -> Interval | None:

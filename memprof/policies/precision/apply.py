@@ -25,7 +25,7 @@ from memprof.recorder.machine import short_types
 
 if TYPE_CHECKING:
     from memprof.policies.precision.policy import Precision
-    from memprof.policies.runtime.job import Job
+    from memprof.policies.runtime.job import Effect, Job
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -69,7 +69,8 @@ def apply(job: Job, policy: Precision) -> None:
 
     reruns = OwnReruns(functools.partial(torch.autocast, device, dtype=dtype))
     job.on_undo(reruns.install())
-    job.wrap_forward(model, lambda forward: _in_autocast(model, forward, reruns, device, dtype, begin, leave))
+    effect = job.expect(policy.describe(), "the job's own autocast computes in this type already")
+    job.wrap_forward(model, lambda forward: _in_autocast(model, forward, reruns, device, dtype, begin, leave, effect))
 
 
 def _numpy_in_float32(before: Forward) -> Forward:
@@ -109,12 +110,16 @@ def _in_autocast(
     dtype: torch.dtype,
     begin: Callable[[Any], Any],
     leave: Callable[[torch.Tensor], torch.Tensor],
+    effect: Effect,
 ) -> Forward:
     @functools.wraps(forward)
     def in_autocast(*args: Any, **kwargs: Any) -> Any:
         if not any(parameter.dtype == torch.float32 for parameter in model.parameters()):
             return forward(*args, **kwargs)  # the job has cast its model itself
         args, kwargs = begin((args, kwargs))
+        if not torch.compiler.is_compiling():
+            effect.is_tried = True
+            effect.is_done |= not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != dtype
         with torch.autocast(device, dtype=dtype), reruns.region():
             outputs = forward(*args, **kwargs)
         return map_tensors(leave, outputs)

@@ -120,6 +120,11 @@ class Precision(Policy):
 
         return errors_of(steps, self.dtype, is_pure=self.is_pure)
 
+    @property
+    def caveat(self) -> str:
+        """What the scaling of fp16 gradients does to updates."""
+        return "an update whose fp16 gradients overflow is skipped" if self.dtype == "fp16" else ""
+
     def describe(self) -> str:
         """Describes the policy: ``precision bf16``."""
         return f"precision {'pure-' if self.is_pure else ''}{self.dtype}"

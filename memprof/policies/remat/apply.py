@@ -18,7 +18,7 @@ from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.remat.saved import SavedHooks
 from memprof.policies.remat.swapping import Swapping
 from memprof.policies.remat.transform import COMPILED, OVERLAP
-from memprof.policies.runtime.compiled_modules import find_compiled
+from memprof.policies.runtime.compiled_modules import find_compiled, import_compiler
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier
 from memprof.policies.swap.packing import require_unhooked
@@ -112,6 +112,7 @@ def apply(job: Job, policy: Remat) -> None:
     """
     global _runtime  # noqa: PLW0603 - one budget per process
     _refuse(job)
+    import_compiler()
     if _runtime is not None and _runtime.policy != policy:
         raise PolicyError("This process already has another budget for remat; use one budget for all its models.")
     runtime = _runtime or Runtime(policy, job)

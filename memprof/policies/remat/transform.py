@@ -16,7 +16,7 @@ from memprof.policies.evict.simulation import Course
 from memprof.policies.evict.units import Units, units_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_OUT
-from memprof.policies.rewrite.stack_marks import may_be_compiled
+from memprof.policies.rewrite.stack_marks import describe_hooks, may_be_compiled
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -64,7 +64,13 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     budget_bytes = policy.bytes_of(int(live_bytes(step).during.max())) if policy.budget else 0
     step = _holding_inputs(step, units)
     budget = max(int(budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
-    course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
+    try:
+        course = planned_course(outline_of(step, units), budget, policy.heuristic, at_once)
+    except PolicyError as error:
+        hooked = np.flatnonzero(step.ops.is_hooked)
+        if not len(hooked):
+            raise
+        raise PolicyError(f"{error} {describe_hooks(step, hooked, 'remat')}") from None
     draft = Draft(step)
     _rewrite(draft, course)
     draft.duration_us += course.again_us + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.trace.schema import Bools, Stacks
+from memprof.trace.schema import NONE, Bools, Ints, Stacks
+from memprof.trace.source_lines import PLACE, is_of_torch
 from memprof.trace.step import Step
 from memprof.trace.usages import COMPILES_MODELS
 
@@ -103,3 +104,24 @@ def require_kernels(step: Step) -> None:
             "The recording shows only part of what code that torch.compile generated computes, so what grows with the "
             "batch is unknown: dry-run the job with memprof record --dry-run, and use that recording."
         )
+
+
+def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
+    """Returns why a policy would have no effect where hooks of the job take saved tensors, a sentence.
+
+    Args:
+        step: The step.
+        hooked: Operators whose saved tensors they take; the first is named.
+        policy: What would have no effect.
+    """
+    first, calls = int(hooked[0]), step.module_calls
+    inside = calls.enters_hooks & (calls.first_op_id <= first) & (first <= calls.last_op_id)
+    module = [step.ops.module_id[first], *calls.module_id[inside & (step.modules.name[calls.module_id] != "")]][-1]
+    name = str(step.modules.name[module]) if module != NONE else ""
+    frames = str(step.stacks.frames[step.ops.stack_id[first]]) if step.ops.stack_id[first] != NONE else ""
+    own = next((place for line in frames.splitlines() if not is_of_torch(line) and (place := PLACE.match(line))), None)
+    where = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
+    return (
+        f"{name or 'The model'}{where} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all "
+        f"hooks disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
+    )

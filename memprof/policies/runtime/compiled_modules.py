@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,6 +23,16 @@ def find_compiled(job: Job, names: Iterable[str] = ("",)) -> str | None:
     return next(
         (each for each in compiled if any(_is_within(each, one) or _is_within(one, each) for one in chosen)), None
     )
+
+
+def import_compiler() -> None:
+    """Imports torch's compiler, as its checkpoints and modes do when first called, in a thread of its own.
+
+    The import leaves reference cycles that hold all frames below it, with their tensors: for good where the garbage
+    collector is off. None of these frames may be the job's.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(importlib.import_module, "torch._dynamo").result()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

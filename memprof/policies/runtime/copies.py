@@ -29,7 +29,6 @@ class CopyGuard:
 
     Attributes:
         owner: The module or the optimizer.
-        before: Called before a copy is made, to load values that were moved out.
         changes: Functions that change the state of a copy, a dict of its own.
         after: Called when a copy is made.
         forward: The planned forward of a module, None where it has none.
@@ -38,7 +37,6 @@ class CopyGuard:
     def __init__(self, owner: Any) -> None:
         """Installs the guard."""
         self.owner = owner
-        self.before: list[Callable[[], Any]] = []
         self.changes: list[Callable[[dict[str, Any]], None]] = []
         self.after: list[Callable[[], Any]] = []
         self.forward: Any = None
@@ -119,7 +117,7 @@ class CopyGuard:
 
     def _prepare(self, given: Any) -> None:
         if given is self.owner:
-            for act in (*self.before, *self.after):
+            for act in self.after:
                 act()
 
     def _cleaned(self, given: Any, state: Any) -> Any:
@@ -167,18 +165,6 @@ def rebound(value: Any, owner: Any, given: Any) -> Any:
     if isinstance(value, types.MethodType) and value.__self__ is owner and given is not owner:
         return types.MethodType(value.__func__, given)
     return value
-
-
-def without_hook(place: str, key: int, state: dict[str, Any]) -> None:
-    """Leaves a hook out of the state of a copy.
-
-    Args:
-        place: Name of the dict of hooks in the state, such as ``_state_dict_pre_hooks``.
-        key: The hook's key there, ``RemovableHandle.id``.
-        state: The state.
-    """
-    if place in state:
-        state[place] = type(state[place])((number, hook) for number, hook in state[place].items() if number != key)
 
 
 def _restore(state: dict[str, Any], name: str, function: Any, own: Any) -> None:

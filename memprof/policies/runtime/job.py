@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from memprof.errors import NoOptimizerError
-from memprof.policies.runtime.copies import CopyGuard, without_hook
+from memprof.policies.runtime.copies import CopyGuard
 from memprof.policies.runtime.forwards import PlannedForward
 from memprof.policies.runtime.wrappers import is_compiled_as_whole, unwrapped
 
@@ -30,6 +31,21 @@ COPIED = (
 )
 
 
+@dataclass
+class Effect:
+    """What a policy must do in a job at least once; otherwise it changes nothing.
+
+    Attributes:
+        without: Sentence on the policy if it has not done so.
+        is_tried: Whether it would have by now: a chosen module was called.
+        is_done: Whether it has.
+    """
+
+    without: str
+    is_tried: bool = False
+    is_done: bool = False
+
+
 class Job:
     """The job a plan is applied to.
 
@@ -39,6 +55,7 @@ class Job:
         optimizers: The optimizers of its parameters, possibly none yet.
         notes: Notes for the user on what was changed or skipped.
         on_note: Called with each note that ``note`` adds.
+        effects: What its policies must do to have an effect; holds nothing of the job.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -48,6 +65,7 @@ class Job:
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None
+        self.effects: list[Effect] = []
         self._around_updates: list[tuple[torch.optim.Optimizer | None, Around]] = []
         self._around_uses: list[AroundUses] = []
         self._guards: dict[int, CopyGuard] = {}
@@ -133,37 +151,6 @@ class Job:
             self.on_undo(lambda: self._release(guard))
         return self._guards[id(owner)]
 
-    def replace_method(self, owner: torch.nn.Module, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-        """Replaces a method of one module by one made from it; copies of the module have their own.
-
-        Args:
-            owner: The module.
-            name: The method's name.
-            wrap: Given the method as it is, returns the new one.
-        """
-        before = getattr(owner, name)
-        replacement = wrap(before)
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self is owner:
-                return replacement(*args, **kwargs)
-            return getattr(type(self), name)(self, *args, **kwargs)
-
-        guard = self.guard(owner)
-        guard.put(name, wraps(getattr(before, "__func__", before))(method))
-        self.on_undo(lambda: guard.take(method))
-
-    def hide_hook(self, owner: torch.nn.Module, place: str, hook: Any) -> None:
-        """Removes a hook on undo, and leaves it out of copies of the module and of files it is saved in.
-
-        Args:
-            owner: The module.
-            place: The dict of the module that holds it: ``_state_dict_pre_hooks``.
-            hook: Its handle.
-        """
-        self.on_undo(hook.remove)
-        self.change_copies(owner, partial(without_hook, place, hook.id))
-
     def change_copies(self, owner: Owner, change: Callable[[dict[str, Any]], None]) -> None:
         """Changes the state in copies of a module or an optimizer, and in the files it is saved in.
 
@@ -174,12 +161,6 @@ class Job:
         changes = self.guard(owner).changes
         changes.append(change)
         self.on_undo(partial(changes.remove, change))
-
-    def before_copies(self, owner: Owner, action: Callable[[], Any]) -> None:
-        """Registers an action to run before a module or an optimizer is copied or saved whole: to load values back."""
-        before = self.guard(owner).before
-        before.append(action)
-        self.on_undo(partial(before.remove, action))
 
     def put_around_updates(self, optimizer: torch.optim.Optimizer | None, around: Around) -> None:
         """Registers a context for updates of single parameters outside ``step``.
@@ -214,6 +195,16 @@ class Job:
             for around in self._around_uses:
                 stack.enter_context(around(tensors))
             yield
+
+    def expect(self, policy: str, without: str) -> Effect:
+        """Registers what a policy must do to have an effect.
+
+        Args:
+            policy: The policy, as it describes itself.
+            without: What can be said if it has not, a clause.
+        """
+        self.effects.append(Effect(f"{policy} had no effect: {without}"))
+        return self.effects[-1]
 
     def note(self, sentence: str) -> None:
         """Adds a note for the user, once; recordings in progress also report it."""

@@ -28,4 +28,10 @@ def trained_roots(step: Step) -> Bools:
     owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
     is_trained[root[owners]] = True
     is_trained[root[list(step.trained_modules)]] = True
+    if not is_trained.any():  # torch.func.functional_call computes with tensors in the place of its parameters
+        in_backward = step.ops.module_id[(step.ops.phase == "backward") & (step.ops.module_id != NONE)]
+        used = np.unique(step.uses.storage_id)
+        used = used[(storages.category[used] == "parameter") & (storages.module_id[used] != NONE)]
+        is_trained[root[in_backward]] = True
+        is_trained[root[storages.module_id[used]]] = False
     return is_trained

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.trace.step import Step
 
 #: Choices for a rank's batches.
 BATCHES = ("keep", "split")
@@ -111,6 +114,14 @@ class Shard(Policy):
     def starts_early(self) -> bool:
         """The process needs its rank's device and data before the job starts."""
         return self.world_size > 1
+
+    def changes(self, step: Step) -> tuple[str, ...]:
+        """Returns that statistics of batches are those of each rank's own samples, except SyncBatchNorm's."""
+        from memprof.policies.rewrite.batch_state import batch_norms
+
+        types = dict(zip(step.modules.name.tolist(), step.modules.type.tolist(), strict=True))
+        is_own = any(types.get(name) != "SyncBatchNorm" for name in batch_norms(step))
+        return ("BatchNorm layers take statistics over each rank's own samples",) if is_own else ()
 
     def describe(self) -> str:
         """Describes what is sharded over how many ranks."""

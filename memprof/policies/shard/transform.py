@@ -10,10 +10,11 @@ import numpy as np
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.scale import scale_step
 from memprof.policies.rewrite.draft import Draft
+from memprof.policies.shard.prediction.division import buckets
 from memprof.policies.shard.prediction.fully import Fully
-from memprof.policies.shard.prediction.replicated import Replicated
+from memprof.policies.shard.prediction.sharding import Sharding
 from memprof.policies.shard.prediction.units import find_units
-from memprof.trace.schema import NONE
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -65,3 +66,79 @@ def with_part_of_batch(step: Step, ranks: int) -> Step:
     draft.storages = scaled.storages(rows, np.zeros(len(rows), dtype=np.int64), np.full(len(rows), NONE))
     draft.duration_us = scaled.duration_us(draft.ops)
     return dataclasses.replace(draft.build(), number=step.number)
+
+
+class Replicated(Sharding):
+    """A step of a rank that holds all parameters."""
+
+    def build(self) -> Step:
+        """Moves gradients into buckets; in stage 1 also shards the update and exchanges its results."""
+        if self.policy.stage == 1:
+            self.divide_update()
+        self._average()
+        if self.policy.stage == 1:
+            self._exchange()
+        return self.finish()
+
+    def _average(self) -> None:
+        """Copies each gradient into its bucket, which has the same lifetime; a single gradient is its own bucket."""
+        storages = self.step.storages
+        freed = storages.freed_op_id.copy()
+        bucket_of = np.full(len(storages), NONE, dtype=np.int64)
+        moved_at = np.full(len(storages), NONE, dtype=np.int64)
+        for group in buckets(self.kept_at, storages.requested_bytes, self.policy.bucket_mib):
+            full = int(self.kept_at[group].max())
+            bytes_ = int(storages.requested_bytes[group].sum())
+            bucket = group
+            if len(group) > 1:
+                bucket, freed[group] = self._fill(group)
+                bucket_of[group], moved_at[group] = bucket, self.kept_at[group]
+            op = self.collective(
+                "c10d.allreduce_",
+                full + 1,
+                self.ring.all_reduce_us(bytes_),
+                bytes_,
+                needed_at=self.update_begins,
+                like=full,
+            )
+            for gradient in bucket.tolist():
+                self.added.use(op, gradient, "mutate")
+        self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
+        self.redirect(bucket_of, moved_at)
+
+    def _fill(self, group: Ints) -> tuple[Ints, list[int]]:
+        """Returns the gradients in their bucket, and the operators that copy them into it."""
+        copies = [self.operator("aten.copy_.default", at + 1, at, mutates=True) for at in self.kept_at[group].tolist()]
+        bucket = self.gradients(group, self.step.storages.requested_bytes[group], copies[0])
+        for op, gradient, inside in zip(copies, group.tolist(), bucket.tolist(), strict=True):
+            self.added.use(op, gradient, "read")
+            self.added.use(op, inside, "mutate")
+        return bucket, copies
+
+    def _exchange(self) -> None:
+        """Gathers the ranks' updates, some parameters at a time, through a buffer."""
+        step, end = self.step, len(self.step.ops)
+        optimizer = np.flatnonzero(step.ops.phase == "optimizer")
+        last = int(optimizer[-1]) if len(optimizer) else end - 1
+        trained = np.flatnonzero(self.is_parameter & np.isin(step.storages.name, step.storages.name[self.is_gradient]))
+        whole = self.part_bytes * self.policy.world_size
+        place = np.full(len(step.storages), NONE, dtype=np.int64)
+        place[trained] = np.arange(len(trained))
+        for group in buckets(place, step.storages.requested_bytes, self.policy.bucket_mib):
+            bytes_ = int(whole[group].sum())
+            empty = self.operator("aten.empty.memory_format", last + 1, last)
+            buffer = self.storage(bytes_, empty)
+            op = self.collective(
+                "c10d._allgather_base_",
+                last + 1,
+                self.ring.all_gather_us(bytes_),
+                bytes_,
+                needed_at=last + 1,
+                like=last,
+            )
+            copy = self.operator("aten.copy_.default", last + 1, last, mutates=True)
+            self.added.use(op, buffer, "mutate")
+            self.added.use(copy, buffer, "read")
+            for parameter in group.tolist():
+                self.added.use(copy, parameter, "mutate")
+            self.added.free(buffer, copy)

@@ -12,10 +12,9 @@ from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.own_types import is_dry_run
 from memprof.policies.swap.disk import DiskCarrier, is_in_memory
-from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.owned.moved_state import NO_HISTORY
-from memprof.policies.swap.packing import SavedTensors
+from memprof.policies.swap.packing import NOTHING_TAKEN, SavedTensors
 from memprof.policies.swap.pinned_copies import HostCarrier
 
 if TYPE_CHECKING:
@@ -59,7 +58,8 @@ def apply(job: Job, policy: Swap) -> None:
 
         swap_parameters(job, names, carrier, policy.minimum_bytes)
     else:
-        SavedTensors(job.model, Moves(carrier, policy.minimum_bytes, policy.prefetch)).install(job, names)
+        moves = Moves(carrier, policy.minimum_bytes, policy.prefetch)
+        SavedTensors(job.model, moves, job.expect(policy.describe(), NOTHING_TAKEN)).install(job, names)
 
 
 def _carrier(job: Job, policy: Swap) -> DiskCarrier | DryCarrier | HostCarrier:
@@ -74,3 +74,36 @@ def _carrier(job: Job, policy: Swap) -> DiskCarrier | DryCarrier | HostCarrier:
         return DiskCarrier(folder)
     except OSError as error:
         raise PolicyError(f"swap cannot write to {folder}: {error.strerror}; set folder to a writable one.") from error
+
+
+class DryCarrier:
+    """Allocates memory where the other carriers do, for tensors that have none; every copy completes at once.
+
+    Attributes:
+        device: The device it moves from, such as ``cpu`` or ``cuda:0``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Stores the device."""
+        self.device = str(device)
+
+    def send(self, storage: torch.UntypedStorage) -> int:
+        """Returns the bytes moved out."""
+        return storage.nbytes()
+
+    def sent(self, place: int) -> bool:
+        """Always true: copies never fail here."""
+        return True
+
+    def fetch(self, place: int) -> torch.UntypedStorage:
+        """Allocates a storage of the same size."""
+        return torch.empty(place, dtype=torch.uint8, device=self.device).untyped_storage()
+
+    def fetched(self, place: int) -> None:
+        """Does nothing: there is nothing to wait for."""
+
+    def forget(self, place: int, storage: torch.UntypedStorage | None) -> None:
+        """Does nothing: nothing is stored."""
+
+    def close(self) -> None:
+        """Does nothing: no copy is in progress."""

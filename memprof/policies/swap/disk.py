@@ -187,9 +187,12 @@ class DiskCarrier:
 
 
 def is_in_memory(folder: str) -> bool:
-    """Returns whether a folder's file system is itself in memory."""
+    """Returns whether a folder's file system is known to be itself in memory."""
     path = Path(folder or tempfile.gettempdir()).resolve()
-    mounts = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
+    try:
+        mounts = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
+    except OSError:
+        return False  # unknown without /proc
     return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in ("tmpfs", "ramfs")
 
 

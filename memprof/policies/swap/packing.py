@@ -17,11 +17,13 @@ from memprof.errors import PolicyError
 from memprof.policies.runtime.compiled_modules import require_eager
 from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.runtime.forwards import outermost_layer
-from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.job import Effect, Job
 from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
-from memprof.policies.runtime.saved_hooks import top_hooks
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
+from memprof.recorder.calls.saved_hooks import top_hooks
 
+#: Clause on a policy that replaces saved tensors and has replaced none.
+NOTHING_TAKEN = "it has taken no saved tensor, as none is as large as it says, or hooks of the job took them"
 _MARK = "_memprof_handles_saved_tensors"
 
 
@@ -66,7 +68,7 @@ class Version:
         self._counter = tensor
         if not keeps_memory:
             self._counter = tensor.detach()  # shares the counter,
-            self._counter.data = _nothing(tensor.device)  # and keeps it when redirected to other memory
+            self._counter.data = nothing(tensor.device)  # and keeps it when redirected to other memory
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor shares the counter and the counter is unchanged."""
@@ -91,7 +93,8 @@ class Version:
 
 
 @functools.cache
-def _nothing(device: torch.device) -> torch.Tensor:
+def nothing(device: torch.device) -> torch.Tensor:
+    """Returns a tensor without elements, for another to point to instead of its memory."""
     return torch.empty(0, device=device)
 
 
@@ -159,8 +162,9 @@ class SavedTensors:
     plain strided memory. Regions with their own hooks (activation checkpointing, the job's own) are left to those.
     """
 
-    def __init__(self, model: torch.nn.Module, keeper: Keeper) -> None:
+    def __init__(self, model: torch.nn.Module, keeper: Keeper, effect: Effect) -> None:
         """Stores the model whose parameters stay."""
+        self._effect = effect
         self._model = model
         self._keeper = keeper
         self._records: weakref.WeakValueDictionary[tuple[int, torch.dtype], Any] = weakref.WeakValueDictionary()
@@ -187,6 +191,7 @@ class SavedTensors:
     def _region(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def packing(*args: Any, **kwargs: Any) -> Any:
+            self._effect.is_tried = True
             if not may_hook():
                 return forward(*args, **kwargs)
             with saved_tensors_hooks(self._pack, unpack):
@@ -221,6 +226,7 @@ class SavedTensors:
         key = storage._cdata, tensor.dtype
         record = self._records.get(key)
         if record is None or record.original() is not storage:
+            self._effect.is_done = True
             self._records[key] = record = self._keeper.take(tensor)
             self._versions[record] = Version(tensor, keeps_memory=False)
         elif not self._versions[record].is_of(tensor):

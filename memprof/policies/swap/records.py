@@ -15,7 +15,13 @@ from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
 from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_IN, SWAP_OUT
-from memprof.policies.rewrite.stack_marks import IN_TRANSFORM, SAVES_ITSELF, is_in_transform, may_be_compiled
+from memprof.policies.rewrite.stack_marks import (
+    IN_TRANSFORM,
+    SAVES_ITSELF,
+    describe_hooks,
+    is_in_transform,
+    may_be_compiled,
+)
 from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns
@@ -112,12 +118,18 @@ def find_records(
         raise PolicyError(IN_TRANSFORM.format(what="The chosen modules run", policy="replacing saved tensors"))
     # Hooks of a region that is run again take all that is saved inside.
     is_packed &= ~(in_transform | is_repeated)[forward]
+    # So do the job's own.
+    goes_in = calls.surround(reruns.first, reruns.last, reruns.again) & ~in_transform[reruns.first]
+    taken = np.append(forward[is_packed & ops.is_hooked[forward]], reruns.first[goes_in & ops.is_hooked[reruns.first]])
+    is_packed &= ~ops.is_hooked[forward]
+    goes_in &= ~ops.is_hooked[reruns.first]
+    if len(taken) and not (is_packed.any() or goes_in.any()):
+        raise PolicyError(describe_hooks(step, np.sort(taken), "replacing saved tensors"))
     hooked = int(is_packed.sum())
     # Storages that existed before the outermost call belong to the caller, and stay.
     is_packed &= created >= calls.top_start[forward]
     is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
     is_packed &= storages.requested_bytes[storage] >= minimum_bytes
-    goes_in = calls.surround(reruns.first, reruns.last, reruns.again) & ~in_transform[reruns.first]
     goes_in &= storages.created_op_id[reruns.storage] >= calls.top_start[reruns.first]
     goes_in &= ~np.isin(storages.category[reruns.storage], _OWNED) & np.isin(storages.dtype[reruns.storage], dtypes)
     goes_in &= storages.requested_bytes[reruns.storage] >= minimum_bytes

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from memprof.policies.runtime.own_types import is_in_transform
-from memprof.policies.runtime.saved_hooks import is_in_checkpoint, top_hooks
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.owned.states import stand_in
+from memprof.policies.swap.owned.absent import METADATA, without_memory
 from memprof.policies.swap.packing import Left, Version, is_plain, marked, may_hook, unpack
+from memprof.recorder.calls.saved_hooks import is_in_checkpoint, top_hooks
 
 #: By the parameter's id, under any plan.
 _moved: weakref.WeakValueDictionary[int, MovedParameter] = weakref.WeakValueDictionary()
@@ -25,6 +26,38 @@ def is_moved(tensor: torch.Tensor) -> bool:
     """Returns whether a plan moves a tensor, and so brings it in for updates."""
     known = _moved.get(id(tensor))
     return known is not None and known.parameter is tensor
+
+
+class _AbsentParameter:
+    """Base of the class of a parameter while its values are out: what reads them brings them in before."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in METADATA:
+            for each in tree_leaves((args, kwargs)):
+                if isinstance(each, _AbsentParameter):
+                    _present(each)
+        with torch._C.DisableTorchFunctionSubclass() if func in METADATA else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _present(self).__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _present(self).__reduce_ex__(protocol)
+
+
+def _present(parameter: Any) -> Any:
+    _moved[id(parameter)].bring_in()
+    return parameter
+
+
+@functools.cache
+def _absent(kind: Any) -> Any:
+    """Returns the class of absent parameters of a class."""
+    return type(kind)(kind.__name__, (_AbsentParameter, kind), {"__slots__": (), "__module__": kind.__module__})
 
 
 class MovedParameter:
@@ -46,7 +79,7 @@ class MovedParameter:
         self._written_version = -1
         self._coming: torch.UntypedStorage | None = None
         self._is_in = True
-        self._stand_in_id = -1
+        self._kind: Any = type(parameter)
         self.leases = 0
         self.pins = 0
         self.is_called = self.is_held = self.stays = False
@@ -55,10 +88,6 @@ class MovedParameter:
 
     def start(self) -> None:
         """Starts the copy back in, where it is out."""
-        if not self._is_in and self.parameter.untyped_storage()._cdata != self._stand_in_id:
-            # The job has assigned other data meanwhile, through .data.
-            self._forget()
-            self._coming, self._is_in = None, True
         if not self._is_in and self._coming is None:
             self._coming = self._carrier.fetch(self._place)
 
@@ -67,6 +96,7 @@ class MovedParameter:
         self.start()
         if self._coming is not None:
             self._carrier.fetched(self._place)
+            self.parameter.__class__ = self._kind
             value = torch.empty(0, dtype=self._dtype, device=self.parameter.device)
             self.parameter.data = value.set_(self._coming, 0, self._size, self._stride)
             self._sent = weakref.ref(self._coming)
@@ -79,12 +109,12 @@ class MovedParameter:
     def may_leave(self) -> bool:
         """Returns whether nothing needs it in memory."""
         # A view of a larger storage cannot be moved out without the rest.
-        is_own = self.parameter.untyped_storage().nbytes() == self.parameter.nbytes or not self._is_in
+        is_own = not self._is_in or self.parameter.untyped_storage().nbytes() == self.parameter.nbytes
         return self.is_called and is_own and not (self.pins or self.is_held or self.stays)
 
     def is_written(self) -> bool:
         """Returns whether the outside copy is up to date."""
-        is_same = self._sent() is self.parameter.untyped_storage() or not self._is_in
+        is_same = not self._is_in or self._sent() is self.parameter.untyped_storage()
         return self._place is not None and is_same and self._written_version == self.parameter._version
 
     def send(self) -> None:
@@ -103,8 +133,8 @@ class MovedParameter:
         self.send()
         if self._is_in and self._carrier.sent(self._place):
             self._written_version = self.parameter._version
-            self.parameter.data = stand_in(self.parameter.data)
-            self._stand_in_id = self.parameter.untyped_storage()._cdata
+            self.parameter.data = without_memory(self.parameter)
+            self.parameter.__class__ = _absent(self._kind)
             self._is_in = False
 
     def _forget(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.saved_hooks import CHECKPOINT, hooks_of_job
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
@@ -16,7 +17,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.training import TrainedModels
-from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE
+from memprof.trace.files.spool import FLAG_CALL_HOOKS, FLAG_CALL_RECOMPUTE
 
 
 class CallLog:
@@ -79,6 +80,8 @@ class CallLog:
             enter_ns=clock_ns(),
             stack=stack,
             is_recompute=is_backward,
+            hooks=(hooks := hooks_of_job()),
+            is_hooked=bool(hooks) and (hooks != CHECKPOINT or (outer is not None and outer.is_hooked)),
         )
         self._count += 1
         progress.calls.append(call)
@@ -91,7 +94,7 @@ class CallLog:
             return
         while calls.pop() is not call:
             pass
-        flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
+        flags = (FLAG_CALL_RECOMPUTE if call.is_recompute else 0) | (FLAG_CALL_HOOKS if call.enters_hooks else 0)
         now_ns, end_op = clock_ns(), self._log.op_count
         self._log.calls.extend(
             (call.number, call.module, call.parent, call.first_op, end_op, call.enter_ns, now_ns, flags)

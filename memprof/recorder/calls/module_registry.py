@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.parts import parameter_bytes_of
 
 
 class ModuleRegistry:
@@ -96,7 +96,7 @@ class ModuleRegistry:
         found = []
         for reference, number in list(self._numbers.values()):
             module = reference()
-            own_bytes = self._own_bytes[number] if module is None else _own_bytes(module)
+            own_bytes = self._own_bytes[number] if module is None else parameter_bytes_of(module)
             if own_bytes != self._own_bytes[number]:
                 self._own_bytes[number] = own_bytes
                 found.append([number, own_bytes])
@@ -152,7 +152,7 @@ class ModuleRegistry:
 
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
-        own_bytes = _own_bytes(module)
+        own_bytes = parameter_bytes_of(module)
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)
         self._met += 1
@@ -189,9 +189,3 @@ def _inside(root: torch.nn.Module) -> set[int]:
             found.add(id(module))
             pending.extend(child for child in module._modules.values() if child is not None)
     return found
-
-
-def _own_bytes(module: torch.nn.Module) -> int:
-    own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
-        return sum(parameter.nbytes for parameter in own if not is_lazy(parameter))

@@ -13,6 +13,7 @@ from memprof.phases import named_phase
 from memprof.recorder.calls import repeats
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.saved_hooks import hooks_of_job
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
 from memprof.recorder.calls.touch_log import TouchLog, tensors_of
 from memprof.recorder.log import RawLog
@@ -21,6 +22,7 @@ from memprof.trace.files.spool import (
     FLAG_COLLECTIVE,
     FLAG_EVAL_MODE,
     FLAG_GRAD_ENABLED,
+    FLAG_HOOKED,
     FLAG_IN_CLOSURE,
     FLAG_IN_REGION,
     FLAG_RECOMPUTE,
@@ -191,6 +193,9 @@ class OperatorRows:
             name = named_phase()
             if name:
                 flags |= log.phase_number(name) + 1 << NAME_SHIFT
+            hooks = hooks_of_job()
+            if hooks and progress.is_hooked(hooks):
+                flags |= FLAG_HOOKED
         else:
             node_sequence, module, stack, recomputes = self._in_backward(node, call, frame, is_elsewhere, grad_enabled)
             flags |= recomputes
@@ -239,7 +244,7 @@ class OperatorRows:
         """Returns where an operator of backward belongs.
 
         Returns:
-            The number of its node, its module, its stack (-1 for an operator of a node itself), and the flag of a
+            The number of its node, its module, its stack (-1 for one that autograd runs itself), and the flag of a
             recomputation or 0.
         """
         module = -1 if call is None else call.module
@@ -251,7 +256,8 @@ class OperatorRows:
         elif is_elsewhere and not grad_enabled and _is_in_checkpoint(frame):
             node_sequence += OTHER_THREAD
         if not grad_enabled:
-            return node_sequence, module, -1, 0
+            stack = self.stacks.in_backward(frame, -1 if call is None else call.stack)
+            return node_sequence, module, stack, 0
         stack = self.stacks.number(frame, -1 if call is None else call.stack)
         recomputes = (call is not None and call.is_recompute) or self.stacks.has_checkpoint(stack)
         return node_sequence, module, stack, FLAG_RECOMPUTE if recomputes else 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import CodeType, FrameType
 
+import torch
+
 from memprof.recorder.calls.functions import FunctionCode
 from memprof.recorder.log import RawLog
 from memprof.recorder.steps.storing import COPYING, copies_state_dict, storing_phase
@@ -14,6 +16,11 @@ from memprof.trace.files.spool import SAVING
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
 
 _OWN = str(Path(__file__).parent.parent)
+#: Code that is not the job's: torch's, and memprof's with its policies.
+_NOT_OF_JOB = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
+#: What calls the engine, and torch's backward of a compiled region, whose code is generated.
+_ENGINE, _COMPILED = "_engine_run_backward", "_aot_autograd"
+_DISPATCH = "__torch_dispatch__"
 
 
 class StackTable:
@@ -40,6 +47,7 @@ class StackTable:
         self._inside: dict[tuple[tuple[str, ...], int], int] = {}
         self._has_checkpoint: list[bool] = []
         self._in_function: list[bool] = []
+        self._of_job: dict[int, bool] = {}
         self._functions = FunctionCode()
         self.storing: list[int] = []
 
@@ -60,6 +68,18 @@ class StackTable:
         if found is None:
             found = self._add(tuple(key), frame, parent if len(key) % 2 else -1)
         return found
+
+    def in_backward(self, frame: FrameType | None, parent: int) -> int:
+        """Returns the number of a stack in backward; -1 if no function of the job's runs between it and the engine.
+
+        Such are a custom function's backward, hooks, and what unpacks saved tensors.
+        """
+        if frame is None or frame.f_code.co_name == _ENGINE:
+            return -1
+        number = self.number(frame, parent)
+        if number not in self._of_job:
+            self._of_job[number] = runs_code_of_job(frame)
+        return number if self._of_job[number] else -1
 
     def inside(self, frames: tuple[str, ...], parent: int) -> int:
         """Returns the number of a stack of compiled code.
@@ -114,3 +134,17 @@ class StackTable:
             storing = SAVING
         self.storing.append(storing)
         return number
+
+
+def runs_code_of_job(frame: FrameType | None) -> bool:
+    """Whether a frame was called by a function of the job's that autograd's engine runs in backward.
+
+    A dispatch mode or tensor subclass of the job's is no such function: it runs operators of the engine's own nodes.
+    """
+    is_of_job = False
+    while frame is not None and (code := frame.f_code).co_name != _ENGINE:
+        if _COMPILED in code.co_filename:
+            return False
+        is_of_job = (is_of_job or not code.co_filename.startswith(_NOT_OF_JOB)) and code.co_name != _DISPATCH
+        frame = frame.f_back
+    return is_of_job

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from memprof.recorder.dry.answers import line_of
 from memprof.recorder.dry.safetensors import watch_safetensors
-from memprof.recorder.dry.spans import mapped, own
+from memprof.recorder.dry.spans import mapped
 
 #: Maximum number of integers read as data: positions, lengths and counts, on which sizes may depend.
 _MOST_DATA = 2**16
@@ -79,7 +79,6 @@ class Files:
         self._rebuild: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor
         self._saved: dict[Any, Any] = {}
         self._reading: _Reading | None = None
-        self._reads_data = False  # into memory of torch's allocator
         self._missing: tuple[BaseException, str] | None = None
 
     def install(self) -> None:
@@ -153,11 +152,10 @@ class Files:
         with self.watched(f):
             if active_fake_mode() is not None and str(map_location) != "meta":
                 self._reading = _Reading(f, map_location, bool(kwargs.get("mmap")), {})
-            self._reads_data = self._reading is None and not kwargs.get("mmap")
             try:
                 return self._load(f, map_location, *args, **kwargs)
             finally:
-                self._reading, self._reads_data = None, False
+                self._reading = None
 
     @contextmanager
     def watched(self, f: Any) -> Iterator[None]:
@@ -181,8 +179,6 @@ class Files:
         reading, untyped = self._reading, storage._untyped_storage
         begin = getattr(untyped, "_checkpoint_offset", None)
         if reading is None or begin is None:
-            if self._reads_data:
-                own(untyped)
             return self._rebuild(storage, offset, size, stride)
         whole = reading.storages.get(begin)
         if whole is None:

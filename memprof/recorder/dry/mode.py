@@ -19,7 +19,6 @@ from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
-from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.no_device import require_cuda
 from memprof.recorder.dry.packed import sized_by_data
@@ -30,7 +29,7 @@ from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel
 from memprof.recorder.dry.routing import Routing
 from memprof.recorder.dry.sparse.operators import SparseOperators
 from memprof.recorder.dry.values.known import compute, follow_values, is_data, known, note, write
-from memprof.recorder.dry.values.overwritten import note_overwritten, stand_in
+from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
 
 if TYPE_CHECKING:
@@ -116,6 +115,14 @@ class DryMode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         """Returns True: no device is ever initialized."""
         return True
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """Returns the ragged size of a jagged tensor: a number of its own, as in a real run. Nothing is traced."""
+        from torch.nested._internal.nested_int import NestedIntNode
+
+        self.nt_tensor_id_counter += nt_tensor_id is None
+        number = self.nt_tensor_id_counter if nt_tensor_id is None else nt_tensor_id
+        return torch.SymInt(NestedIntNode(number, 1))  # type: ignore[no-untyped-call]  # torch's is not annotated
 
     def __deepcopy__(self, memo: Any) -> DryMode:
         """Returns the mode itself: a copy of a model's tensors belongs to the same dry run."""

@@ -21,13 +21,13 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.compiling.compiled_updates import after_first, is_update
 from memprof.recorder.dry.files import Files
-from memprof.recorder.dry.hidden_fakes import hide_fakes
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
-from memprof.recorder.dry.placeholders.quasi_newton import end_updates
+from memprof.recorder.dry.placeholders.loops import end_updates
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
-from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span, mark_lent
+from memprof.recorder.dry.spans import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
+from memprof.recorder.dry.subclasses import hide_fakes
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
@@ -104,7 +104,6 @@ class DryRun:
             self._begin()
         else:
             refuse_missing_device(self._refuse)
-            mark_lent()
         self.rank.install()
 
     def adopt(
@@ -127,6 +126,7 @@ class DryRun:
         if device is None:
             mode.rows.span = dry_span
             inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
+            inventory.outside.owned_span = dry_outside_span
             sources.follow_only(DRY_RUN, dry_owned_span)
         else:
             mode.rows.span = device.span
@@ -169,12 +169,16 @@ class DryRun:
         def begin(this: Any, *args: Any, **kwargs: Any) -> None:
             owner.__init__ = original
             trace_initializer(begin, original)
-            self._begin()
-            if self._mode is not None:
-                self._mode.is_begun = True
+            self.begin()
             original(this, *args, **kwargs)
 
         owner.__init__ = begin
+
+    def begin(self) -> None:
+        """Computes nothing from now on: a model, an optimizer or a backward comes."""
+        self._begin()
+        if self._mode is not None:
+            self._mode.is_begun = True
 
     def _begin(self) -> None:
         if self._mode is not None or os.getpid() != self._pid or is_loader_worker():

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import wraps
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.memory.inventory import owned_span, storage_span
+from memprof.recorder.memory.spans import outside_span, owned_span, storage_span
 
 #: Attribute of a fake storage that represents a mapped file, not memory of torch's allocator.
 _MAPPED = "_memprof_mapped"
-#: Attribute of a real storage of torch's allocator that is fixed in size: numpy shares it, or `torch.load` filled it.
-_LENT = "_memprof_lent"
 #: Attribute of a real storage that holds what a dry run computed for itself.
 _INTERNAL = "_memprof_internal"
 
@@ -23,11 +19,6 @@ def internal(tensor: torch.Tensor) -> torch.Tensor:
     """Marks a tensor with data as the dry run's own, which is not counted as memory of the job; returns it."""
     setattr(tensor.untyped_storage(), _INTERNAL, True)
     return tensor
-
-
-def own(storage: torch.UntypedStorage) -> None:
-    """Marks a storage that `torch.load` reads as memory of torch's allocator, though its size is fixed."""
-    setattr(storage, _LENT, True)
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -64,32 +55,20 @@ def dry_storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """The same for a storage that torch's allocator would own."""
     if not isinstance(tensor, FakeTensor):
-        if _is_marked(tensor, _INTERNAL):
-            return 0, 0
-        is_lent = _is_marked(tensor, _LENT) and not tensor.untyped_storage().is_shared()
-        return storage_span(tensor) if is_lent else owned_span(tensor)
+        return (0, 0) if _is_marked(tensor, _INTERNAL) else owned_span(tensor)
+    return _of_job(tensor, is_mapped=False)
+
+
+def dry_outside_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The same for a storage in main memory that it would not own."""
+    return _of_job(tensor, is_mapped=True) if isinstance(tensor, FakeTensor) else outside_span(tensor)
+
+
+def _of_job(tensor: FakeTensor, *, is_mapped: bool) -> tuple[int, int]:
     if type(tensor.fake_mode) is FakeTensorMode:
         return 0, 0  # of torch's compiler, or the job's own: it has no memory in a real run
     number, size = _of_fake(tensor)
-    return (number, size) if size and not hasattr(tensor.untyped_storage(), _MAPPED) else (0, 0)
-
-
-def mark_lent() -> None:
-    """Marks from now on the storages that ``Tensor.numpy`` shares.
-
-    torch makes them fixed in size, like those over foreign memory, so that they could not be distinguished afterwards
-    (``tensor_to_numpy`` in torch/csrc/utils/tensor_numpy.cpp). A data set that converts its items is an example.
-    """
-    tensors: Any = torch.Tensor
-    original = tensors.numpy
-
-    @wraps(original)
-    def numpy(tensor: Any, **settings: Any) -> Any:
-        if owned_span(tensor)[0]:
-            setattr(tensor.untyped_storage(), _LENT, True)
-        return original(tensor, **settings)
-
-    tensors.numpy = numpy
+    return (number, size) if size and hasattr(tensor.untyped_storage(), _MAPPED) is is_mapped else (0, 0)
 
 
 def _is_marked(tensor: torch.Tensor, mark: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
+import torch._subclasses
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -162,3 +165,30 @@ def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None)
     tensor.__class__ = FakeTensor
     tensor.data = torch.empty(shape, device=device or tensor.device, dtype=dtype or tensor.dtype)
     tensor._is_param = is_parameter
+
+
+_ASKING = ("memprof", "torch")
+
+
+class _NoTensor:
+    """A class without instances, which jobs see in place of the class of fake tensors."""
+
+
+class _Subclasses(ModuleType):
+    """The module ``torch._subclasses`` of a dry run."""
+
+    @property
+    def FakeTensor(self) -> Any:  # noqa: N802  # torch's name
+        """The class of fake tensors for torch and memprof, and one without instances for the job.
+
+        TorchDynamo, which reads attributes for the job's code that it traces, does not name the class.
+        """
+        frame = sys._getframe(1)
+        is_asking = str(frame.f_globals.get("__name__")).partition(".")[0] in _ASKING
+        return FakeTensor if is_asking and "FakeTensor" in frame.f_code.co_names else _NoTensor
+
+
+def hide_fakes() -> None:
+    """Hides the class from the job, for good."""
+    vars(torch._subclasses).pop("FakeTensor", None)  # TorchDynamo reads modules by their dictionaries
+    torch._subclasses.__class__ = _Subclasses

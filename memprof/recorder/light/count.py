@@ -9,10 +9,11 @@ by exactly these sizes, and no other field.
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from memprof.recorder.profiler.torch_library import open_library
 
 _LIBRARIES = ("libc10.so", "libc10.dylib")
 _ENTRY = "_ZN3c1025profiledCPUMemoryReporterEv"
@@ -61,18 +62,14 @@ class AllocatorCount:
 
 
 def _words() -> list[ctypes.c_size_t]:
-    folder = Path(torch.__file__).parent / "lib"
-    for library in _LIBRARIES:
-        if (folder / library).exists():
-            try:
-                entry = getattr(ctypes.CDLL(str(folder / library)), _ENTRY)
-            except (OSError, AttributeError):
-                return []
-            entry.restype = ctypes.c_void_p
-            start = entry()
-            size = ctypes.sizeof(ctypes.c_size_t)
-            return [ctypes.c_size_t.from_address(start + size * place) for place in range(_WORDS)]
-    return []
+    library = open_library(_LIBRARIES)
+    if library is None or not hasattr(library, _ENTRY):
+        return []
+    entry = getattr(library, _ENTRY)
+    entry.restype = ctypes.c_void_p
+    start = entry()
+    size = ctypes.sizeof(ctypes.c_size_t)
+    return [ctypes.c_size_t.from_address(start + size * place) for place in range(_WORDS)]
 
 
 def _moved_by(words: list[ctypes.c_size_t], size: int) -> set[int]:

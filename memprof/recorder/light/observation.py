@@ -22,9 +22,10 @@ from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.light.position import UNCOUNTED, LightCall, Position
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.inventory import owned_span
 from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
+from memprof.recorder.memory.spans import owned_span
+from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
 from memprof.recorder.thread_observation import ThreadObservation
@@ -86,7 +87,7 @@ class LightObservation(ThreadObservation):
         self._device: CudaHistory | None = None
         self._budget = Budget()
         self._peaks = Peaks(log)
-        self.at = Position(count, self._peaks)
+        self.at = Position(count, self._inventory.outside, self._peaks)
         self._call_count = self._step_first_call = 0
         self._step_first_closed = 0
         self._stretch_left = 0
@@ -202,6 +203,7 @@ class LightObservation(ThreadObservation):
         """Drops the session: the recording failed, or this is a forked child."""
         self.at.is_quiet = False
         self._origins.stop()
+        self._inventory.outside.abandon()
         if self.is_mine():
             self._events.abandon()
 
@@ -300,7 +302,7 @@ class LightObservation(ThreadObservation):
     def _move(self, phase: int, module: int) -> None:
         """Samples the count for the position that the job leaves, and marks the new one."""
         if self._device is None:
-            self._peaks.see(self._count.read(), self.at.phase, self.at.module)
+            self._peaks.see(self._counted(), self.at.phase, self.at.module)
         else:
             self._sample()
         self._place(phase, module)
@@ -331,14 +333,14 @@ class LightObservation(ThreadObservation):
 
         CUDA's own history has the stacks already.
         """
-        before, self._counted_bytes = self._counted_bytes, self._count.read()
+        before, self._counted_bytes = self._counted_bytes, self._counted()
         has_grown = self._kept.state(self.step, self._origins.take_survivors(self.step))
         if self._device is None and (has_grown or 0 < before < self._counted_bytes):
             self._origins.begin(self.step + 1)
 
     def _sample(self) -> None:
         if self._device is None:
-            self._peaks.see(self._count.read(), self.at.phase, self.at.module)
+            self._peaks.see(self._counted(), self.at.phase, self.at.module)
         elif self.at.module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
             counts = self._device.read()
             self._peaks.see(counts.allocated_bytes, self.at.phase, self.at.module)
@@ -358,20 +360,23 @@ class LightObservation(ThreadObservation):
         """Attributes the count reported by an allocation to the position where it happened."""
         phase, module = self._marks.place_of(moment_ns, node)
         if total > 0:
-            self._peaks.see(total, phase, module)
+            self._peaks.see(total + self._inventory.outside.alive_bytes, phase, module)
+
+    def _counted(self) -> int:
+        return self._count.read() + self._inventory.outside.alive_bytes
 
     def _begin_stretch(self) -> None:
         since = time.thread_time_ns()
         if not self._events.start():
+            if not self.step:
+                self._log.record("notes", f"{why_no_session()} in step 0: its allocations were only counted")
             return
         self._log.turn()
         self._log.record_in_ring("begin", {"step": self.step, "time_ns": clock_ns()})
         self._marks.clear()
         self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
         with torch._C.DisableTorchFunction(), untraced():
-            spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
-            for address, size in spans:
-                self._log.alive.extend((clock_ns(), address, size))
+            self._inventory.alive(self._inventory.kept_by_training(), [])  # of others, only the total is known
         self._state_optimizers()
         self._state_models()
         self._budget.spend(since, 0)
@@ -380,24 +385,10 @@ class LightObservation(ThreadObservation):
         if self._events.is_running:
             since = time.thread_time_ns()
             self._events.stop()
+            self._inventory.outside.is_running = False
             self._log.flush()
             self._marks.clear()
             self._budget.spend(since, 0)
-
-    def _known_tensors(self) -> list[torch.Tensor]:
-        """Lists the tensors held by models and optimizers; of all other live tensors only the total is known."""
-        found: list[torch.Tensor] = []
-        for root in self._registry.roots():
-            for parameter in root.parameters():
-                found.append(parameter)
-                if parameter.is_leaf and parameter.grad is not None:
-                    found.append(parameter.grad)
-            found += root.buffers()
-        for optimizer in self._rounds.alive():
-            for state in optimizer.state.values():
-                values = state.values() if isinstance(state, dict) else ()
-                found += [value for value in values if isinstance(value, torch.Tensor)]
-        return found
 
     def _write(self, now_ns: int, *, is_complete: bool) -> None:
         self._peaks.write(

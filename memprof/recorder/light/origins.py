@@ -13,11 +13,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memprof.recorder.calls.higher_order import tensors_in
 from memprof.recorder.calls.operator_rows import FAILED
 from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.stacks import runs_code_of_job
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.faults import explain_fault, raise_if_of_job
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.inventory import owned_span
 from memprof.recorder.memory.kept import Survivor
+from memprof.recorder.memory.spans import owned_span
 from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import FLAG_MUTATES, FLAG_VIEW
 
@@ -173,9 +174,13 @@ class Origins:
             self._made.setdefault(alive.cdata, (line, made))
 
     def _stack_of(self, frame: FrameType | None) -> _Stack:
-        """Returns the stack of an operator: in backward, that of the forward operator whose node runs."""
+        """Returns the stack of an operator: of a backward node's own ones, that of the forward operator."""
         node = _current_node()
-        if node is not None and (forward := self._of_node.get(node._sequence_nr())) is not None:
+        if (
+            node is not None
+            and not runs_code_of_job(frame)
+            and (forward := self._of_node.get(node._sequence_nr())) is not None
+        ):
             return forward
         frames = []
         while frame is not None:

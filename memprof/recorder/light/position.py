@@ -14,6 +14,7 @@ import torch
 
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.peaks import Peaks
+from memprof.recorder.memory.watch import OutsideWatch
 from memprof.trace.files.spool import FORWARD, OTHER
 
 #: Number of a call on the short path, of which no row is written.
@@ -49,11 +50,12 @@ class Position:
         is_quiet: The short path may be used.
     """
 
-    def __init__(self, count: AllocatorCount, peaks: Peaks) -> None:
+    def __init__(self, count: AllocatorCount, outside: OutsideWatch, peaks: Peaks) -> None:
         """Starts outside of any call.
 
         Args:
             count: The CPU allocator's count.
+            outside: Follows what counts in addition.
             peaks: Keeps the highest counts.
         """
         self.calls: list[LightCall] = []
@@ -63,7 +65,7 @@ class Position:
         self.closed = 0
         self.is_quiet = False
         self._thread = _get_ident()
-        self._count = count
+        self._count, self._outside = count, outside
         self._peaks = peaks
         self._highs = peaks.of_phase(FORWARD)
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], LightCall]] = {}
@@ -119,7 +121,8 @@ class Position:
 
     def _see(self) -> None:
         """Compares the count for the position in forward that the thread leaves."""
-        count, module, peaks = self._count.word.value, self.module, self._peaks  # type: ignore[union-attr]
+        count: int = self._count.word.value + self._outside.alive_bytes  # type: ignore[union-attr]
+        module, peaks = self.module, self._peaks
         if count > peaks.high_bytes:
             peaks.high_bytes, peaks.high_phase, peaks.high_module = count, FORWARD, module
         if count > self._highs.get(module, 0):

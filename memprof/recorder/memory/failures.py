@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.log import RawLog
+from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.optimizer_facts import describe_optimizer
 from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
+from memprof.recorder.memory.parts import bytes_of
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool_writer import SpoolWriter
 
@@ -117,3 +120,56 @@ class FailureLog:
             writer.write_record(stream, record)
         finally:
             writer.close()
+
+
+def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, Any]:
+    """Returns a record of the ``optimizers`` stream.
+
+    Args:
+        optimizer: The optimizer.
+        number: Its index among those of the job.
+        updates: Number of its updates so far.
+    """
+    kind = type(optimizer)
+    # torch wraps `step` and names the wrapper after the original: a method of one of torch's own classes if a
+    # class of the job's inherits it unchanged.
+    step = kind.step
+    groups = [_describe_group(group) for group in optimizer.param_groups]
+    return {
+        "number": number,
+        "name": f"{kind.__module__}.{kind.__qualname__}",
+        "algorithm": f"{step.__module__}.{step.__qualname__.rpartition('.')[0]}",
+        "groups": groups,
+        "state_bytes": sum(bytes_of(_own_part(tensor)) for tensor in tensors_in(list(optimizer.state.values()))),
+        "scalar_bytes": torch.get_default_dtype().itemsize if torch.get_default_dtype() == torch.float64 else 4,
+        "updates": updates,
+    }
+
+
+def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
+    settings = {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in group.items()
+        if isinstance(value, (bool, int, float, str)) or value is None or _is_numbers(value)
+    }
+    shapes = Counter(
+        (tuple(_own_part(parameter).shape), parameter.element_size())
+        for parameter in group["params"]
+        # An uninitialized parameter has no known shape.
+        if parameter.requires_grad and not is_lazy(parameter)
+    )
+    return {
+        "settings": settings,
+        # [sizes, bytes of an element, how many parameters]
+        "parameters": [[list(shape), size, times] for (shape, size), times in shapes.items()],
+    }
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a sharded tensor (DTensor); other tensors unchanged."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(part) in (int, float) for part in value)

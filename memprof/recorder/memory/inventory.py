@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,39 +12,16 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import holders_of
+from memprof.recorder.memory.parts import PLAIN, holders_of, plain_tensors
+from memprof.recorder.memory.spans import owned_span, storage_span
+from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
-#: Types of tensors that are neither lazy nor made of others: nearly all.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: What training keeps counts wherever it lies; all else only where torch's allocator owns it.
+_KEPT = (PARAMETER, BUFFER, OPTIMIZER_STATE)
 _NESTED = (list, tuple)
 _DEPTH = 6
-
-
-def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns address and bytes of a tensor's storage; (0, 0) for tensors without one (sparse, meta, opaque, fake)."""
-    try:
-        storage = tensor.untyped_storage()
-        # A FakeTensor (during compilation) reports another device; its storage is "meta", and data_ptr would warn.
-        is_meta = tensor.is_meta if type(tensor) in PLAIN else storage.device.type == "meta"
-        return (0, 0) if is_meta else (storage.data_ptr(), storage.nbytes())
-    except (NotImplementedError, RuntimeError):
-        return 0, 0
-
-
-def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the span of a storage owned by torch's allocator; (0, 0) for memory of numpy, shared or mapped files.
-
-    Storages over foreign memory cannot be resized, which distinguishes them.
-    """
-    try:
-        storage = tensor.untyped_storage()
-        if storage.device.type == "meta":
-            return 0, 0
-        is_foreign = not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
-        return (0, 0) if is_foreign or not storage.nbytes() else (storage.data_ptr(), storage.nbytes())
-    except (NotImplementedError, RuntimeError):
-        return 0, 0
 
 
 def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
@@ -68,17 +45,21 @@ class Inventory:
     Attributes:
         storage_span: Returns the address and bytes of a tensor's storage.
         owned_span: The same for storages owned by torch's allocator.
+        outside: Follows parameters, buffers and optimizer state in memory that torch's allocator does not own.
     """
 
-    def __init__(self, log: RawLog, registry: ModuleRegistry) -> None:
+    def __init__(self, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
         """Stores the recorder's log and names.
 
         Args:
             log: Destination of the facts.
             registry: Names of modules and parameters.
+            rounds: The job's optimizers.
         """
         self._log = log
         self._registry = registry
+        self._rounds = rounds
+        self.outside = OutsideWatch(log)
         self.storage_span, self.owned_span = storage_span, owned_span
 
     def models(self) -> None:
@@ -118,6 +99,13 @@ class Inventory:
                 name, owner = self._registry.parameter(parameter)
                 self._gradient(parameter, name, owner)
 
+    def leaves(self) -> None:
+        """Logs the tensors that need gradients, and those: what a job without models trains."""
+        for tensor in live_objects(torch.Tensor):
+            if not is_computed(tensor) and tensor.requires_grad:
+                self._state(tensor, PARAMETER, "", -1)
+                self._gradient(tensor, "", -1)
+
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Logs a model's inputs."""
         for tensor in tensors_in([args, kwargs]):
@@ -129,32 +117,73 @@ class Inventory:
         Args:
             remember: Called with each tensor, if the event source does not report frees of older memory.
         """
-        now = clock_ns()
-        seen: set[int] = set()
-        for tensor in live_objects(torch.Tensor):
+        tensors = live_objects(torch.Tensor)
+        parameters = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
+        self.alive((plain for tensor in tensors for plain in holders_of(tensor)), parameters, remember)
+        for tensor in tensors:
             if isinstance(tensor, torch.nn.Parameter):
                 category = PARAMETER
             else:
                 category = ACTIVATION if is_computed(tensor) else HELD
             self._state(tensor, category, "", -1)
-            for plain in holders_of(tensor):
-                address, size = self.owned_span(plain)
-                if address and address not in seen:
-                    seen.add(address)
-                    self._log.alive.extend((now, address, size))
-                    if remember is not None:
-                        remember(plain)
+
+    def alive(
+        self,
+        tensors: Iterable[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        remember: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        """Logs the storages alive before the events that follow: of tensors, and what training keeps elsewhere.
+
+        Args:
+            tensors: The tensors, of which those that torch's allocator owns are logged.
+            parameters: Parameters, of which the others are logged too.
+            remember: Called with each tensor that is logged.
+        """
+        now = clock_ns()
+        seen: set[int] = set()
+        for tensor in tensors:
+            address, size = self.owned_span(tensor)
+            if address and address not in seen:
+                seen.add(address)
+                self._log.alive.extend((now, address, size))
+                if remember is not None:
+                    remember(tensor)
+        for tensor in (*parameters, *self.kept_by_training()):
+            for inner in _inners(tensor):
+                self.outside.remember(inner)
+        self.outside.is_running = True
+        for address, size in self.outside.spans():
+            if address not in seen:
+                self._log.alive.extend((now, address, -size))
+
+    def kept_by_training(self, is_trained: Callable[[torch.nn.Module], bool] | None = None) -> list[torch.Tensor]:
+        """Lists the tensors of models and optimizers: parameters, gradients, buffers and state.
+
+        Args:
+            is_trained: Returns whether a model counts; None where all do.
+        """
+        found: list[torch.Tensor] = []
+        for root in self._registry.roots():
+            if is_trained is not None and not is_trained(root):
+                continue
+            for parameter in root.parameters():
+                found.append(parameter)
+                if parameter.is_leaf and parameter.grad is not None:
+                    found.append(parameter.grad)
+            found += root.buffers()
+        for optimizer in self._rounds.alive():
+            for state in optimizer.state.values():
+                values = state.values() if isinstance(state, dict) else ()
+                found += [value for value in values if isinstance(value, torch.Tensor)]
+        return found
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
-        if type(tensor) in PLAIN and tensor.layout is torch.strided:
-            inners: Iterable[torch.Tensor] = (tensor,)
-        elif is_lazy(tensor):  # of a lazy module that has not been called: it has no shape yet
-            return
-        else:
-            inners = plain_tensors(tensor)
-        for inner in inners:
+        for inner in _inners(tensor):
             address, size = self.storage_span(inner)
             if address:
+                if category in _KEPT and self.outside.is_running:
+                    self.outside.watch(inner, clock_ns())
                 text = self._log.intern("names", name) if name else -1
                 self._log.add_fact(address, size, category, text, module, self._log.tensor_number(inner))
 
@@ -173,20 +202,11 @@ class Inventory:
             self._state(parameter.grad, GRADIENT, name, owner)
 
 
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors that hold a tensor's memory: itself, or the parts of a sparse tensor or a wrapper subclass.
-
-    Such subclasses are DTensor and FP8's.
-    """
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None:
-        yield from holders_of(tensor)
-        return
-    names, _ = flatten(tensor)
-    for name in names:
-        inner = getattr(tensor, name)
-        if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
-            yield from plain_tensors(inner)
+def _inners(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
+        return (tensor,)
+    # A lazy module that has not been called has parameters without a shape yet.
+    return () if is_lazy(tensor) else plain_tensors(tensor)
 
 
 def is_computed(tensor: torch.Tensor) -> bool:

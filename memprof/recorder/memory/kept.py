@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +42,12 @@ _MOST_REPLACED = 4
 _MOST_GRAPHS = 20
 #: The latest of each kind, outside recordings of a whole run.
 _MOST_ROOTS_OF_A_KIND = 6
+#: Tensors that training does not keep are looked up from this share of all bytes on, at most so many.
+_WORTH, _MOST_IDLE = 1 / 25, 480
+#: Objects that are followed from the data sets of the job's loaders.
+_MOST_OF_DATA = 20_000
 _NO_HOLDER = Holder("unknown", "", "", None)
+_OF_CODE = (type, types.ModuleType, types.FunctionType, types.FrameType, str, int, float)
 _sequence_number = torch._C._autograd._get_sequence_nr
 
 #: Shape, element type and device of a tensor, and whether it has an autograd graph.
@@ -146,6 +153,50 @@ class KeptTensors:
             self._log.record("holders", records)
         self._spent += time.thread_time() - began
         return bool(records)
+
+    def state_idle(self, step: int, trained: list[torch.Tensor]) -> None:
+        """Writes what holds the tensors that training does not keep, such as a loaded checkpoint, if they are large.
+
+        Data sets are left out: workers read them in processes of their own, where nothing is recorded.
+
+        Args:
+            step: The step that has just ended.
+            trained: Parameters, gradients, buffers and state of the models in training and of their optimizers.
+        """
+        tensors = live_objects(torch.Tensor)
+        leaves = [tensor for tensor in tensors if not is_computed(tensor) and not tensor.is_nested]
+        gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
+        busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *_tensors_of_data())}
+        idle: dict[int, tuple[int, torch.Tensor]] = {}
+        for tensor in leaves:
+            address, size = self._span(tensor)
+            if address and address not in busy:
+                idle.setdefault(address, (size, tensor))
+        total = sum(size for _, size in {self._span(tensor) for tensor in tensors})
+        if sum(size for size, _ in idle.values()) < _WORTH * total:
+            return
+        largest = sorted(idle.items(), key=lambda one: -one[1][0])[:_MOST_IDLE]
+        followed = [tensor for _, (_, tensor) in largest]
+        ours = (
+            tensors,
+            leaves,
+            gradients,
+            trained,
+            idle,
+            *idle.values(),
+            largest,
+            *largest,
+            *(one[1] for one in largest),
+        )
+        held = find_holders(followed, ignored=[*ours, ours])
+        common = {"step": step, "time_ns": clock_ns(), "tensors": 0}
+        records = [
+            {**common, "address": address, "bytes": size, **_described(_kind_of(tensor), one)}
+            for (address, (size, tensor)), one in zip(largest, held, strict=True)
+            if one.chain
+        ]
+        if records:
+            self._log.record("holders", records)
 
     def _seconds_left(self) -> float:
         """Returns the time that statements over a whole run may still take."""
@@ -283,10 +334,25 @@ class KeptTensors:
                 views[address] = tensor
             if address and size and address not in seen:
                 seen.add(address)
-                shape = "x".join(str(int(length)) for length in tensor.shape)
-                kind = (shape, str(tensor.dtype), str(tensor.device), is_computed(tensor))
-                kinds.setdefault(kind, []).append(tensor)
+                kinds.setdefault(_kind_of(tensor), []).append(tensor)
         return kinds
+
+
+def _kind_of(tensor: torch.Tensor) -> Kind:
+    shape = "x".join(str(int(length)) for length in tensor.shape)
+    return shape, str(tensor.dtype), str(tensor.device), is_computed(tensor)
+
+
+def _tensors_of_data() -> list[torch.Tensor]:
+    """Returns the tensors that the data sets of the job's loaders refer to."""
+    waiting = [loader.dataset for loader in live_objects(torch.utils.data.DataLoader)]
+    seen = {id(one): one for one in waiting}
+    while waiting and len(seen) < _MOST_OF_DATA:
+        for child in gc.get_referents(waiting.pop()):
+            if id(child) not in seen and not isinstance(child, _OF_CODE):
+                seen[id(child)] = child
+                waiting.append(child)
+    return [one for one in seen.values() if isinstance(one, torch.Tensor)]
 
 
 def _chain(holders: dict[Line, Holder], survivor: Survivor) -> str:

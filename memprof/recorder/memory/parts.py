@@ -1,11 +1,15 @@
-"""The plain tensors that hold the memory of a sparse tensor: its indices and its values."""
+"""The plain tensors that hold the memory of any other: indices and values of a sparse one, parts of a subclass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+#: Types of tensors that are neither lazy nor made of others: nearly all.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Attribute of a sparse fake tensor: the tensors that hold its memory.
 PARTS = "_memprof_parts"
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
@@ -37,3 +41,35 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def holders_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the tensors that hold a tensor's memory: itself, or the parts of a sparse one."""
     return (tensor,) if tensor.layout is torch.strided else parts_of(tensor)
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the tensors that hold a tensor's memory: itself, or the parts of a sparse tensor or a wrapper subclass.
+
+    Such subclasses are DTensor, jagged tensors, and quantized ones of torchao.
+    """
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        yield from holders_of(tensor)
+        return
+    names, _ = flatten(tensor)
+    for name in names:
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
+            yield from plain_tensors(inner)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes of the tensors that hold a tensor's memory; of a DTensor, those of all ranks' parts."""
+    if type(tensor) in PLAIN or hasattr(tensor, "_local_tensor"):
+        parts = parts_of(tensor)
+    else:
+        parts = tuple(plain_tensors(tensor))
+    return sum(part.nbytes for part in parts or (tensor,))
+
+
+def parameter_bytes_of(module: torch.nn.Module) -> int:
+    """Returns the bytes of a module's own parameters; uninitialized ones have none yet."""
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
+        return sum(bytes_of(parameter) for parameter in own if not is_lazy(parameter))

@@ -12,7 +12,7 @@ import torch
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.inventory import owned_span
+from memprof.recorder.memory.spans import outside_span, owned_span
 from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
@@ -125,3 +125,37 @@ class StorageWatch:
         known = self._alive.pop(reference.key, None)
         if known is not None and known[2] and self.is_running:
             self._add(clock_ns(), known[1], -known[2], known[3])
+
+
+class OutsideWatch(StorageWatch):
+    """Follows what training keeps in memory that torch's allocator does not own, each address once.
+
+    Attributes:
+        alive_bytes: Bytes of the storages that are alive.
+    """
+
+    def __init__(self, log: RawLog) -> None:
+        """Stores the recorder's log."""
+        super().__init__(log)
+        self.owned_span = outside_span
+        self.alive_bytes = 0
+        self._addresses: set[int] = set()
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Returns address and bytes of the storages that are alive."""
+        return [(address, size) for _, address, size, _ in list(self._alive.values())]
+
+    def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
+        if not address or address in self._addresses:
+            return address, size
+        self._addresses.add(address)
+        self.alive_bytes += size
+        return super()._follow(tensor, address, size, device)
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _Reference)
+        known = self._alive.get(reference.key)
+        if known is not None:
+            self._addresses.discard(known[1])
+            self.alive_bytes -= known[2]
+        super()._died(reference)

@@ -23,8 +23,8 @@ from torch._C import _autograd, _profiler
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.profiler.core_library import core_flag, log_level
-from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files
+from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files, has_proc
+from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", None)
@@ -130,12 +130,12 @@ class NativeEvents:
         return self._session.is_running
 
     def start(self) -> bool:
-        """Starts recording; returns False, leaving it alone, if the job's own profiler is warming up or running.
+        """Starts recording; returns False if the job's own profiler is warming up or running, or there is no /proc.
 
         Raises:
             OSError: The job has no file descriptor left, and torch's profiler reads a file at every start.
         """
-        if not can_open_files():
+        if not can_open_files() and has_proc():
             raise OSError(errno.EMFILE, "torch's profiler cannot start: no file descriptor left (ulimit -n)")
         # A scope that no training job enters: a session must never end inside a scope whose begin it recorded, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.

@@ -21,8 +21,8 @@ import torch
 from torch._C import _autograd, _profiler
 
 from memprof.recorder.faults import raise_if_of_job
-from memprof.recorder.profiler.core_library import errors_only
 from memprof.recorder.profiler.kineto import kineto
+from memprof.recorder.profiler.torch_library import errors_only
 
 # Torch's originals: the guard replaces them for the job.
 _prepare, _enable, _disable = _autograd._prepare_profiler, _autograd._enable_profiler, _autograd._disable_profiler
@@ -143,6 +143,16 @@ def can_open_files() -> bool:
         raise_if_of_job(error)
         return False
     return True
+
+
+def has_proc() -> bool:
+    """Whether the system has the files that Kineto reads: without, it warns on stderr at every end of a session."""
+    return sys.platform != "linux" or os.access("/proc/self/comm", os.F_OK)
+
+
+def why_no_session() -> str:
+    """Returns why no session could start."""
+    return "the job's own profiler ran" if has_proc() else "torch's profiler was off (no /proc)"
 
 
 def is_job_profiling() -> bool:

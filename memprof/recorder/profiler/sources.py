@@ -25,18 +25,19 @@ class MemorySources:
         native: The native events, which the job's own profiler must not receive.
     """
 
-    def __init__(self, log: RawLog, *, has_native_events: bool) -> None:
+    def __init__(self, log: RawLog, outside: StorageWatch, *, has_native_events: bool) -> None:
         """Starts with all sources off.
 
         Args:
             log: Destination of all rows.
+            outside: Follows what none of the sources reports; who states it starts it.
             has_native_events: Whether native events would be complete.
         """
         self.is_open = False
         self.native = NativeEvents(log)
         self._log = log
         self._has_native_events = has_native_events and NativeEvents.is_available()
-        self._storages = StorageWatch(log)
+        self._storages, self._outside = StorageWatch(log), outside
         self._history: Any = AllocatorHistory(log)
         self._devices: Any = Devices(log)
         self._is_native = True
@@ -73,7 +74,8 @@ class MemorySources:
             name: Name of this source.
             device: Replaces the allocator's history and the driver's samples; has their methods.
         """
-        self.follow_only(name, lambda _tensor: (0, 0))
+        self._outside.owned_span = lambda _tensor: (0, 0)
+        self.follow_only(name, self._outside.owned_span)
         self._history = self._devices = device
 
     def start(self) -> None:
@@ -117,6 +119,7 @@ class MemorySources:
             self.is_open = False
             (self.native if self._is_native else self._storages).stop()
             self._storages.stop()
+            self._outside.is_running = False
             self._history.stop()
             self._devices.sample()
 
@@ -129,3 +132,4 @@ class MemorySources:
     def forget(self) -> None:
         """Stops following storages: the recording is over."""
         self._storages.abandon()
+        self._outside.abandon()

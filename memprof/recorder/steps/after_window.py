@@ -55,16 +55,21 @@ class AfterWindow:
         Returns:
             Whether enough of the current step is recorded, so that its recording should end here.
         """
-        root = observation.look_at(module)
-        if root < 0:
+        root, is_recording = observation.look_at(module), observation.watch is Watch.RECORDED
+        is_nested = observation.progress.calls or torch._C._current_graph_task_id() != -1
+        if root < 0 and (is_nested or not is_recording):
             return False
         with torch._C.DisableTorchFunction(), untraced():
             elements = elements_of(args, kwargs)
+            kind = self._larger.kind(root, module)
+        if kind < 0:
+            return False
         trains = torch.is_grad_enabled()
-        is_recording = observation.watch is Watch.RECORDED
-        move = self._larger.see(root, elements, trains=trains, is_recording=is_recording)
+        move = self._larger.see(
+            kind if root < 0 else root, elements, trains=trains, is_recording=is_recording, kind=kind
+        )
         if move is Move.BEGIN and observation.watch is Watch.RESTING and _may_record():
-            self._larger.begin(root, trains=trains)
+            self._larger.begin(kind, trains=trains)
             self._record_again(observation)
         if not (is_recording and observation.has_ended) or observation.progress.calls:
             return False

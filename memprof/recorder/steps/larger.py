@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.sliding import leaves_operators
-from memprof.recorder.memory.inventory import plain_tensors, tensors_in
+from memprof.recorder.memory.inventory import tensors_in
+from memprof.recorder.memory.parts import plain_tensors
 from memprof.trace.files.spool import MISSED_STEP
 
 #: Maximum number of steps recorded after the window.
@@ -38,7 +39,7 @@ class _Missed:
 
     Attributes:
         step: Its number.
-        call: The model and whether it trained; None if the total of the step's calls was larger.
+        call: The kind of model and whether gradients were on; None if the total of the step's calls was larger.
         elements: Elements of the inputs.
     """
 
@@ -55,6 +56,8 @@ class LargerSteps:
 
     def __init__(self) -> None:
         """Starts with no step seen."""
+        self._kinds: dict[int, int] = {}
+        self._alike: dict[tuple[type, tuple[tuple[int, ...], ...]], int] = {}
         self._recorded: dict[tuple[int, bool], int] = {}
         self._recorded_total = 0
         self._largest: dict[tuple[int, bool], int] = {}
@@ -66,7 +69,22 @@ class LargerSteps:
         self._in_a_row = 0
         self._missed: _Missed | None = None
 
-    def see(self, root: int, elements: int, *, trains: bool, is_recording: bool) -> Move:
+    def kind(self, root: int, model: torch.nn.Module) -> int:
+        """Returns the number of the first model like this one, which may be wrapped or made anew in every step.
+
+        Args:
+            root: The model's number; -1 for one that has none yet, which is only compared.
+            model: The model.
+        """
+        if root in self._kinds:
+            return self._kinds[root]
+        alike = type(model), tuple(tuple(parameter.shape) for parameter in model.parameters())
+        if root < 0:
+            return self._alike.get(alike, -1)
+        self._kinds[root] = self._alike.setdefault(alike, root)
+        return self._kinds[root]
+
+    def see(self, root: int, elements: int, *, trains: bool, is_recording: bool, kind: int | None = None) -> Move:
         """Notes a model call.
 
         A step can be recorded from its first call of a model with gradients on, or from an earlier call: until then
@@ -77,8 +95,9 @@ class LargerSteps:
             elements: Elements of its inputs.
             trains: Gradients are on.
             is_recording: The step is being recorded.
+            kind: Number of the first model like it; the model's own where left out.
         """
-        call = (root, trains)
+        call = (root if kind is None else kind, trains)
         before = max(self._recorded.get(call, 0), self._largest.get(call, 0) if is_recording else 0)
         may_begin = not (is_recording or self._trained >= 0 or self._is_spent)
         self._largest[call] = max(self._largest.get(call, 0), elements)
@@ -146,13 +165,13 @@ class LargerSteps:
         missed = self._missed
         if missed is None or not self._is_larger(missed):
             return ""
-        does = "evaluated with" if missed.call is not None and not missed.call[1] else "had"
-        what = "recorded evaluation" if does == "evaluated with" else "recorded step"
-        sizes = f"{missed.elements:,} elements", f"{self._known(missed):,}"
-        return (
-            f"{MISSED_STEP}step {missed.step} {does} larger inputs ({sizes[0]}) than any {what} ({sizes[1]}): "
-            f"record it with --skip {missed.step} --steps 1"
-        )
+        is_evaluation = missed.call is not None and not missed.call[1]
+        known = self._known(missed)
+        does = "called a model without gradients on" if is_evaluation else "had"
+        what = f"larger inputs ({missed.elements:,} elements) than any recorded step ({known:,})"
+        if not known:
+            does, what = "called", f"a model{' without gradients' if is_evaluation else ''}, as no recorded step did"
+        return f"{MISSED_STEP}step {missed.step} {does} {what}: record it with --skip {missed.step} --steps 1"
 
     def _is_worth(self, elements: int, known: int) -> bool:
         share = 0.0 if self._left > _MOST_STEPS // 2 else _SHARE

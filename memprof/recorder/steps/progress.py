@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from memprof.recorder.calls.saved_hooks import CHECKPOINT, DISABLED
 from memprof.trace.files.spool import BACKWARD, EVALUATION, FORWARD, OPTIMIZER, OTHER
 
 
@@ -21,6 +22,9 @@ class OpenCall:
         enter_ns: Its start time.
         stack: Number of the Python stack that made the call.
         is_recompute: The call repeats a forward inside backward.
+        hooks: Hooks of the job for saved tensors that are the innermost on entry, as `hooks_of_job` numbers them.
+        is_hooked: Whether these, or those around a checkpoint, take what is saved.
+        enters_hooks: Whether operators in it are hooked by others.
     """
 
     number: int
@@ -30,6 +34,9 @@ class OpenCall:
     enter_ns: int
     stack: int
     is_recompute: bool
+    hooks: int = 0
+    is_hooked: bool = False
+    enters_hooks: bool = False
 
 
 @dataclass
@@ -84,6 +91,20 @@ class Progress:
 
     def _end_evaluation(self) -> None:
         self.is_evaluating = self.is_eval_mode = False
+
+    def is_hooked(self, hooks: int) -> bool:
+        """Returns whether hooks of the job take what an operator saves, and marks the calls that have entered them.
+
+        Args:
+            hooks: The innermost ones, as `hooks_of_job` numbers them; not 0.
+        """
+        if hooks == CHECKPOINT:
+            return bool(self.calls) and self.calls[-1].is_hooked
+        for call in reversed(self.calls):
+            if call.hooks == hooks != DISABLED:
+                break
+            call.enters_hooks = True
+        return True
 
     def leave_backward(self) -> None:
         """Notes that backward, if it ran, is over."""

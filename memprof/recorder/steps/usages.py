@@ -121,10 +121,52 @@ def needs_closure(kind: type[Any]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
+def has_form(optimizer: Any, form: str) -> bool:
+    """Whether an optimizer takes a form of updates: foreach, or fused with the parameters and gradients it has now."""
+    groups = optimizer.param_groups
+    if not all(form in group and not group.get("differentiable") for group in groups) or _has_own_step(type(optimizer)):
+        return False
+    return form != "fused" or all(takes_fused(optimizer, each) for group in groups for each in group["params"])
+
+
+def takes_fused(optimizer: Any, parameter: torch.Tensor) -> bool:
+    """Whether a fused kernel updates a parameter correctly.
+
+    On the CPU, torch's kernels (2.13) read the parameter, its gradient and its state as if these had one dense layout,
+    whatever theirs are, and SGD's leaves parameters of 16 bits as they are; other devices' raise an error.
+    """
+    with torch._C.DisableTorchFunction():
+        is_short = parameter.device.type == "cpu" and parameter.element_size() == 2
+        if not parameter.is_floating_point() or (is_short and isinstance(optimizer, torch.optim.SGD)):
+            return False
+        if parameter.grad is None:
+            return True
+        state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+        read = [parameter.grad, *(each for each in state if isinstance(each, torch.Tensor) and each.dim())]
+        layout = _dense_layout(parameter)
+        return layout is not None and all(_dense_layout(each) == layout for each in read)
+
+
+def _dense_layout(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
+    """Returns sizes and strides of the dimensions that have several elements; None if there are gaps or overlaps."""
+    if tensor.layout is not torch.strided:
+        return None
+    sizes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    is_dense = not tensor.numel() or 1 + sum((size - 1) * stride for size, stride in sizes) == tensor.numel()
+    return sizes if is_dense else None
+
+
+def _has_own_step(kind: type[Any]) -> bool:
+    """Whether a class updates in code outside torch that does not end in the ``step`` of the class that it extends."""
+    steps = (vars(each)["step"] for each in kind.__mro__ if "step" in vars(each))
+    step = next(each for each in steps if not each.__module__.startswith("memprof."))
+    names = getattr(inspect.unwrap(step), "__code__", _has_own_step.__code__).co_names
+    return not (step.__module__.startswith("torch.optim.") or {"super", "step"} <= {*names})
+
+
 def _describe(optimizer: Any) -> str:
     kind = type(optimizer)
-    words = [kind.__name__]
-    words += [form for form in FORMS if all(form in group for group in optimizer.param_groups)]
+    words = [kind.__name__, *(form for form in FORMS if has_form(optimizer, form))]
     if needs_closure(kind):
         words.append(NEEDS_CLOSURE)
     if isinstance(optimizer, torch.optim.LBFGS):

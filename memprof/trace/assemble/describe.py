@@ -71,7 +71,7 @@ def build_manifest(
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
-        notes=(*_step_notes(spool, steps), *notes),
+        notes=(*_step_notes(spool, steps), *notes, *(exit_record or {}).get("without_effect", ())),
     )
 
 
@@ -89,6 +89,7 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         schema_version=SCHEMA_VERSION,
         memprof_version=start["memprof_version"],
         torch_version=start["torch_version"],
+        torch_pin=str(options.get("torch_pin", "")),
         python_version=start["python_version"],
         created_us=start["time_ns"] / 1000,
         command=tuple(str(part) for part in launch.get("command", start["argv"])),

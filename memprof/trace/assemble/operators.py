@@ -13,9 +13,11 @@ from memprof.trace.assemble.phases import operator_phases
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
 from memprof.trace.files.spool import (
+    FLAG_CALL_HOOKS,
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
     FLAG_GENERATED,
+    FLAG_HOOKED,
     FLAG_IN_REGION,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
@@ -69,6 +71,7 @@ def module_calls(recording: Recording) -> Calls:
         first_op_id=np.where(has_ops, recording.row_of_raw[np.minimum(first, last_raw)], NONE),
         last_op_id=np.where(has_ops, recording.row_of_raw[np.clip(end - 1, 0, last_raw)], NONE),
         is_recompute=(calls["flags"] & FLAG_CALL_RECOMPUTE) != 0,
+        enters_hooks=(calls["flags"] & FLAG_CALL_HOOKS) != 0,
     )
     return Calls(table, calls["enter_ns"], calls["exit_ns"])
 
@@ -121,6 +124,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
         stack_id=recording.spread(stack, NONE),
         uses_rng=recording.spread((flags & FLAG_RNG) != 0, fill=False),
         mutates=recording.spread((flags & FLAG_MUTATES) != 0, fill=False),
+        is_hooked=recording.spread((flags & FLAG_HOOKED) != 0, fill=False),
     )
 
 

@@ -25,8 +25,7 @@ from memprof.trace.assemble.operators import durations, module_calls, operator_t
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
-from memprof.trace.assemble.source.autocast_types import find_autocast_types
-from memprof.trace.assemble.source.own_casts import find_own_casts
+from memprof.trace.assemble.source.autocast_types import find_autocast_types, find_own_casts
 from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables

@@ -316,9 +316,12 @@ def _read_ranks(archive: Archive, numbers: Iterable[int], rows: Mapping[str, int
             raise damaged(path, f"the manifest of rank {number} is missing")
     for number, name, content in zip(ordered, names, archive.read_all(names), strict=True):
         try:
-            manifest = Manifest.from_json(_read_json(path, name, content))
+            record = _read_json(path, name, content)
+            manifest = Manifest.from_json(record)
         except TypeError as error:
             raise damaged(path, f"in the manifest of rank {number}, {error}") from error
+        if not record.keys() & manifest.to_json().keys():
+            raise damaged(path, f"the manifest of rank {number} has no known key")
         _check_size(archive, f"rank{number}", rows)
         yield FileRank(archive, dataclasses.replace(manifest, rank=number), rows, folder=f"rank{number}")
 

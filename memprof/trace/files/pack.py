@@ -100,9 +100,8 @@ class _Tally:
                 self.rows[kind] += len(tables[kind]) if kind in tables else 0
             yield manifest, tables
         if self.faults and not self.manifests:
-            raise MemprofError(
-                f"the recording could not be packed ({next(iter(self.faults.values()))}). It is safe in {spool.folder}."
-            )
+            fault = next(iter(self.faults.values()))
+            raise MemprofError(f"the recording cannot be read ({fault}). Its raw rows stay in {spool.folder}.")
         if not self.manifests:
             raise BadInputError(spool.describe_nothing())
 

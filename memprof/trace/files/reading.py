@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import stat
 import time
@@ -18,6 +19,11 @@ from memprof.units import format_bytes
 
 #: Size limit in bytes of text files that people and memprof write: plans, baselines, settings.
 TEXT_LIMIT_BYTES = 16 << 20
+#: The same of TOML: plans and settings. Python's parser takes seconds for more.
+TOML_LIMIT_BYTES = 256 << 10
+#: A key of a hundred parts and a value in a hundred containers: the parser's time grows with their square.
+_LONG_KEY = re.compile(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}")
+_OPENINGS = re.compile(r"(?:[\[{][^\S\n]*+){100}")
 
 #: How long to wait for a writer to open a pipe, and for a writer that has opened it to write.
 _NOBODY_S = 4.0
@@ -132,8 +138,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parses untrusted TOML.
 
     Raises:
-        ValueError: It is not TOML, nests too deeply, or has an integer beyond TOML's 64 bits.
+        ValueError: It is not TOML, too long, nests too deeply, or has an integer beyond TOML's 64 bits.
     """
+    if len(text) > TOML_LIMIT_BYTES:
+        raise ValueError(f"it is longer than {format_bytes(TOML_LIMIT_BYTES)}")
+    if _LONG_KEY.search(text) or _OPENINGS.search(text):
+        raise ValueError("it is nested too deep")
     try:
         tables = tomllib.loads(text)
     except RecursionError:
@@ -186,7 +196,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for place, name in enumerate(names) if name in names[:place])
+        last = {name: place for place, (name, _) in enumerate(pairs)}
+        double = next(name for place, (name, _) in enumerate(pairs) if last[name] != place)
         raise ValueError(f"the key {double[:60]!r} is duplicated in one object")
     return record

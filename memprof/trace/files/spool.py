@@ -53,7 +53,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "events": ("time_ns", "address", "size_bytes", "total"),
     # One row per module call, written when it ends.
     "calls": ("call", "module", "parent", "first_op", "end_op", "enter_ns", "exit_ns", "flags"),
-    # One row per block known to be alive when an epoch of the recording begins.
+    # One row per block known to be alive when an epoch of the recording begins; its bytes are negative where torch's
+    # allocator does not own it.
     "alive": ("time_ns", "address", "size_bytes"),
     # A fact about the memory at an address at a given time.
     "facts": ("time_ns", "address", "size_bytes", "category", "name", "module", "tensor"),
@@ -154,10 +155,12 @@ FLAG_IN_CLOSURE = 128  # within an update, after a forward that it called, witho
 FLAG_EVAL_MODE = 256  # after a call of a trained model in evaluation mode, with gradients on
 FLAG_IN_REGION = 512  # called by compiled code; its module and stack are those of the lines it was compiled from
 FLAG_GENERATED = 1024  # run by compiled code without torch's dispatcher, so torch's profiler does not show it
+FLAG_HOOKED = 2048  # what autograd saves of it goes to hooks of the job, or the job has disabled all hooks
 #: From this bit on: 1 plus the index, in the texts `phases`, of the job's own name for the phase; 0 without.
 NAME_SHIFT = 16
-# Flag of the `calls` stream.
+# Flags of the `calls` stream.
 FLAG_CALL_RECOMPUTE = 1
+FLAG_CALL_HOOKS = 2  # within it, operators ran with FLAG_HOOKED by hooks that were not there when it began
 # Phase codes are indices into schema.PHASES; in light recordings, the job's own names (texts `phases`) follow.
 FORWARD, BACKWARD, OPTIMIZER, OTHER, EVALUATION, SAVING, LOADING = range(7)
 # Role codes are indices into schema.ROLES.

@@ -136,6 +136,11 @@ class Reserved:
     after: Ints
     end: int
 
+    @classmethod
+    def unknown(cls, entries: int) -> Reserved:
+        """Returns those of a file that does not contain them, below 0."""
+        return cls(NONE, np.full(entries, NONE, dtype=np.int64), NONE)
+
     @property
     def peak(self) -> int:
         """Peak reserved bytes in the window."""

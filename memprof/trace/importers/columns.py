@@ -11,7 +11,7 @@ import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable, text_of
-from memprof.trace.schema import ACTIONS, Bools, Floats, Ints, Segments
+from memprof.trace.schema import ACTIONS, NONE, Bools, Floats, Ints, Segments
 
 #: Action codes: indices into the schema's list; actions not listed there are dropped.
 _CODES = {name: place for place, name in enumerate(ACTIONS)}
@@ -74,6 +74,20 @@ class Entries:
         """Returns the number of entries."""
         return len(self.action)
 
+    @classmethod
+    def plain(
+        cls,
+        action: Ints,
+        address: Ints,
+        size: Ints,
+        time_us: Floats,
+        stacks: list[Stack],
+        category: list[str] | None = None,
+    ) -> Entries:
+        """Returns entries on one stream and in the default pool, without remarks."""
+        stream, none = np.zeros(len(size), dtype=np.int64), [""] * len(size)
+        return cls(action, address, size, stream, time_us, none, stacks, {}, none, none, category)
+
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
@@ -96,6 +110,12 @@ class Blocks:
     def __len__(self) -> int:
         """Returns the number of blocks."""
         return len(self.address)
+
+    @classmethod
+    def of_sizes(cls, size: Ints) -> Blocks:
+        """Returns blocks of which nothing but the size is known."""
+        nowhere, is_pending = np.full(len(size), NONE, dtype=np.int64), np.zeros(len(size), dtype=np.bool_)
+        return cls(nowhere, size, size, is_pending, [NO_STACK] * len(size))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ from memprof.trace.importers.columns import (
 )
 from memprof.trace.schema import ACTIONS, NONE, Ints, Segments
 
+#: What a memory profile (``torch.profiler``) knows of the time before it, as a clause.
+PROFILED_START = (
+    "memory from before the profiler began is in it only where an operator uses it: the peak is a lower bound"
+)
+
 
 @dataclass(frozen=True)
 class OutOfMemory:
@@ -42,7 +47,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device of a snapshot; bytes are requested bytes where the name says so, else allocated bytes.
+    """One device of a file; bytes are requested bytes where the name says so, else allocated bytes; NONE if unknown.
 
     Attributes:
         device: Its name, such as ``cuda:0``.
@@ -57,6 +62,7 @@ class DeviceFacts:
         end_active_requested_bytes: Requested bytes of those.
         end_reserved_bytes: Bytes of all segments.
         start_requested_bytes: Requested bytes in use before the first entry, computed backwards from the end.
+        start_allocated_bytes: Allocated bytes in use before the first entry.
         start_reserved_bytes: Bytes of segments before the first entry.
         peak_requested_bytes: Peak requested bytes in the window.
         peak_allocated_bytes: Peak allocated bytes in the window.
@@ -79,6 +85,7 @@ class DeviceFacts:
     end_active_requested_bytes: int
     end_reserved_bytes: int
     start_requested_bytes: int
+    start_allocated_bytes: int
     start_reserved_bytes: int
     peak_requested_bytes: int
     peak_allocated_bytes: int
@@ -91,9 +98,7 @@ class DeviceFacts:
     def to_json(self) -> Json:
         """Returns the figures as JSON containers."""
         found: Json = to_json(self)
-        if self.end_reserved_bytes < 0:  # not reported
-            found |= dict.fromkeys(("end_reserved_bytes", "start_reserved_bytes", "peak_reserved_bytes"))
-        return found
+        return found | {name: None for name, value in found.items() if value == NONE}
 
 
 def find_facts(
@@ -104,14 +109,26 @@ def find_facts(
     all_blocks: int,
     lives: Allocations,
     reserved: Reserved,
+    *,
+    knows_start: bool = True,
 ) -> DeviceFacts:
-    """Computes the figures of one device."""
-    end = int(blocks.requested[~blocks.is_pending].sum())
+    """Computes the figures of one device.
+
+    Args:
+        device: Its name.
+        entries: Its history.
+        segments: Its segments at the end.
+        blocks: Their blocks in use.
+        all_blocks: Number of blocks, in use or not.
+        lives: Lives of its blocks.
+        reserved: Reserved bytes.
+        knows_start: Everything that was in use before the first entry is among the lives.
+    """
     held = _held_bytes(lives, lives.requested, len(entries))
     missing = _missing_actions(entries, segments, lives)
     counted = Counter(entries.action.tolist())
     actions = {name: counted[code] for code, name in enumerate(ACTIONS) if counted[code]} | entries.unknown
-    start = int(held[0])
+    start, allocated = int(held[0]), _held_bytes(lives, lives.allocated, len(entries))
     return DeviceFacts(
         device=device,
         entries=len(entries) + sum(entries.unknown.values()),
@@ -119,17 +136,18 @@ def find_facts(
         segments=len(segments),
         expandable_segments=int(segments.is_expandable.sum()),
         blocks=all_blocks,
-        end_requested_bytes=end,
+        end_requested_bytes=int(blocks.requested[~blocks.is_pending].sum()),
         end_allocated_bytes=int(blocks.size[~blocks.is_pending].sum()),
         end_active_bytes=int(blocks.size.sum()),
         end_active_requested_bytes=int(blocks.requested.sum()),
         end_reserved_bytes=reserved.end,
-        start_requested_bytes=start,
+        start_requested_bytes=start if knows_start else NONE,
+        start_allocated_bytes=int(allocated[0]) if knows_start else NONE,
         start_reserved_bytes=reserved.start,
         peak_requested_bytes=int(held.max()),
-        peak_allocated_bytes=int(_held_bytes(lives, lives.allocated, len(entries)).max()),
+        peak_allocated_bytes=int(allocated.max()),
         peak_reserved_bytes=reserved.peak,
-        history_complete=len(entries) > 1 and start == 0 and reserved.start <= 0 and not missing,
+        history_complete=knows_start and len(entries) > 1 and start == 0 and reserved.start <= 0 and not missing,
         has_timeline=len(entries) > 1,
         missing_actions=missing,
         out_of_memory=tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, Prof
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable
-from memprof.trace.manifest import Backend, Machine, Manifest, Window
+from memprof.trace.importers.stacks.frames import Stack, StackTable
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
 from memprof.version import __version__
 
@@ -31,6 +31,11 @@ _BACKEND = Backend(
         "the purpose of memory, except where phases show it: most of it is in the category unknown",
         "memory that torch's allocator does not own",
     ),
+)
+#: Where the trace has no count of the allocator's own. Torch's CPU allocator counts only while a profiler runs, and
+#: what is freed between two profiles stays in its count.
+_UNKNOWN_START = (
+    "what was in use before the profiler began, and is not freed in the trace, is not in it: the peak is a lower bound"
 )
 
 
@@ -44,6 +49,7 @@ class KinetoDevice:
         steps: The profiler's steps.
         notes: Caveats for the reader.
         has_addresses: The trace contains addresses.
+        knows_start: The trace shows what was in use before it began.
         created_us: Start of the trace, Unix time.
         device_name: Name of the device.
     """
@@ -53,6 +59,7 @@ class KinetoDevice:
     steps: list[ProfilerStep]
     notes: tuple[str, ...]
     has_addresses: bool
+    knows_start: bool
     created_us: float
     device_name: str
 
@@ -81,6 +88,7 @@ class KinetoDevice:
             rank=rank,
             world_size=world_size,
             backend=_BACKEND,
+            capture=Capture() if self.knows_start else Capture(is_complete=False, reason=_UNKNOWN_START),
             window=Window(steps=len(phases.starts)),
             notes=self.notes,
         )
@@ -118,20 +126,17 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     has_addresses = all(event.address for event in events)
     size = whole_numbers([event.size for event in events], "the sizes of [memory] events")
     stack_of = stacks_of(trace, events, stacks)
-    entries = Entries(
-        action=np.where(size > 0, ALLOC, FREE),
-        address=np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
-        size=np.abs(size),
-        stream=np.zeros(len(events), dtype=np.int64),
-        time_us=np.array([event.time_us for event in events]) + trace.base_us,
-        pool=[""] * len(events),
-        stacks=stack_of,
-        unknown={},
-        compile_context=[""] * len(events),
-        user_metadata=[""] * len(events),
+    entries = Entries.plain(
+        np.where(size > 0, ALLOC, FREE),
+        np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
+        np.abs(size),
+        np.array([event.time_us for event in events]) + trace.base_us,
+        stack_of,
     )
-    rest, drift = _rest_from_before(events, size, find_lives(entries, _blocks(np.zeros(0, dtype=np.int64)), rounding=1))
-    blocks = _blocks(np.array([rest] if rest > 0 else [], dtype=np.int64))
+    rest, drift = _rest_from_before(events, size, find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1))
+    is_counted = name != "cpu" and all(event.allocated is not None for event in events)
+    rest = rest if is_counted else 0
+    blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
     lives = find_lives(entries, blocks, rounding=1)
     reserved = _reserved(events)
     notes = [
@@ -139,17 +144,14 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     ]
     if not has_addresses:
         notes.append("the trace contains no addresses: each free is matched with the latest allocation of its size.")
-    is_counted = all(event.allocated is not None for event in events)
-    if not is_counted:
-        notes.append("the trace does not contain what was allocated before it began, except for what is freed in it.")
-    elif rest > 0:
+    if rest > 0:
         notes.append(f"{rest:,} bytes were in use before the trace began and stay so; their origin is unknown.")
     if drift:
         notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
     if has_cpu and any(event.device == "cpu" for event in trace.memory):
         notes.append("memory events of the CPU are left out.")
     segments = Segments.empty()
-    facts = find_facts(name, entries, segments, _blocks(lives.requested[lives.free == NONE]), 0, lives, reserved)
+    end = Blocks.of_sizes(lives.requested[lives.free == NONE])
     return KinetoDevice(
         number=number,
         history=DeviceHistory(
@@ -162,14 +164,14 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
             stacks=stacks,
             lives=lives,
             reserved=reserved,
-            # Without the allocator's own count, the bytes allocated earlier are unknown.
-            facts=replace(facts, history_complete=facts.history_complete and is_counted),
+            facts=find_facts(name, entries, segments, end, 0, lives, reserved, knows_start=is_counted),
         ),
         steps=[
             ProfilerStep(one.number, one.start_us + trace.base_us, one.end_us + trace.base_us) for one in trace.steps
         ],
         notes=tuple(notes),
         has_addresses=has_addresses,
+        knows_start=is_counted,
         created_us=float(entries.time_us[0]) if len(entries) else 0.0,
         device_name=trace.device_names.get(number, "") if name != "cpu" else "",
     )
@@ -198,22 +200,11 @@ def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocati
     return start - int(lives.requested[lives.alloc == NONE].sum()), drift
 
 
-def _blocks(size: Ints) -> Blocks:
-    """Builds blocks without addresses."""
-    return Blocks(
-        address=np.full(len(size), NONE, dtype=np.int64),
-        size=size,
-        requested=size,
-        is_pending=np.zeros(len(size), dtype=np.bool_),
-        stacks=[NO_STACK] * len(size),
-    )
-
-
 def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
-    """Returns the allocator's own count of reserved bytes; below 0 where the trace has none."""
+    """Returns the allocator's own count of reserved bytes; below 0 where it has none, as on the CPU."""
     counts = [event.reserved for event in events]
-    if not counts or any(count is None for count in counts):
-        return Reserved(NONE, np.full(len(events), NONE, dtype=np.int64), NONE)
+    if not any(counts) or any(count is None for count in counts):
+        return Reserved.unknown(len(events))
     after = np.array(counts, dtype=np.int64)
     return Reserved(int(after[0]), after, int(after[-1]))
 

@@ -14,11 +14,11 @@ from memprof.trace.files.reading import parse_json
 from memprof.trace.importers.allocations import Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
 from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.facts import find_facts
+from memprof.trace.importers.facts import PROFILED_START, find_facts
 from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.importers.stacks.frames import NO_STACK, StackTable
-from memprof.trace.manifest import Backend, Machine, Manifest, Window
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
 from memprof.version import __version__
 
@@ -38,6 +38,10 @@ _BACKEND = Backend(
         "the device: the file does not name it",
     ),
 )
+#: CUDA's allocator rounds to this: what is smaller was allocated on the CPU.
+_BLOCK_BYTES = 512
+#: As many smaller blocks are not what is left where an old tensor is freed in the same microsecond.
+_FEW_BLOCKS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +72,16 @@ class Timeline:
             memprof_version=__version__,
             created_us=float(times[0]) if len(times) else 0.0,
             target=path.name,
-            machine=Machine(device_name="CUDA device 0", device_kind="cuda"),
+            machine=Machine(device_name=f"{self.history.name} device", device_kind=self.history.name),
             rank=rank,
             world_size=world_size,
             backend=_BACKEND,
+            capture=Capture(is_complete=False, reason=PROFILED_START),
             window=Window(steps=len(phases.starts)),
             notes=(
                 f"imported from a memory timeline of torch.profiler ({what}); categories are the profiler's own.",
-                "the file does not name its device, nor the version of torch: cuda:0 is assumed.",
+                "the file does not name its device, nor the version of torch"
+                + (": blocks below 512 B show that it is the CPU." if self.history.name == "cpu" else "."),
             ),
         )
         return manifest, tables
@@ -134,7 +140,19 @@ def read_timeline(path: Path, data: bytes) -> Timeline:
     pieces = [_Pieces() for _ in _CATEGORIES]
     for row, category, change in changes:
         pieces[category].change(row, change)
-    return Timeline(_history(times_us, pieces), is_raw)
+    return Timeline(_history(_device_of(times_us, changes), times_us, pieces), is_raw)
+
+
+def _device_of(times_us: list[float], changes: list[tuple[int, int, int]]) -> str:
+    """Returns ``cpu`` where blocks are smaller than those of CUDA's allocator, else ``unknown``.
+
+    What is there at first may be tensors from before the window, with the sizes of their elements.
+    """
+    by_time: dict[float, int] = {}
+    for row, _, change in changes:
+        by_time[times_us[row]] = by_time.get(times_us[row], 0) + change
+    by_time.pop(min(by_time))
+    return "cpu" if sum(0 < change < _BLOCK_BYTES for change in by_time.values()) >= _FEW_BLOCKS else "unknown"
 
 
 def _by_category(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, int]]]:
@@ -174,7 +192,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _history(times_us: list[float], pieces: list[_Pieces]) -> DeviceHistory:
+def _history(name: str, times_us: list[float], pieces: list[_Pieces]) -> DeviceHistory:
     """Writes the pieces as a history of allocations and frees, each at an address of its own."""
     rows: list[tuple[int, int, int, int, str]] = []  # row, free before alloc, address, bytes, category
     address = 0
@@ -186,33 +204,27 @@ def _history(times_us: list[float], pieces: list[_Pieces]) -> DeviceHistory:
                 rows.append((gone, 0 if gone > born else 2, address, size, ""))
     rows.sort(key=lambda one: one[:3])
     count = len(rows)
-    entries = Entries(
-        action=np.array([ALLOC if one[1] == 1 else FREE for one in rows], dtype=np.int64),
-        address=np.array([one[2] for one in rows], dtype=np.int64),
-        size=np.array([one[3] for one in rows], dtype=np.int64),
-        stream=np.zeros(count, dtype=np.int64),
-        time_us=np.array([times_us[one[0]] for one in rows]),
-        pool=[""] * count,
-        stacks=[NO_STACK] * count,
-        unknown={},
-        compile_context=[""] * count,
-        user_metadata=[""] * count,
-        category=[one[4] for one in rows],
+    entries = Entries.plain(
+        np.array([ALLOC if one[1] == 1 else FREE for one in rows], dtype=np.int64),
+        np.array([one[2] for one in rows], dtype=np.int64),
+        np.array([one[3] for one in rows], dtype=np.int64),
+        np.array([times_us[one[0]] for one in rows]),
+        [NO_STACK] * count,
+        [one[4] for one in rows],
     )
-    none = np.zeros(0, dtype=np.int64)
-    blocks = Blocks(none, none, none, none.astype(np.bool_), [])
-    lives = find_lives(entries, blocks, rounding=1)
-    reserved = Reserved(NONE, np.full(count, NONE, dtype=np.int64), NONE)
+    lives = find_lives(entries, Blocks.of_sizes(entries.size[:0]), rounding=1)
+    blocks = Blocks.of_sizes(lives.requested[lives.free == NONE])
+    reserved = Reserved.unknown(count)
     segments = Segments.empty()
     return DeviceHistory(
         number=0,
-        name="cuda:0",
+        name=name,
         entries=entries,
         segments=segments,
-        blocks=blocks,
+        blocks=Blocks.of_sizes(entries.size[:0]),
         annotations=[],
         stacks=StackTable(),
         lives=lives,
         reserved=reserved,
-        facts=find_facts("cuda:0", entries, segments, blocks, 0, lives, reserved),
+        facts=find_facts(name, entries, segments, blocks, 0, lives, reserved, knows_start=False),
     )

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from memprof.errors import BadInputError
 from memprof.trace.importers.allocations import BlockSizes, Reserved, find_lives, find_reserved
 from memprof.trace.importers.columns import (
@@ -26,7 +24,7 @@ from memprof.trace.importers.raw_segments import examine_segments, with_pools
 from memprof.trace.importers.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
 from memprof.trace.importers.stacks.frames import StackTable
-from memprof.trace.schema import NONE, Segments
+from memprof.trace.schema import Segments
 
 #: Called with the current activity, and the share completed.
 Progress = Callable[[str, float], None]
@@ -163,8 +161,7 @@ def _profiled_device(number: int, is_cpu: bool, trace: Any, raw: list[Any]) -> D
     stacks, name = StackTable(), "cpu" if is_cpu else f"cuda:{number}"
     entries = read_entries(trace, stacks, f"the history of {name}")
     blocks, segments = read_blocks([one for one in raw if one.get("address") is not None], stacks), Segments.empty()
-    lives, unknown = find_lives(entries, blocks, rounding=1), np.full(len(entries), NONE, dtype=np.int64)
-    reserved = Reserved(NONE, unknown, NONE)
+    lives, reserved = find_lives(entries, blocks, rounding=1), Reserved.unknown(len(entries))
     return DeviceHistory(
         number=number,
         name=name,
@@ -175,7 +172,7 @@ def _profiled_device(number: int, is_cpu: bool, trace: Any, raw: list[Any]) -> D
         stacks=stacks,
         lives=lives,
         reserved=reserved,
-        facts=find_facts(name, entries, segments, blocks, len(blocks), lives, reserved),
+        facts=find_facts(name, entries, segments, blocks, len(blocks), lives, reserved, knows_start=False),
         remarks=("it was made from a profile: categories are the profiler's own, and reserved memory is unknown.",),
     )
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.facts import DeviceFacts
+from memprof.trace.importers.facts import PROFILED_START, DeviceFacts
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Snapshot
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.schema import NONE
 from memprof.units import format_bytes
 from memprof.version import __version__
 
@@ -50,7 +51,9 @@ def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phase
         created_us=float(times.min(initial=np.inf)) if len(times) else 0.0,
         target=path.name,
         machine=Machine(
-            device_name=f"CUDA device {device.number}", device_kind="cuda", allocator_settings=snapshot.settings
+            device_name="" if device.name == "cpu" else f"CUDA device {device.number}",
+            device_kind=device.name.partition(":")[0],
+            allocator_settings=snapshot.settings,
         ),
         rank=rank,
         world_size=len(snapshot.devices),
@@ -73,7 +76,7 @@ def missing_reason(facts: DeviceFacts) -> str:
 
 def _capture(facts: DeviceFacts) -> Capture:
     if not facts.out_of_memory:
-        reason = missing_reason(facts)
+        reason = PROFILED_START if facts.start_allocated_bytes == NONE else missing_reason(facts)
         return Capture(is_complete=not reason, reason=reason)
     last = facts.out_of_memory[-1]
     who = last.source or "code without a stack"
@@ -93,16 +96,16 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
     if facts.has_timeline:
         notes.append(
             f"imported from a memory snapshot of {facts.entries:,} entries ({counted}); in the recorded window, "
-            f"requested bytes peak at {facts.peak_requested_bytes:,}, allocated ones at "
-            f"{facts.peak_allocated_bytes:,}, reserved ones at {facts.peak_reserved_bytes:,}."
+            f"allocated bytes peak at {_count(facts.peak_allocated_bytes)}, requested ones at "
+            f"{_count(facts.peak_requested_bytes)}, reserved ones at {_count(facts.peak_reserved_bytes)}."
         )
         notes.append(
             "the history is complete: recording began before the first allocation."
             if facts.history_complete
             else f"{missing_reason(facts)}."
             if facts.missing_actions
-            else f"recording began with {facts.start_requested_bytes:,} requested bytes in use already and "
-            f"{facts.start_reserved_bytes:,} reserved; the peak is that of the recorded window."
+            else f"recording began with {_count(facts.start_requested_bytes)} requested bytes in use already and "
+            f"{_count(facts.start_reserved_bytes)} reserved; the peak is that of the recorded window."
         )
     else:
         notes.append(
@@ -110,8 +113,8 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
             f"place in the code, in no order of time. To record one, {HOW_TO_RECORD}."
         )
     notes.append(
-        f"at the end {facts.end_requested_bytes:,} bytes are requested, in blocks of {facts.end_allocated_bytes:,} and "
-        f"segments of {facts.end_reserved_bytes:,}."
+        f"at the end {_count(facts.end_allocated_bytes)} bytes are allocated, for {_count(facts.end_requested_bytes)} "
+        f"requested, in segments of {_count(facts.end_reserved_bytes)}."
     )
     if facts.has_timeline and bool(np.isnan(entries.time_us).all()):
         notes.append("the file contains no times, as before torch 2.3: the axis is the order of entries.")
@@ -139,3 +142,7 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
     if entries.unknown:
         notes.append(f"actions unknown to this version were left out: {', '.join(sorted(entries.unknown))[:200]}.")
     return notes
+
+
+def _count(size: int) -> str:
+    return "unknown" if size == NONE else f"{size:,}"

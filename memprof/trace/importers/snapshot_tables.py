@@ -16,6 +16,7 @@ from memprof.trace.importers.snapshot_events import allocator_events, annotation
 from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
 from memprof.trace.importers.stacks.frames import NO_STACK, Stack
 from memprof.trace.schema import (
+    CATEGORIES,
     NONE,
     AllocatorEvents,
     Annotations,
@@ -32,6 +33,7 @@ from memprof.trace.schema import (
     Steps,
     Storages,
     Table,
+    Texts,
 )
 from memprof.trace.step import sum_at
 
@@ -197,7 +199,18 @@ def _purposes(device: DeviceHistory, rows: _Rows, phases: Phases) -> Purposes:
     if not device.facts.has_timeline:
         count = len(rows.created)
         return Purposes(np.full(count, "unknown", dtype=object), np.full(count, "", dtype=object))
-    return find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))
+    found = find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))
+    noted, made = _noted_categories(device.entries), born_at != NONE
+    if noted is not None:
+        found.category[made], found.how[made] = noted[born_at[made]], BY_PROFILER
+    return found
+
+
+def _noted_categories(entries: Entries) -> Texts | None:
+    """Returns the categories that an export of memprof's notes at each allocation; None for other histories."""
+    noted = np.array([note.partition(" ")[0] for note in entries.user_metadata], dtype=object)
+    own = noted[entries.action == ALLOC]
+    return noted if len(own) and np.isin(own, CATEGORIES).all() else None
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 from memprof.errors import BadInputError
+from memprof.machines.host_limits import free_memory
 from memprof.trace.files.reading import read_bytes
 from memprof.trace.importers.old_pickles import looks_old
 from memprof.units import format_bytes
@@ -82,18 +81,14 @@ def read_input(path: Path) -> tuple[str, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_bytes(path, _most_bytes(), lambda start: _refuse_nonsense(path, start[:64]))
+        # Loading a file takes several times its size in memory.
+        return read_bytes(path, free_memory().total_bytes, lambda start: _refuse_nonsense(path, start[:64]))
     except FileNotFoundError:
         raise BadInputError(f"There is no file {path}.") from None
     except IsADirectoryError:
         raise BadInputError(f"{path} is a folder: name the snapshot or trace inside it.") from None
     except (OSError, ValueError) as error:
         raise BadInputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-
-
-def _most_bytes() -> int:
-    """Returns the size limit in bytes of a file: loading it takes several times its size in memory."""
-    return psutil.virtual_memory().total
 
 
 def _refuse_nonsense(path: Path, start: bytes) -> None:

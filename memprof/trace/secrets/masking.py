@@ -11,9 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from memprof.trace.secrets.secret_names import is_secret_list, is_secret_name, names_a_digest
-from memprof.trace.secrets.secret_shapes import mask_shapes
-
 #: Replacement for a secret.
 MASK = "***"
 
@@ -152,3 +149,131 @@ def _blank(value: Any) -> Any:
     if isinstance(value, list):
         return [_blank(item) for item in value]
     return value if value is None or isinstance(value, bool) or value == "" else MASK
+
+
+#: A name that contains one of these anywhere, ignoring separators, denotes a secret.
+_ANYWHERE = re.compile(
+    r"passw|passphrase|passcode|secret|credential|apikey|accesskey|authkey|privatekey|signingkey|encryptionkey"
+    r"|authtoken|accesstoken|refreshtoken|bearer|authorization|connectionstring|webhook|mnemonic"
+    r"|(seed|recovery|backup)phrase|clientassertion"
+)
+#: A name that ends in one of these, ignoring separators: what one logs in with once, and what stands for a login.
+_AT_END = re.compile(
+    r"(sess(ion)?|csrf|xsrf)id$|pincode$|connstr(ing)?$|(2|two)fa$"
+    r"|(access|auth|login|verif\w*|recovery|backup|security|otp|mfa|2fa|twofactor|onetime|sms|activation|pairing)codes?$"
+)
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+#: Last parts of names of secrets.
+_ENDS = {"token", "key", "pass", "pwd", "pw", "pat", "auth", "creds", "cookie", "dsn", "sig", "signature", "passwd"}
+_ENDS |= {"oauth", "cred", "cookies", "psk", "sid", "pin", "otp", "totp", "hotp", "mfa", "jwt", "jws", "jwe", "sas"}
+#: Parts before such an ending whose value is not a secret.
+_BEFORE = {
+    "token": "pad eos bos unk sep cls mask image video audio special prompt stop start end next last first per max min "
+    "num by one new text current prefix suffix separator begin cut drop each type",
+    "key": "sort label image text img data target input output caption audio video prompt answer question foreign "
+    "primary group index order dict column field metric monitor state ckpt checkpoint hash score reward response "
+    "message messages content cache partition batch feature id loss seed rng layer module name query q k v",
+    "pass": "forward backward first second third one two single multi num by per max min low high band each fwd bwd",
+    "auth": "use no enable with require disable",
+    "pat": "file name glob include exclude filter path ignore match",
+    "sig": "func function method type",
+    "signature": "func function method type model",
+    "pw": "max min",
+}
+_BEFORE_SETS = {end: frozenset(words.split()) for end, words in _BEFORE.items()}
+#: Plural names of several secrets; but ``--max_tokens`` is a count, and ``--sort-keys`` names fields.
+_PLURAL_AFTER = frozenset(
+    ("api", "auth", "access", "secret", "hf", "refresh", "bearer", "private", "signing", "wandb", "github", "openai")
+)
+#: Endings in s of a single secret.
+_SINGULAR = ("pass", "credentials", "sas", "jws", "cookies")
+_DIGESTS = frozenset(
+    ("commit", "sha", "sha1", "sha256", "rev", "revision", "hash", "digest", "checksum", "md5", "uuid", "fingerprint")
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Returns whether an option, variable or key of this name holds a secret.
+
+    Args:
+        name: For example ``--hf_token``, ``AWS_SECRET_ACCESS_KEY`` or ``logger.wandb.api_key``.
+    """
+    parts = _parts_of(name)
+    if not parts:
+        return False
+    if _ANYWHERE.search("".join(parts)) or _AT_END.search("".join(parts)):
+        return True
+    end, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if end in ("tokens", "keys", "passes"):
+        return before in _PLURAL_AFTER
+    return end in _ENDS and before not in _BEFORE_SETS.get(end, ())
+
+
+def is_secret_list(name: str) -> bool:
+    """Returns whether an option of this name takes several secrets, such as ``--api-keys``."""
+    parts = _parts_of(name)
+    return bool(parts) and parts[-1].endswith("s") and parts[-1] not in _SINGULAR and is_secret_name(name)
+
+
+def names_a_digest(name: str) -> bool:
+    """Returns whether a long random value under this name is not a secret: a commit, a checksum."""
+    parts = _parts_of(name)
+    return bool(parts) and parts[-1] in _DIGESTS and not is_secret_name(name)
+
+
+def _parts_of(name: str) -> list[str]:
+    """Splits the last part of a dotted name at dashes, underscores and capitals; trailing numbers are dropped."""
+    parts = [part.lower() for part in _PARTS.findall(re.split(r"[./@]", name.strip("./@"))[-1])]
+    while len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()
+    return parts
+
+
+#: Tokens by vendor prefix.
+_TOKENS = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_(?=\w*[A-Z0-9]|\w{16})[A-Za-z0-9]{10,}"  # Hugging Face
+    r"|gh[pousr]_\w{10,}|github_pat_\w{10,}|glpat-[\w-]{10,}|glc_[\w=]{20,}"
+    r"|sk-(?=[\w-]*\d|[\w-]{20})[\w-]{16,}|[sr]k_(?:live|test)_\w{8,}|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{10,}|r8_\w{20,}"
+    r"|A(?:KIA|SIA|ROA|IDA|GPA)[0-9A-Z]{10,}"  # Amazon
+    r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{10,}"  # Slack
+    r"|AIza[\w-]{20,}|ya29\.[\w-]{10,}|GOCSPX-[\w-]{10,}"  # Google
+    r"|eyJ[\w-]{8,}\.[\w.=-]+"  # JSON web tokens
+    r"|npm_\w{20,}|pypi-[\w-]{16,}|dckr_pat_[\w-]{10,}|dop_v1_\w{20,}|shp(?:at|ca|pa|ss)_\w{10,}|SG\.[\w-]{10,}\.[\w-]{10,}"
+    r"|wandb_v\d_\w{10,}|lin_api_\w{10,}|AGE-SECRET-KEY-\w{10,}"
+    r")"
+)
+_HOOKS = re.compile(r"(hooks\.slack\.com/services/|/api/webhooks/)[\w/-]{8,}", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
+#: Prefixes of a random string that is a digest, not a secret.
+_DIGEST = r"(?:sha\d*|md5|commit|rev|revision|hash|digest|checksum)[:=@ -]"
+_RUN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{20,}={0,2}(?![A-Za-z0-9+/_-])")
+_HEX = re.compile(r"[0-9a-f]{32,}|[0-9A-F]{32,}")
+
+
+def mask_shapes(text: str, mask: str) -> str:
+    """Returns a text with everything masked that has the shape of a secret."""
+    text = _PRIVATE_KEY.sub(mask, text)
+    text = _HOOKS.sub(lambda match: match[1] + mask, text)
+    text = _TOKENS.sub(mask, text)
+    return _RUN.sub(lambda match: mask if _is_random(match) else match[0], text)
+
+
+def _is_random(match: re.Match[str]) -> bool:
+    """Returns whether a run of letters and digits is random, and not made by people or git."""
+    run = match[0].rstrip("=")
+    before = match.string[max(0, match.start() - 12) : match.start()]
+    if re.search(_DIGEST + "$", before, re.IGNORECASE):
+        return False
+    if _HEX.fullmatch(run):
+        return any(letter.isdigit() for letter in run) and any(letter.isalpha() for letter in run)
+    has_upper, has_lower, digits = any(map(str.isupper, run)), any(map(str.islower, run)), sum(map(str.isdigit, run))
+    separators = sum(not letter.isalnum() for letter in run)
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+|.", run)
+    longest, mean = max(map(len, parts)), len(run) / len(parts)
+    if has_upper and has_lower and len(run) == 40 and digits and set("/+") & set(run):
+        return mean <= 3 and longest <= 12  # as in Amazon's secret keys
+    if has_upper and has_lower and digits >= 2:
+        # Compound words made by people have longer words than random strings do.
+        return mean <= 2.7 and longest <= 7 and separators <= len(run) / 8
+    return not separators and len(run) >= 32 and digits >= 5 and mean <= 4 and longest <= 10

@@ -60,7 +60,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "lbfgs": r"LBFGS recomputes the loss inside its step|LBFGS has no",
     },
     "swap optimizer": {"lbfgs": r"swap cannot move LBFGS' state"},
-    "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form; leave loop out"},
+    "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form for these parameters; leave loop out"},
 }
 
 #: What two policies refuse only together: with its head, the loss reads parameters beside the model's output.

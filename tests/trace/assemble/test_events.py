@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.events import own_events
+from memprof.trace.assemble.memory.events import outside_events, own_events, with_outside
 
 
 def own(events: list[tuple[int, int, int, int]], alive: tuple[int, ...] = ()) -> list[bool]:
@@ -62,3 +62,17 @@ def test_order_is_that_of_time() -> None:
 def test_no_events() -> None:
     """A job that takes no memory has none."""
     assert own([]) == []
+
+
+def test_memory_outside_the_allocator_is_added_to_its_count() -> None:
+    """A block of 100 bytes is stated before, one of 10 is taken and freed by references. The allocator counts 5, then
+    12 and 7 bytes of its own: with the others 105, 115, 122, 112 and 107. The free of its own block at 3, which a
+    reference reports, is none of theirs."""
+    address, size = np.array([1, 2, 1, 2, 1, 3]), np.array([5, 10, 7, -10, -5, -8])
+    total = np.array([5, -1, 12, -1, 7, -1])
+    alive = {"address": np.array([9, 3]), "size_bytes": np.array([-100, 8])}
+    events = {"address": address, "size_bytes": size, "total": total}
+    is_outside = outside_events(events, alive, is_native=True)
+    assert is_outside.tolist() == [False, True, False, True, False, False]
+    assert with_outside(size[:5], total[:5], is_outside[:5], 100).tolist() == [105, 115, 122, 112, 107]
+    assert not outside_events(events, alive, is_native=False).any()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.recorder.memory.optimizer_facts import describe_optimizer
+from memprof.recorder.memory.failures import describe_optimizer
 from memprof.trace.assemble.optimizers.optimizers import FORMULAS, full_state_bytes
 
 #: A matrix, an image kernel, a vector, a scalar, an empty one, and one whose rows do not lie one after the other.

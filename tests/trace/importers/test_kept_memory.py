@@ -14,6 +14,7 @@ from tests.trace.importers.writing import (
     BACKWARD,
     FORWARD,
     MIB,
+    OPTIMIZER,
     TRAIN,
     block,
     entry,
@@ -156,3 +157,94 @@ def test_a_model_that_is_loaded_after_another_one_has_run_is_not_data(tmp_path: 
     job.alloc(MIB, [script])
     job.free(job.alloc(2 * MIB, FORWARD))
     assert job.categories(tmp_path)[1:3] == ["parameter", "input"]
+
+
+CUBLAS, LIKE_HOPPERS = 8_519_680, 32 * MIB
+HANDLE = frame("??:0", "at::cuda::getCurrentCUDABlasHandle()")
+ALLOCATES = frame("CUDACachingAllocator.cpp:0", "c10::cuda::CUDACachingAllocator::Native::malloc(void**)")
+
+
+def _operator(name: str) -> dict[str, object]:
+    return frame("??:0", f"at::_ops::{name}::call(at::Tensor const&)")
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "native", "is_workspace"),
+    [
+        pytest.param(LIKE_HOPPERS, 1, [_operator("exp")], False, id="another operator"),
+        pytest.param(LIKE_HOPPERS, 1, [ALLOCATES, _operator("mm")], False, id="a product's result"),
+        pytest.param(3 * MIB, 1, [ALLOCATES, HANDLE, _operator("mm")], True, id="a handle's, of any size"),
+        pytest.param(LIKE_HOPPERS, 1, [_operator("mm")], True, id="by size, where the frames do not say"),
+        pytest.param(LIKE_HOPPERS, 3, [], False, id="too many"),
+        pytest.param(LIKE_HOPPERS, 2, [], False, id="several of one stack"),
+        pytest.param(LIKE_HOPPERS, 1, [], True, id="one of a stack"),
+        pytest.param(CUBLAS, 3, [], True, id="a size that tensors do not have"),
+    ],
+)
+def test_a_workspace_of_cublas_is_known_by_its_stack(
+    size: int, count: int, native: list[dict[str, object]], is_workspace: bool, tmp_path: Path
+) -> None:
+    """A tensor that is as large as a workspace is none where the stack, or the number of them, contradicts that."""
+    places = [LIKE_HOPPERS * number for number in range(1, count + 1)]
+    at = [segment(0, block(MIB)), *(segment(place, block(size)) for place in places)]
+    history = [entry("alloc", 0, MIB, TRAIN), *(entry("alloc", place, size, [*native, *FORWARD]) for place in places)]
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot(at, history))).ranks
+    assert (tables[Storages].category == "workspace").tolist() == [False, *[is_workspace] * count]
+
+
+def test_old_tensors_as_large_as_a_workspace_are_parameters(tmp_path: Path) -> None:
+    """Of five tensors of 32 MiB older than the history, two have gradients: one is left, which cuBLAS may have."""
+    kept = [segment(place * LIKE_HOPPERS, block(LIKE_HOPPERS)) for place in range(5)]
+    gradients = range(5 * LIKE_HOPPERS, 7 * LIKE_HOPPERS, LIKE_HOPPERS)
+    history = [entry("alloc", 8 * LIKE_HOPPERS, MIB, FORWARD)]
+    history += [entry("alloc", address, LIKE_HOPPERS, BACKWARD) for address in gradients]
+    history += [*freed(8 * LIKE_HOPPERS, MIB), entry("alloc", 9 * LIKE_HOPPERS, 512, OPTIMIZER)]
+    history += [one for address in gradients for one in freed(address, LIKE_HOPPERS, frames=TRAIN)]
+    end = segment(9 * LIKE_HOPPERS, block(512))
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot([*kept, end], history))).ranks
+    storages = tables[Storages]
+    old = storages.category[(storages.requested_bytes == LIKE_HOPPERS) & (storages.created_op_id < 0)]
+    assert sorted(old.tolist()) == ["optimizer_state"] * 2 + ["parameter"] * 2 + ["workspace"]
+
+
+def test_a_result_that_is_dropped_at_once_is_no_workspace(tmp_path: Path) -> None:
+    """A result of forward that is freed before anything else is allocated is not what a kernel works in beside one."""
+    line = [frame("/job/model.py:8", "forward"), *FORWARD[1:]]
+    history = [
+        entry("alloc", 0, MIB, FORWARD),
+        entry("alloc", MIB, 2 * MIB, FORWARD),
+        *freed(MIB, 2 * MIB),
+        entry("alloc", 4 * MIB, 4 * MIB, line),
+        *freed(4 * MIB, 4 * MIB),
+    ]
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot([segment(0, block(MIB))], history))).ranks
+    storages = tables[Storages]
+    found = dict(zip((storages.requested_bytes // MIB).tolist(), storages.category.tolist(), strict=True))
+    assert (found[2], found[4]) == ("workspace", "temporary")
+
+
+@pytest.mark.parametrize("is_state", [False, True])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_weights_that_an_update_replaces_stay_parameters(is_state: bool, updates: int, tmp_path: Path) -> None:
+    """``p.data = p.data - lr * p.grad``: the new tensor is a parameter, and so is the old one, from before the history.
+
+    Where a tensor of 4 MiB always stays beside it, that is the weight, and what is replaced its momentum.
+    """
+    size, places = 4 * MIB, iter(range(0, 1 << 40, 8 * MIB))
+    weight, gradient, kept = next(places), next(places), next(places)
+    update = [*OPTIMIZER[1:]]
+    history = []
+    for _ in range(updates):
+        saved, product, new = next(places), next(places), next(places)
+        history += [entry("alloc", saved, MIB, FORWARD), entry("alloc", gradient, size, BACKWARD)]
+        history += [*freed(saved, MIB), entry("alloc", product, size, update), entry("alloc", new, size, update)]
+        history += [*freed(weight, size), *freed(product, size), *freed(gradient, size)]
+        weight = new
+    at_end = [segment(weight, block(size)), *([segment(kept, block(size))] if is_state else [])]
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot(at_end, history))).ranks
+    storages = tables[Storages]
+    found = storages.category[(storages.requested_bytes == size)].tolist()
+    replaced = "optimizer_state" if is_state else "parameter"
+    assert found.count(replaced) == 1 + updates
+    assert found.count("parameter") == (1 if is_state else 1 + updates)
+    assert found.count("temporary") == found.count("gradient") == updates

@@ -120,6 +120,23 @@ def test_devices_become_ranks(tmp_path: Path) -> None:
         opened(tmp_path, events, device=2)
 
 
+@pytest.mark.parametrize("counted", [0, 3072])
+def test_the_start_of_a_trace_of_the_cpu_is_unknown(counted: int, tmp_path: Path) -> None:
+    """Torch's CPU allocator counts while a profiler runs only, and goes on counting what is freed between two of them.
+
+    So neither a count of 0 at the first event nor one of 3 KiB says what was in use: the peak is that of the events.
+    """
+    events = [memory(10, 1024, 0xA, counted + 1024), memory(20, -1024, 0xA, counted)]
+    for event in events:
+        event["args"] |= {"Device Type": 0, "Device Id": -1, "Total Reserved": 0}
+    (tmp_path / "trace.json").write_text(json.dumps(events))
+    (device,) = import_file(tmp_path / "trace.json").devices
+    assert device["peak_allocated_bytes"] == 1024
+    assert not device["history_complete"]
+    assert device["start_allocated_bytes"] is device["peak_reserved_bytes"] is None
+    assert "lower bound" in opened(tmp_path, events).manifest.capture.reason
+
+
 def test_counts_that_drift_are_told(tmp_path: Path) -> None:
     """Where the allocator's own count is not the sum of events, a note says how often."""
     events = [memory(1, 512, 1, 512), memory(2, 512, 2, 4096)]

@@ -223,6 +223,26 @@ def test_single_changes_of_a_memory_timeline_are_read(tmp_path: Path) -> None:
     assert trace.table(Memory).allocated_bytes.max() == 96
 
 
+@pytest.mark.parametrize(("size", "device"), [(4, "cpu"), (512, "unknown")])
+def test_a_memory_timeline_is_of_no_device_that_it_does_not_show(size: int, device: str, tmp_path: Path) -> None:
+    """Blocks smaller than CUDA's are the CPU's; others may be of any device. What is unused is not in it.
+
+    The tensor of 100 bytes was there before the profiler, with the size of its elements, so it shows nothing.
+    """
+    changes = [[1000 * row, 2, size, 7] for row in range(1, 5)]
+    raw = [[-1, 1, 100, 0], *changes]
+    sums = [[0, 100, 0, 0, 0, 0, 0, 0, size * row] for row in range(5)]
+    for content in (raw, [[1, 2, 3, 4, 5], sums]):
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        result = read(tmp_path / "t.json")
+        (found,) = result.devices
+        assert found["device"] == device
+        assert found["peak_allocated_bytes"] == found["end_allocated_bytes"] == 100 + 4 * size
+        assert not found["history_complete"]
+        assert found["start_allocated_bytes"] is None
+        assert result.ranks[0][0].machine.device_kind == device
+
+
 def test_pictures_and_other_json_are_told_apart(tmp_path: Path) -> None:
     """A timeline that is only a picture is named as one, with what to export; other lists are no timeline."""
     (tmp_path / "t.html").write_text("<html><body><img src='data:image/png;base64,AAAA'></body></html>")
@@ -248,6 +268,8 @@ def test_a_page_of_profile_plot_keeps_categories_and_the_cpu(tmp_path: Path) -> 
     trace = opened(read(tmp_path / "p.html"), tmp_path / "run.memprof")
     assert trace.table(Storages).category.tolist() == ["parameter", "temporary"]
     assert set(trace.table(Storages).device.tolist()) == {"cpu"}
+    assert trace.manifest.machine.device_kind == "cpu"
+    assert "lower bound" in trace.manifest.capture.reason
     assert trace.manifest.torch_version == ""
 
 

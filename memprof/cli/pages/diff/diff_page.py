@@ -51,7 +51,7 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
         page.add(Text(ranks))
     if explains:
         _explain(page, found)
-    page.add_section("Peaks", _moments(found), "of the whole step, and of each phase")
+    page.add_section("Peaks", _moments(found), "allocated bytes, of the whole step and of each phase")
     for kind, title in TITLES.items():
         parts, more = changed(found.focus, kind, rows)
         remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")

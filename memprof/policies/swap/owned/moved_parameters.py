@@ -9,7 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.stack_marks import is_in_transform
-from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
+from memprof.policies.swap.owned.stays import can_move, joined, update_of, with_stays
 from memprof.policies.swap.records import called_modules, node_bounds, require_untouched
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -34,7 +34,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
         starts.append(np.full(len(own), calls.first_op_id[call]))
         ends.append(np.full(len(own), calls.last_op_id[call]))
         is_new.append(np.zeros(len(own), dtype=np.bool_))
-    leased, start, end = _joined(_leases(step, top_of), _recomputed(step, top_of))
+    leased, start, end = joined(_leases(step, top_of), _recomputed(step, top_of))
     columns = (
         np.concatenate([*at, leased]),
         np.concatenate([*starts, start]),
@@ -138,17 +138,3 @@ def _recomputed(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:
     ended = np.where(forward != NONE, node_last[forward], node_op)
     np.maximum.at(end, place[is_known], ended[is_known])
     return at, start, end
-
-
-def _joined(leases: tuple[Ints, Ints, Ints], again: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints]:
-    """Returns both kinds of stays in backward, one where those of a parameter overlap."""
-    at, start, end = (np.concatenate(columns) for columns in zip(leases, again, strict=True))
-    order = np.lexsort((start, at))
-    at, start, end = at[order], start[order], end[order]
-    rows: list[int] = []
-    for row in range(len(at)):
-        if rows and at[rows[-1]] == at[row] and start[row] <= end[rows[-1]]:
-            end[rows[-1]] = max(end[rows[-1]], end[row])
-        else:
-            rows.append(row)
-    return at[rows], start[rows], end[rows]

@@ -13,7 +13,7 @@ from memprof.policies.optimizer.seen import refuse_closure
 from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.runtime.model_names import chosen_modules, with_children
-from memprof.policies.swap.owned.stays import can_move, update_of, with_stays
+from memprof.policies.swap.owned.stays import can_move, joined, update_of, with_stays
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
@@ -37,8 +37,7 @@ def transform_state(step: Step, policy: Swap) -> Step:
     moved = state_to_move(step, policy)
     if policy.one_by_one:
         return _one_by_one(step, policy, moved)
-    start, end = update_of(step, moved)
-    return with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
+    return _with_reads(step, policy, moved, moved, *update_of(step, moved))
 
 
 def state_to_move(step: Step, policy: Swap) -> Ints:
@@ -83,16 +82,34 @@ def _one_by_one(step: Step, policy: Swap, moved: Ints) -> Step:
     for row, update in enumerate(updates.updates):
         owner[list(update.storages.values())] = row
     at = moved[owner[moved] != NONE]  # the rest stays out: a parameter without a gradient
-    rewritten = with_stays(
-        _freed_with_calls(step, updates.ops, first, last),
-        policy,
-        at,
-        first[owner[at]],
-        last[owner[at]],
-        np.ones(len(at), dtype=np.bool_),
-        moved=moved,
-    )
+    freed = _freed_with_calls(step, updates.ops, first, last)
+    rewritten = _with_reads(freed, policy, moved, at, first[owner[at]], last[owner[at]])
     return dataclasses.replace(rewritten, duration_us=rewritten.duration_us + CALL_US * (len(updates.updates) - 1))
+
+
+def _with_reads(step: Step, policy: Swap, moved: Ints, at: Ints, first: Ints, last: Ints) -> Step:
+    """Keeps state in memory during its update and while the job reads it.
+
+    What is read between updates stays until a module is called, or until its update ends.
+
+    Args:
+        step: The step.
+        policy: The settings.
+        moved: The storages that are moved.
+        at: Those that are updated.
+        first: The first operator of each one's update.
+        last: The last one.
+    """
+    begin, end = np.full((2, len(step.storages)), len(step.ops))
+    begin[at], end[at] = first, last
+    storage, op = step.uses.storage_id, step.uses.op_id
+    is_read = np.isin(storage, moved) & ((op < begin[storage]) | (op > end[storage]))
+    storage, op = storage[is_read], op[is_read]
+    calls = np.unique(step.module_calls.first_op_id[step.module_calls.first_op_id != NONE])
+    leaves = np.append(calls, len(step.ops))[np.searchsorted(calls, op, side="right")] - 1
+    leaves = np.where(op < begin[storage], np.minimum(leaves, end[storage]), leaves)
+    at, first, last = joined((at, first, last), (storage, op, leaves))
+    return with_stays(step, policy, at, first, last, np.ones(len(at), dtype=np.bool_), moved=moved)
 
 
 def _freed_with_calls(step: Step, ops: Ints, first: Ints, last: Ints) -> Step:

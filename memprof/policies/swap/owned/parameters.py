@@ -14,14 +14,12 @@ from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import hook_weakly, replace_weakly
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.owned.readers import bring_in_for_casts, bring_in_for_readers
-from memprof.policies.swap.owned.states import require_values
 from memprof.policies.swap.packing import callable_modules, is_plain, require_unhooked
-from memprof.policies.swap.regions import MovedParameter, Region, is_moved
+from memprof.policies.swap.regions import MovedParameter, Region
 
 
 def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_bytes: int) -> None:
-    """Wraps the chosen modules, and hooks the optimizers and the saving and loading of the modules' state.
+    """Wraps the chosen modules, and hooks the optimizers.
 
     Raises:
         PolicyError: No parameter can be moved.
@@ -39,20 +37,10 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
         region = Region(parameters[id(p)] for p in module.parameters() if id(p) in parameters)
         if region:
             job.wrap_forward(module, region.wrap)
-            save: Any = module.register_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
-            load: Any = module.register_load_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
-            job.hide_hook(module, "_state_dict_pre_hooks", save)
-            job.hide_hook(module, "_load_state_dict_pre_hooks", load)
     for module in {id(each): each for top in chosen for each in top.modules()}.values():
         region = Region(parameters[id(p)] for p in module.parameters() if id(p) in parameters)
         if region and type(module).forward is not torch.nn.Module.forward:
             job.wrap_forward(module, region.wrap_inside, innermost=True)
-    for module in job.model.modules():
-        own = Region(parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters)
-        if own:
-            job.before_copies(module, own.bring_in)
-            bring_in_for_casts(job, module, own.bring_in)
-    bring_in_for_readers(job, {key: each.bring_in for key, each in parameters.items()})
     everything = Region(parameters.values())
     updates = _Updates(parameters)
     # Hooks on all optimizers, because the job may create another one later.
@@ -62,10 +50,6 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     job.put_around_uses(updates.around_uses)
     job.on_undo(replace_weakly(parametrize, "register_parametrization", updates.parametrize))
     job.on_undo(everything.bring_in)
-    job.notes.append(
-        "swap: moved parameters read as NaN outside their modules' forward and backward and the update; "
-        "state_dict(), parameters() and named_parameters() bring them in"
-    )
 
 
 class _Updates:
@@ -84,7 +68,6 @@ class _Updates:
         region = Region([] if own is None else [own])
         region.pin()
         try:
-            require_values([parameter])
             yield
         finally:
             region.let_go()
@@ -102,19 +85,13 @@ class _Updates:
         return before(module, tensor_name, *args, **kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Brings in the parameters for an update of all.
-
-        Raises:
-            PolicyError: It would update a tensor without values.
-        """
+        """Brings in the parameters for an update of all."""
         self._pinned.unpin()  # left by an update that ended with an exception
         self._pinned = Region([])
         given = [p for group in optimizer.param_groups for p in group["params"]]
         needed = {id(p): p for p in given if id(p) in self._parameters and (not self._one_by_one or is_plain(p.grad))}
         self._pinned = Region([self._parameters[key] for key in needed])
         self._pinned.pin()
-        # Those of other plans, and those without a gradient, may be out.
-        require_values(p for p in given if p.requires_grad and (id(p) in needed or not is_moved(p)))
 
     def after_step(self, *_: Any) -> None:
         """Releases them."""

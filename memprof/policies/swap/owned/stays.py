@@ -8,19 +8,14 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.elements import element_bytes
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
-from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
-
-#: Name of the one element that stands for all tensors of its type that are out.
-STAND_IN = "stands for tensors that are out"
 
 
 def can_move(step: Step, policy: Swap, category: str) -> Bools:
@@ -33,7 +28,14 @@ def can_move(step: Step, policy: Swap, category: str) -> Bools:
 
 
 def with_stays(
-    step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools, *, moved: Ints | None = None
+    step: Step,
+    policy: Swap,
+    at: Ints,
+    start: Ints,
+    end: Ints,
+    is_changed: Bools,
+    *,
+    moved: Ints | None = None,
 ) -> Step:
     """Replaces storages that were always in memory by intervals (stays).
 
@@ -62,33 +64,10 @@ def with_stays(
     draft.use(out_ids, stays[changed], "read")
     moved = np.unique(at) if moved is None else moved
     draft.remove_storages(moved)
-    _insert_stand_ins(draft, step, moved)
     # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
     return draft.build()
-
-
-def _insert_stand_ins(draft: Draft, step: Step, moved: Ints) -> None:
-    """Inserts the elements that stand for what is out, one for each device and type; other swaps share them."""
-    storages = step.storages
-    known = {(storages.device[row], storages.dtype[row]) for row in np.flatnonzero(storages.name == STAND_IN)}
-    first = {(storages.device[row], storages.dtype[row]): row for row in moved[::-1]}
-    new = np.array([row for kind, row in first.items() if kind not in known], dtype=np.int64)
-    rows = storages.take(new)
-    size = element_bytes(rows.dtype)
-    nowhere = np.full(len(new), NONE)
-    draft.insert_storages(
-        rows.replace(
-            name=np.full(len(new), STAND_IN, dtype=np.object_),
-            module_id=nowhere,
-            requested_bytes=size,
-            allocated_bytes=rounded(size, rows.device),
-            created_op_id=nowhere,
-            freed_op_id=nowhere,
-            shape=np.full(len(new), "", dtype=np.object_),
-        )
-    )
 
 
 def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
@@ -104,3 +83,17 @@ def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
     used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
     number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
     return first[number], last[number]
+
+
+def joined(*stays: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints]:
+    """Returns stays of several kinds, each a storage, a start and an end; those of one storage that overlap are one."""
+    at, start, end = (np.concatenate(columns) for columns in zip(*stays, strict=True))
+    order = np.lexsort((start, at))
+    at, start, end = at[order], start[order], end[order]
+    rows: list[int] = []
+    for row in range(len(at)):
+        if rows and at[rows[-1]] == at[row] and start[row] <= end[rows[-1]]:
+            end[rows[-1]] = max(end[rows[-1]], end[row])
+        else:
+            rows.append(row)
+    return at[rows], start[rows], end[rows]

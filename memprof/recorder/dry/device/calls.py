@@ -79,6 +79,7 @@ class DeviceCalls(TorchFunctionMode):
         autograd: Any = torch.autograd
         run = autograd._engine_run_backward
 
+        @wraps(run)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             self._before_backward()
             with self:  # a function mode is off inside the calls it handles, and `Tensor.backward` is one
@@ -88,11 +89,12 @@ class DeviceCalls(TorchFunctionMode):
         make = _Tensor._make_wrapper_subclass
 
         def make_wrapper(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > _EXTRA_KEYS and is_cuda(args[_WRAPPED_DEVICE]):  # functional tensors of torch's tracing
+            is_placed = is_cuda(args[_WRAPPED_DEVICE] if len(args) > _WRAPPED_DEVICE else kwargs.get("device"))
+            if len(args) > _EXTRA_KEYS and is_placed:  # functional tensors of torch's tracing, and jagged ones
                 args = (*args[:_EXTRA_KEYS], args[_EXTRA_KEYS] | _AUTOCAST, *args[_EXTRA_KEYS + 1 :])
-            if is_cuda(kwargs.get("device")):
+            if is_placed:
                 answer_wrapped_device(args[0])
-            return make(*args, **{name: down(value) for name, value in kwargs.items()})
+            return make(*map(down, args), **{name: down(value) for name, value in kwargs.items()})
 
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         # A data loader pins its batches in a thread of its own, where no mode is on.

@@ -142,7 +142,7 @@ def _install_numbers() -> None:
 
     def state(*_: Any, **__: Any) -> torch.Tensor:
         with torch._C._DisableTorchDispatch():
-            return torch.zeros(16, dtype=torch.uint8)
+            return torch.zeros(16, dtype=torch.uint8, device="cpu")  # whatever the default device is
 
     _put(torch, {"Generator": renamed(Generator, generator)})
     _put(torch.cuda, {"default_generators": tuple(Generator("cuda") for _ in range(ORDINALS.count))})

@@ -5,11 +5,14 @@ The job holds the tensor itself, so a fake tensor is kept with its storage and t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.trace.zero_filling import FILLING, ZEROS
 
 #: Attribute of a storage: the fake tensor in its place.
 _STAND_IN = "_memprof_stand_in"
@@ -65,3 +68,36 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 def is_integral(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of integers or booleans, whose values sizes may depend on."""
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+#: Makes the stand-in for an argument with data, such as an index of the processor: between the zeros and their filling.
+_LENDING = torch.ops.aten.empty_strided.default
+
+
+class InPlace:
+    """Tracks the zeros that an operator of backward created last."""
+
+    def __init__(self) -> None:
+        """Starts with no zeros seen."""
+        self._zeros: weakref.ref[torch.Tensor] | None = None
+
+    def result(self, func: Any, args: Any, result: Any) -> Any:
+        """Returns an operator's result: the zeros passed to it, if they are backward's own and fresh.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            result: Its result, a fake tensor.
+        """
+        if func is _LENDING:
+            return result
+        zeros, self._zeros = self._zeros, None
+        if torch._C._current_graph_task_id() == -1:
+            return result
+        known = zeros() if zeros is not None else None
+        name = str(func)
+        if known is not None and name in FILLING and known is args[0] and known.shape == result.shape:
+            return known
+        if name in ZEROS and isinstance(result, torch.Tensor):
+            self._zeros = weakref.ref(result)
+        return result

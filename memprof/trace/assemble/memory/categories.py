@@ -151,8 +151,9 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     category[lives.is_exchanged] = "collective"
     for code, text in reversed(_SETTLED):
         category[facts.about(code, storages)] = text
-    # The data set and prefetched, unused batches look like the batches that were used.
+    # The data set and prefetched, unused batches look like the batches that were used; copies of weights are neither.
     families = facts.family[np.isin(facts.storage, np.flatnonzero(category == "input"))]
-    alike = facts.storage[(facts.category == HELD) & np.isin(facts.family, families)]
+    is_weight = np.isin(facts.tensor, facts.tensor[facts.category == PARAMETER])
+    alike = facts.storage[(facts.category == HELD) & np.isin(facts.family, families) & ~is_weight]
     category[alike[category[alike] == "unknown"]] = "input"
     return category

@@ -1,4 +1,4 @@
-"""Selects, among recorded memory events, those that are one allocation or free of the allocator's own memory."""
+"""Selects, among recorded memory events, those that are one allocation or free of memory that counts."""
 
 from __future__ import annotations
 
@@ -42,3 +42,39 @@ def own_events(time_ns: Ints, address: Ints, size_bytes: Ints, total: Ints, aliv
     is_own = np.empty(len(order), dtype=np.bool_)
     is_own[order] = np.where(is_allocating, is_counted, ends_own_taking | ends_older)
     return is_own
+
+
+def outside_events(events: dict[str, Ints], alive: dict[str, Ints], *, is_native: bool) -> Bools:
+    """Selects the events of memory that counts although torch's allocator, which reports the others, does not own it.
+
+    They are reported by weak references, without the allocator's count, like some frees of its own memory: only where
+    a reference reported the allocation, too, or the block was stated as such (with negative bytes) before the events.
+
+    Args:
+        events: Address, size and count of each, by column. Shape (events,).
+        alive: Address and bytes of the blocks known to be alive before the first event.
+        is_native: The allocator reports the others; else references report all.
+    """
+    address, size_bytes = events["address"], events["size_bytes"]
+    is_unreported = (events["total"] < 0) & (size_bytes != 0) & is_native
+    stated = alive["address"][alive["size_bytes"] < 0]
+    found: Bools = is_unreported & np.isin(address, np.concatenate([address[is_unreported & (size_bytes > 0)], stated]))
+    return found
+
+
+def with_outside(size_bytes: Ints, total: Ints, is_outside: Bools, before: int) -> Ints:
+    """Returns the count after each event with what counts besides the allocator's memory. Shape (events,).
+
+    Args:
+        size_bytes: Size of each event in order of time, negative for frees.
+        total: The allocator's count after each event; -1 where not reported.
+        is_outside: Events of other memory.
+        before: Bytes of other memory before the first event.
+    """
+    own = np.flatnonzero(~is_outside)
+    if (len(own) == len(total) and not before) or not len(own) or total[own[0]] < 0:
+        return total
+    places = np.searchsorted(own, np.arange(len(total)), side="right") - 1
+    carried = np.where(places < 0, total[own[0]] - size_bytes[own[0]], total[own[np.maximum(places, 0)]])
+    result: Ints = carried + before + np.cumsum(np.where(is_outside, size_bytes, 0))
+    return result

@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.devices.allocator_history import NO_HISTORY, History, block_bytes, last_at, read_history
-from memprof.trace.assemble.memory.events import own_events
+from memprof.trace.assemble.memory.events import outside_events, own_events, with_outside
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.schema import NONE, Ints
@@ -147,10 +147,17 @@ def within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
 
 def _on_cpu(spool: Spool, epoch: Epoch) -> DeviceEvents:
     events, alive = within(spool.columns("events"), epoch), within(spool.columns("alive"), epoch)
-    is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive["address"])
+    is_outside = outside_events(events, alive, is_native=epoch.source == "native")
+    own, in_use = {name: values[~is_outside] for name, values in events.items()}, alive["size_bytes"] > 0
+    is_own = is_outside.copy()
+    is_own[~is_outside] = own_events(
+        own["time_ns"], own["address"], own["size_bytes"], own["total"], alive["address"][in_use]
+    )
     is_own &= events["size_bytes"] != 0  # else a mark: all events up to here have been recorded
     order = np.flatnonzero(is_own)
     order = order[np.argsort(events["time_ns"][order], kind="stable")]
+    size_bytes, is_outside = events["size_bytes"][order], is_outside[order]
+    before = -int(alive["size_bytes"][~in_use].sum())
     unknown = np.full(len(order), NONE, dtype=np.int64)
     # Python also holds tensors on devices, but their memory is not the CPU's.
     is_here = ~np.isin(alive["address"], spool.columns("device_alive")["address"])
@@ -158,12 +165,12 @@ def _on_cpu(spool: Spool, epoch: Epoch) -> DeviceEvents:
         device=CPU,
         time_ns=events["time_ns"][order],
         address=events["address"][order],
-        size_bytes=events["size_bytes"][order],
-        total=events["total"][order],
+        size_bytes=size_bytes,
+        total=with_outside(size_bytes, events["total"][order], is_outside, before),
         reserved=unknown,
         requested=unknown,
         alive_address=alive["address"][is_here],
-        alive_bytes=alive["size_bytes"][is_here],
+        alive_bytes=np.abs(alive["size_bytes"][is_here]),
         alive_requested=np.full(int(is_here.sum()), NONE, dtype=np.int64),
         history=NO_HISTORY,
     )

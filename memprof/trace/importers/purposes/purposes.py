@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from memprof.machines.architectures import cublas_workspace_sizes
 from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
+from memprof.trace.importers.purposes.replaced import find_replaced
 from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
@@ -69,8 +71,10 @@ class Lives:
 def find_purposes(lives: Lives) -> Purposes:
     """Determines categories.
 
-    * A stack that assigns a gradient or sets up optimizer state says so.
-    * What is freed before anything else is allocated is a workspace; so are cuBLAS's, which have known sizes and stay.
+    * A stack that assigns a gradient, sets up optimizer state or gives cuBLAS its workspace says so.
+    * Weights and states that updates replace are those (``replaced.py``).
+    * What an operator frees before anything else is allocated, beside its result, is a workspace; so are cuBLAS's,
+      which have known sizes and stay.
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends
       before or in backward, as where memory runs out there; else temporary. Backward's is temporary if backward frees
       it, else a gradient. An update's is optimizer state if it stays, else temporary.
@@ -92,18 +96,26 @@ def find_purposes(lives: Lives) -> Purposes:
         category[chosen], how[chosen] = name, source
 
     made, stays = lives.created != NONE, lives.freed == NONE
-    for attribute, name in (("makes_gradient", "gradient"), ("makes_state", "optimizer_state")):
-        says = np.array([getattr(stack, attribute) for stack in lives.stacks], dtype=np.bool_)
+    sayings = ("makes_gradient", "gradient"), ("makes_state", "optimizer_state"), ("makes_workspace", "workspace")
+    for attribute, name in sayings:
+        says = np.array([getattr(stack, attribute) is True for stack in lives.stacks], dtype=np.bool_)
         settle(made & says[lives.created], name, BY_STACK)
     has_backward = bool((lives.phase == "backward").any())
     is_forward, is_backward, is_update, is_other, is_older = (
         born == name for name in ("forward", "backward", "optimizer", "other", "before")
     )
-    settle(_are_cublas(lives, stays & ~is_update, is_older), "workspace", BY_SIZE)
-    settle((is_forward | is_backward) & (lives.freed == lives.created), "workspace", BY_PHASES)
+    backward_ends = _ends_of(lives, "backward")
+    made_by_backward = _most_at_once(lives, is_backward & _spans(lives, "optimizer"), backward_ends)
+    lines = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
+    weights, states = find_replaced(lives.created, lives.freed, lives.size, lives.phase, lines, made_by_backward)
+    settle(weights, "parameter", BY_PHASES)
+    settle(states, "optimizer_state", BY_PHASES)
+    settle(_are_cublas(lives, made & stays & ~is_update & (how == "")), "workspace", BY_SIZE)
+    settle((is_forward | is_backward) & _beside_a_result(lives), "workspace", BY_PHASES)
     by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
     # A model may be loaded after another one has run.
-    is_setup = is_other & stays & (_before_first(lives, "forward") | by_module)
+    is_called = np.array([bool(stack.modules) for stack in lives.stacks], dtype=np.bool_)[lives.created]
+    is_setup = is_other & stays & (_before_first(lives) & ~is_called | by_module)
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
     ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
     settle(is_forward & (in_backward | ends_early | _dies_with_graph(lives, is_forward)), "activation", BY_PHASES)
@@ -134,21 +146,44 @@ def find_purposes(lives: Lives) -> Purposes:
     return Purposes(category, how)
 
 
-def _are_cublas(lives: Lives, stays: Bools, is_older: Bools) -> Bools:
-    """Returns which lives are cuBLAS's workspaces: all are of one size, and there are few of them.
+def _are_cublas(lives: Lives, mask: Bools) -> Bools:
+    """Returns which lives of the history are cuBLAS's workspaces by their size: no others are made there.
+
+    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others.
 
     Args:
         lives: The lives.
-        stays: Those that may be one.
-        is_older: Those made before the history.
+        mask: Those that may be one.
     """
+    may = np.array([stack.makes_workspace is None for stack in lives.stacks], dtype=np.bool_)
+    keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
     for size in cublas_workspace_sizes():
-        found = np.flatnonzero(stays & (lives.size == size))
+        same = (lives.size == size) & (lives.created != NONE)
+        found = np.flatnonzero(same & mask & may[lives.created])
+        made_by = keys[lives.created[found]]
+        if size & (size - 1) == 0:
+            again = [(keys[lives.created[same]] == key).sum() > 1 for key in made_by.tolist()]
+            found = found[(made_by == NONE) | ~np.array(again, dtype=np.bool_)] if len(found) <= _HANDLES else found[:0]
         if len(found):
-            older = found[is_older[found]]
-            found = np.setdiff1d(found, older[_HANDLES:])
-            return np.isin(np.arange(len(stays)), found)
-    return np.zeros(len(stays), dtype=np.bool_)
+            return np.isin(np.arange(len(mask)), found)
+    return np.zeros(len(mask), dtype=np.bool_)
+
+
+def _beside_a_result(lives: Lives) -> Bools:
+    """Returns which lives end before anything else is allocated, while what their operator made next to them stays.
+
+    Without a stack of Python's, as on autograd's threads, each is taken to have a result.
+    """
+    rows = len(lives.stacks)
+    stays = np.zeros(rows, dtype=np.bool_)
+    stays[lives.created[(lives.created != NONE) & (lives.freed != lives.created)]] = True
+    calls = [(stack.stack_id, stack.operator) for stack in lives.stacks]
+    as_next = np.array([*(a == b for a, b in pairwise(calls)), False], dtype=np.bool_)
+    has_result = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    has_result |= as_next & np.append(stays[1:], False)
+    has_result[1:] |= as_next[:-1] & stays[:-1]
+    found: Bools = (lives.created != NONE) & (lives.freed == lives.created) & has_result[lives.created]
+    return found
 
 
 def _settle_like_peers(lives: Lives, unknown: Bools, category: Texts, how: Texts) -> None:
@@ -169,9 +204,16 @@ def _settle_by_size(lives: Lives, kept: Bools, category: Texts, how: Texts) -> N
     in_update = (category == "temporary") & (lives.created != NONE) & (lives.phase[lives.created] == "optimizer")
     counts = Counter(lives.size[kept].tolist())
     gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
-    states = count_states(counts, gradients, _most_at_once(lives, in_update))
-    data = data_sizes(counts, gradients, states)
-    for size, count in counts.items():
+    for size in cublas_workspace_sizes():
+        extra = counts[size] % gradients[size] if gradients[size] else counts[size]
+        if 0 < extra <= _HANDLES:
+            rows = np.flatnonzero(kept & (lives.size == size))[:extra]
+            category[rows], how[rows], kept[rows] = "workspace", BY_SIZE, False
+            counts[size] -= extra
+            break
+    states = count_states(+counts, gradients, _most_at_once(lives, in_update))
+    data = data_sizes(+counts, gradients, states)
+    for size, count in (+counts).items():
         rows = np.flatnonzero(kept & (lives.size == size))
         category[rows], how[rows] = "input" if size in data else "parameter", BY_SIZE
         category[rows[count - states[size] :]] = "optimizer_state"
@@ -248,6 +290,8 @@ def _dies_with_graph(lives: Lives, mask: Bools) -> Bools:
     return dropped
 
 
-def _before_first(lives: Lives, name: str) -> Bools:
-    rows = np.flatnonzero(lives.phase == name)
-    return np.asarray(lives.created < (int(rows[0]) if len(rows) else len(lives.phase)))
+def _before_first(lives: Lives) -> Bools:
+    """Returns which lives begin before the first forward, or without any, the first backward; none without both."""
+    rows = np.flatnonzero(lives.phase == "forward")
+    rows = rows if len(rows) else np.flatnonzero(lives.phase == "backward")
+    return np.asarray(lives.created < (int(rows[0]) if len(rows) else 0))

@@ -18,6 +18,9 @@ _BACKWARD_CPP = re.compile(
     r"^(?:\S+ )?torch::autograd::(?:Engine|Node|PyNode|AccumulateGrad|python::PythonEngine|generated)\b"
 )
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_CUBLAS = re.compile(r"^at::cuda::get(?:CurrentCUDABlas\w*Handle|New\w*Workspace|CUDABlas\w*Workspace)\b")
+_ALLOCATOR = "CUDACachingAllocator::"
+_MATRIX_PRODUCT = re.compile(r"^aten\.\w*(?:mm|mv|linear|matmul|einsum|dot|bilinear|attention|cdist|lstm|gru|rnn)")
 
 _TORCH_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:torch|functorch)[/\\]|[/\\]torch[/\\](?:nn|optim|autograd)[/\\]"
@@ -65,6 +68,7 @@ class Stack:
         is_python: It has a Python frame.
         makes_gradient: It assigns a gradient.
         makes_state: It initialises optimizer state.
+        makes_workspace: It gives a handle of cuBLAS its workspace; None where that depends on the size.
         makes_weights: A module's own code runs in it, which moves or initialises its parameters.
         modules: The modules that run, the outermost first.
     """
@@ -77,6 +81,7 @@ class Stack:
     is_python: bool = False
     makes_gradient: bool = False
     makes_state: bool = False
+    makes_workspace: bool | None = None
     makes_weights: bool = False
     modules: tuple[ModuleFrame, ...] = ()
 
@@ -138,7 +143,8 @@ class StackTable:
     def made(self, frames: list[Any], operator: str, phase: str) -> Stack:
         """Returns the stack of frames, given an operator and a phase known from elsewhere."""
         stack = self._read(frames) if frames else NO_STACK
-        return replace(stack, operator=operator or stack.operator, phase=phase or stack.phase)
+        operator = operator or stack.operator
+        return replace(stack, operator=operator, phase=phase or stack.phase, makes_workspace=_workspace("", operator))
 
     def table(self) -> Stacks:
         """Returns the distinct stacks."""
@@ -170,6 +176,7 @@ class StackTable:
             is_python=bool(python),
             makes_gradient="g" in marks,
             makes_state="s" in marks,
+            makes_workspace=_workspace(marks, operators[-1] if operators else ""),
             makes_weights=any(_WEIGHTS_FILE.search(frame.file) for frame in python),
             modules=_modules(python),
         )
@@ -194,6 +201,14 @@ def _phase(marks: str) -> str:
         # A closure passed to step() runs the model inside the optimizer.
         return "forward" if "f" in marks[: marks.index("o")] else "optimizer"
     return "forward" if "f" in marks else ""
+
+
+def _workspace(marks: str, operator: str) -> bool | None:
+    """Returns whether frames are cuBLAS's: those of the allocator lie above its, and another operator has none."""
+    if "w" in marks:
+        return True
+    is_other = "c" in marks or (operator and not _MATRIX_PRODUCT.match(operator))
+    return False if is_other else None
 
 
 def _modules(python: list[_Frame]) -> tuple[ModuleFrame, ...]:
@@ -236,6 +251,7 @@ def _read_frame(frame: Any) -> _Frame:
         operator = _OPERATOR.match(function)
         marks = "b" if _BACKWARD_CPP.match(function) else ""
         marks += "g" if _ACCUMULATE in function else ""
+        marks += "w" if _CUBLAS.search(function) else "c" if _ALLOCATOR in function else ""
         name = f"aten.{operator[1]}" if operator else ""
         text = _line(f"{file}:{_number(line)}:{function}")
         return _Frame(text, function, file, _number(line), False, False, name, marks)

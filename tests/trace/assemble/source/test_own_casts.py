@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.trace.assemble.source.own_casts import find_own_casts
+from memprof.trace.assemble.source.autocast_types import find_own_casts
 from memprof.trace.schema import NONE, Ops, Stacks
 
 SOURCE = """\

@@ -19,6 +19,7 @@ from memprof.recorder.dry.device.kernels.indexing import Indexing
 from memprof.recorder.dry.device.kernels.low_bits import low_bit_steps
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
 from memprof.recorder.dry.device.kernels.reductions import copied_bytes, is_reduction, reduction_sizes
+from memprof.recorder.dry.device.kernels.sorting import median_sizes, sort_sizes, topk_sizes
 from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
@@ -45,8 +46,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGER = (2, 12)
 #: A block of 64 x 64 gradients of queries, and its lock and counter (GradQTempStorage, kernel_backward.h).
 _QUERY_BLOCK = 64 * 64 * _FP32 + 16
-#: Elements of a dimension that are sorted in place.
-_SMALL_SORT = 4_096
 #: Bytes that describe a tile of a scan of numbers of up to 4 bytes, and of larger ones.
 _SMALL_STATE, _LARGE_STATE = 8, 16
 #: cuDNN aligns the parts of a workspace to these bytes.
@@ -98,7 +97,7 @@ class DeviceKernels:
             self._has_dropout_state = bool(state_bytes)
             if state_bytes:
                 self._memory.keep(state_bytes)
-        sizes = _TEMPORARIES.get(packet)
+        sizes = _TEMPORARIES.get(packet) or _TEMPORARIES.get(func)
         if sizes is not None:
             if func is _aten.sort.stable:
                 args = (args[0], (kwargs or {}).get("dim", -1))
@@ -221,20 +220,23 @@ def _softmax_backward(args: Any, _result: Any) -> list[int]:
     return [args[0].numel() * torch.promote_types(args[0].dtype, args[1].dtype).itemsize]
 
 
-def _sort(args: Any, result: Any) -> list[int]:
-    """Up to 4,096 elements are sorted in place: an H200 had one block of 8 bytes an element for 512 and for 4,096."""
-    tensor = args[0]
-    dim = next((one for one in args[1:] if type(one) is int), -1)
-    is_small = tensor.dim() == 0 or tensor.shape[dim] <= _SMALL_SORT
-    return [*([] if is_small else [tensor.nbytes]), result[1].numel() * _INT64]
-
-
 def _scan(args: Any, result: Any) -> list[int]:
     """CUB scans tensors of one dimension (scan_dim, cuda/ScanUtils.cuh)."""
     copied = copied_bytes(_aten.cumsum, args, result)
     if result.dim() != 1 or not result.numel():
         return [copied]
     return [copied, scan_bytes(result.numel(), _LARGE_STATE if result.element_size() > _FP32 else _SMALL_STATE)]
+
+
+def _fourier(args: Any, result: Any) -> list[int]:
+    """Returns a work area: once the elements of the complex side, the least that cuFFT documents (SpectralOps.cpp)."""
+    transformed = result if result.is_complex() else args[0]
+    return [transformed.nbytes * fourier.LEAST_TIMES]
+
+
+def _inverse_real(args: Any, result: Any) -> list[int]:
+    """Returns the same and a copy of the input, which cuFFT overwrites."""
+    return [args[0].nbytes, *_fourier(args, result)]
 
 
 _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
@@ -246,13 +248,16 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten.native_group_norm: _group_norm,
     _aten.native_group_norm_backward: _group_norm_backward,
     _aten._cudnn_rnn: _recurrent,
-    _aten.sort: _sort,
+    _aten.sort: sort_sizes,
+    _aten.topk: topk_sizes,
+    _aten.median.default: median_sizes,
+    _aten.nanmedian.default: median_sizes,
     _aten._softmax_backward_data: _softmax_backward,
     _aten.cumsum: _scan,
     _aten.cumprod: _scan,
-    _aten._fft_c2c: fourier_sizes,
-    _aten._fft_r2c: fourier_sizes,
-    _aten._fft_c2r: inverse_real_sizes,
+    _aten._fft_c2c: _fourier,
+    _aten._fft_r2c: _fourier,
+    _aten._fft_c2r: _inverse_real,
 }
 _CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
 _TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}

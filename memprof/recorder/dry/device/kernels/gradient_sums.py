@@ -55,7 +55,7 @@ class GradientSums:
         ]
         seen = [*counts, self._least[depth]] if depth in self._least else counts
         least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))
-        return first if counts[0] == least and _is_dense(first) else None
+        return first if counts[0] == least and is_dense(first) else None
 
 
 def _is_plain(value: Any, result: Any) -> bool:
@@ -68,7 +68,7 @@ def _is_plain(value: Any, result: Any) -> bool:
     )
 
 
-def _is_dense(value: torch.Tensor) -> bool:
+def is_dense(value: torch.Tensor) -> bool:
     """Whether a tensor fills its storage without overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):

@@ -68,7 +68,7 @@ def _embedding_backward(args: Any, _result: Any) -> list[int]:
     has_sums = segments * _PARTIAL_ROWS > count
     return [
         *copies,
-        *(size, size, size, _sort_bytes(size, count), FREE, FREE),
+        *(size, size, size, sort_bytes(count, each, each), FREE, FREE),
         RESULTS,
         *(size, _INT64, size, scan_bytes(count), FREE, FREE),
         *(segments * each, segments * each, scan_bytes(segments), FREE),
@@ -111,9 +111,15 @@ def _foreach_norm(args: Any, _result: Any) -> list[int]:
     return [*([len(tensors) * most * _FP32] if most else []), RESULTS]
 
 
-def _sort_bytes(size: int, count: int) -> int:
-    """Returns what CUB's radix sort of pairs takes: both copies, histograms of all 64 bits, and counts of tiles."""
-    return 2 * size + 8 * _HISTOGRAM + 1024 * -(-count // _TILE) + 2 * _ALIGNMENT - 1
+def sort_bytes(count: int, key: int, value: int) -> int:
+    """Returns what CUB's radix sort of pairs takes: both copies, histograms of all bits, and counts of tiles.
+
+    Args:
+        count: Pairs.
+        key: Bytes of a key.
+        value: Bytes of a value.
+    """
+    return (key + value) * count + key * _HISTOGRAM + 1024 * -(-count // _TILE) + 2 * _ALIGNMENT - 1
 
 
 def scan_bytes(count: int, tile_state: int = _TILE_STATE) -> int:
