@@ -48,6 +48,16 @@ def test_weights_copied_in_another_type_are_summed() -> None:
     assert sentence.startswith("2.00 MiB at the peak are copies of 2 weights in another type")
 
 
+def test_weights_that_every_call_copies_anew_are_not_counted_twice() -> None:
+    """Three calls that each copy the same 2 MiB in bfloat16 keep 3 MiB: autocast without its cache."""
+    ops = [Op("aten._to_copy.default", reads=["w"], makes=[f"c{i}"]) for i in range(3)]
+    storages = [Storage("w", 2 << 20, "parameter"), *(Storage(f"c{i}", 1 << 20, dtype="bfloat16") for i in range(3))]
+    step = make_step(ops, storages)
+    (sentence,) = find_causes(step, find_sources(step.stacks), 2, 5 << 20)
+    assert sentence.startswith("3.00 MiB at the peak are 3 copies of 1 weight in another type")
+    assert "unless cache_enabled is False" in sentence
+
+
 class Layer(torch.nn.Module):
     """A layer of a library that checkpoints itself in training mode."""
 

@@ -77,14 +77,19 @@ def _weight_copies(step: Step, peak_op: int, least: int) -> Iterator[str]:
     alive = np.flatnonzero(alive_at(step, peak_op) & (storages.created_op_id != NONE))
     created = storages.created_op_id[alive]
     copies = alive[(ops.name[created] == "aten._to_copy.default") & (ops.phase[created] == "forward")]
-    size = weights = 0
+    size, weights = 0, Counter[int]()
     for row in copies.tolist():
         read = [rows[one] for one in _used(step, int(storages.created_op_id[row]), is_read=True) if one in rows]
         is_weight = len(read) == 1 and storages.category[read[0]] == "parameter"
         if is_weight and storages.dtype[row] != storages.dtype[read[0]]:
-            size, weights = size + int(storages.allocated_bytes[row]), weights + 1
+            size += int(storages.allocated_bytes[row])
+            weights[read[0]] += 1
+    again = weights.total() - len(weights)
+    which, remedy = "copies", "weights of that type (model.to(torch.bfloat16)) need no second copy"
+    if again:  # autocast's cache has one of each
+        which, remedy = f"{weights.total()} copies", "autocast keeps one of each unless cache_enabled is False"
     if size >= least:
         yield (
-            f"{format_bytes(size)} at the peak are copies of {weights} weights in another type that forward makes, as "
-            "autocast does; weights of that type (model.to(torch.bfloat16)) need no second copy."
+            f"{format_bytes(size)} at the peak are {which} of {len(weights)} weight{"s" * (len(weights) > 1)} in "
+            f"another type that forward makes, as autocast does; {remedy}."
         )
