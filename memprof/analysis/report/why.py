@@ -88,8 +88,9 @@ def _weight_copies(step: Step, peak_op: int, least: int) -> Iterator[str]:
     which, remedy = "copies", "weights of that type (model.to(torch.bfloat16)) need no second copy"
     if again:  # autocast's cache has one of each
         which, remedy = f"{weights.total()} copies", "autocast keeps one of each unless cache_enabled is False"
+    number = "1 weight" if len(weights) == 1 else f"{len(weights)} weights"
     if size >= least:
         yield (
-            f"{format_bytes(size)} at the peak are {which} of {len(weights)} weight{"s" * (len(weights) > 1)} in "
-            f"another type that forward makes, as autocast does; {remedy}."
+            f"{format_bytes(size)} at the peak are {which} of {number} in another type that forward makes, "
+            f"as autocast does; {remedy}."
         )
