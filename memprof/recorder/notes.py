@@ -35,6 +35,7 @@ class Unused:
         self._models = models
         self._trained: dict[int, int] = {}  # bytes by address
         self._without: dict[int, int] = {}
+        self._stray: dict[int, int] = {}  # with a gradient, of no optimizer that updates
         self._inactive: int | None = None  # not looked at yet
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -43,6 +44,9 @@ class Unused:
         for parameter in (one for group in groups for one in group["params"] if one.is_leaf and one.requires_grad):
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
+        for parameter in (one for model in self._models() for one in model.parameters()):
+            if parameter.is_leaf and parameter.grad is not None:
+                self._stray[id(parameter)] = parameter.grad.numel() * parameter.grad.element_size()
         if self._inactive is None:
             trained = [one for one in self._models() if any(own.grad is not None for own in one.parameters())]
             self._inactive = sum(
@@ -60,6 +64,13 @@ class Unused:
                 f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
                 "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
                 "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
+            )
+        stray = [size for address, size in self._stray.items() if address not in self._trained]
+        if self._trained and sum(stray) > _LEAST_UNTRAINED * sum(self._trained.values()):
+            found.append(
+                f"gradients of {format_count(len(stray), 'parameter')} ({format_bytes(sum(stray))}) are computed, and no "
+                "recorded update uses them. If their model is not trained, as a teacher, call it under torch.no_grad(), "
+                "or requires_grad_(False) if gradients pass through it"
             )
         if self._inactive:
             found.append(

@@ -81,3 +81,15 @@ def test_what_is_set_up_and_not_used_is_noted(*, is_training: bool, is_whole: bo
     assert len(notes) == (not is_training) + (not is_whole)
     assert is_training or "switched on in 1 module in eval mode" in notes[0]
     assert is_whole or notes[0].startswith("1 parameter of an optimizer (256 B) got no gradient")
+
+
+@pytest.mark.parametrize("is_updated", [False, True])
+def test_gradients_that_no_update_uses_are_noted(*, is_updated: bool) -> None:
+    """A teacher of two parameters called without no_grad: 512 B of gradients. With an optimizer of its own, no note."""
+    teacher, student = Layer(), torch.nn.Linear(4, 4)
+    unused = Unused(lambda: [teacher, student])
+    for one in (*teacher.parameters(), *student.parameters()):
+        one.grad = torch.zeros_like(one)
+    for model in (student, teacher)[: 1 + is_updated]:
+        unused.before_update(torch.optim.SGD(model.parameters(), 0.1))
+    assert [note[:36] for note in unused.notes()] == ["gradients of 2 parameters (512 B) are"[:36]] * (not is_updated)
