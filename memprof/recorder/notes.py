@@ -68,9 +68,9 @@ class Unused:
         stray = [size for address, size in self._stray.items() if address not in self._trained]
         if self._trained and sum(stray) > _LEAST_UNTRAINED * sum(self._trained.values()):
             found.append(
-                f"gradients of {format_count(len(stray), 'parameter')} ({format_bytes(sum(stray))}) are computed, and no "
-                "recorded update uses them. If their model is not trained, as a teacher, call it under torch.no_grad(), "
-                "or requires_grad_(False) if gradients pass through it"
+                f"gradients of {format_count(len(stray), 'parameter')} ({format_bytes(sum(stray))}) are computed, and "
+                "no recorded update uses them. If their model is not trained, as a teacher, call it under "
+                "torch.no_grad(), or requires_grad_(False) if gradients pass through it"
             )
         if self._inactive:
             found.append(

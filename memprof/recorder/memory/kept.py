@@ -203,7 +203,8 @@ class KeptTensors:
         return _ALLOWANCE_S + _SHARE_OF_RUN * (time.thread_time() - self._began) - self._spent
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
-        kinds, before = self._by_kind(views := {}), self._counts
+        views: dict[int, torch.Tensor] = {}
+        kinds, before = self._by_kind(views), self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
         if before is None:
             return []
@@ -236,7 +237,19 @@ class KeptTensors:
             return []
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
-        ours = (chosen, *chosen, examples, *examples.values(), graphs, *graphs, roots, computed, views, tensors, seen_as)
+        ours = (
+            chosen,
+            *chosen,
+            examples,
+            *examples.values(),
+            graphs,
+            *graphs,
+            roots,
+            computed,
+            views,
+            tensors,
+            seen_as,
+        )
         followed = [*tensors, *roots, *seen_as]
         held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) :]):
