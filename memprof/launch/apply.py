@@ -17,7 +17,8 @@ from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.wrappers import WRAPPERS, unwrapped
-from memprof.recorder.memory.parts import parameter_bytes_of
+from memprof.recorder.faults import is_from_signal_handler
+from memprof.recorder.memory.parts import modules_of, parameter_bytes_of
 from memprof.recorder.remarks import add_remark, remove_remark
 from memprof.units import format_bytes
 
@@ -65,6 +66,15 @@ def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
     Raises:
         PolicyError: A policy does not fit; nothing has been changed.
     """
+    try:
+        job.modules_named()
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        raise PolicyError(
+            f"A plan finds modules by their names, and torch cannot list those of {type(job.model).__name__}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     part.apply(job)
     for remark in (("plan", plan_to_tables(plan)), *(("notes", note) for note in job.notes)):
         job.on_undo(partial(remove_remark, add_remark(*remark, about=job.model)))
@@ -108,7 +118,7 @@ def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
 
 def parameter_bytes(model: torch.nn.Module) -> int:
     """Returns a model's parameter bytes; shared parameters count once per module that holds them, as in a recording."""
-    return sum(map(parameter_bytes_of, model.modules()))
+    return sum(map(parameter_bytes_of, modules_of(model)))
 
 
 def _remedy() -> str:

@@ -10,7 +10,8 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.wrappers import unwrapped
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import outermost_modules
+from memprof.recorder.memory.parts import modules_of, named_modules_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class CalledModel:
 
     def trains(self, pattern: str) -> bool:
         """Whether a pattern matches a module with trained parameters in the outermost module, by its name there."""
-        names = [name for name, module in self.top.named_modules() if is_trained(module)]
+        names = [name for name, module, _ in named_modules_of(self.top) if is_trained(module)]
         return any(_match(pattern, _names_under(prefix, names, pattern)) for prefix in ("", self.title))
 
     def find(self, pattern: str) -> list[str] | None:
@@ -64,7 +65,7 @@ class CalledModel:
 def called_models(called: torch.nn.Module) -> Iterator[CalledModel]:
     """Yields the called model, then every other live model with parameters; frozen ones come last."""
     tops = outermost_modules()
-    if all(module is not called for top in tops for module in top.modules()):
+    if all(module is not called for top in tops for module in modules_of(top)):
         # Modules that contain one another have no outermost one.
         yield CalledModel(called, called, "", type(called).__name__)
     numbers: dict[str, int] = {}
@@ -74,12 +75,12 @@ def called_models(called: torch.nn.Module) -> Iterator[CalledModel]:
         numbers[kind] = numbers.get(kind, 0) + 1
         # As the trace names them: the type, numbered from its second instance on.
         title = kind if numbers[kind] == 1 else f"{kind}#{numbers[kind]}"
-        place = next((name for name, module in top.named_modules() if module is called), None)
+        place = next((name for name, module, _ in named_modules_of(top) if module is called), None)
         if place is not None:
             yield CalledModel(called, top, place, title)
         elif is_trained(top):
             others.append(CalledModel(top, top, "", title))
-        elif next(top.parameters(), None) is not None:
+        elif next(parameters_of(top), None) is not None:
             frozen.append(CalledModel(top, top, "", title))
     yield from others
     yield from frozen
@@ -87,7 +88,7 @@ def called_models(called: torch.nn.Module) -> Iterator[CalledModel]:
 
 def module_names(module: torch.nn.Module) -> list[str]:
     """Returns the qualified names of a module and all modules in it."""
-    return [name for name, _ in module.named_modules()]
+    return [name for name, _, _ in named_modules_of(module)]
 
 
 def _names_under(prefix: str, names: Iterable[str], pattern: str, *, holds_itself: bool = False) -> dict[str, str]:
@@ -114,11 +115,4 @@ def _joined(*parts: str) -> str:
 def is_trained(module: torch.nn.Module) -> bool:
     """Returns whether any parameter of a module requires gradients."""
     with torch._C.DisableTorchFunction():  # otherwise the job's torch function modes or subclasses would see this read
-        return any(parameter.requires_grad for parameter in module.parameters())
-
-
-def outermost_modules() -> list[torch.nn.Module]:
-    """Lists the live modules that no other module contains."""
-    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    return [module for module in modules if id(module) not in inner]
+        return any(parameter.requires_grad for parameter in parameters_of(module))

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 #: Files of a folder that name versions, the most exact first, and those that mark a project's root.
 _LOCKS = ("uv.lock", "poetry.lock")
 _FILES = (*_LOCKS, "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml", "setup.cfg")
 _ROOT = (".git", "pyproject.toml", "setup.cfg", "setup.py")
-#: Most folders above the script's, and most bytes of a file, that are read.
-_MOST_FOLDERS, _MOST_BYTES = 6, 8 << 20
-_NUMBER = r"v?\d[\w.*+]*"
-#: ``torch>=2.0,<2.5``, also of conda, which calls it pytorch and writes one sign.
-_REQUIRED = re.compile(
-    rf"(?<![\w./-])(?:py)?torch(?:\[[^\]\n]*\])?[ \t]*\(?((?:(?:===?|[<>~!]=|[<>=])[ \t]*{_NUMBER}[ \t]*,?[ \t]*)+)"
-)
-#: ``torch = "^2.4"`` or ``{ version = "2.4" }`` of Poetry, and the package of a lock file.
-_QUOTED = re.compile(
-    r'^(?:torch[ \t]*=[ \t]*(?:\{[^}\n]*version[ \t]*=[ \t]*)?|name = "torch"\nversion = )"([\^~<>=! ]*\d[^"\n]*)"',
+_MOST_FOLDERS = 6
+#: ``torch>=2.0,<2.5``, also of conda (``pytorch=2.3``) and Poetry (``torch = "^2.4"``, ``{ version = "2.4" }``).
+_ASKED = re.compile(
+    r"^[^#\n]*?(?<![\w./-])(?:py)?torch(?:\[[^\]\n]*\])?[ \t]*"
+    r'(?:=[ \t]*(?:\{[^}\n]*version[ \t]*=[ \t]*)?"|\(?(?=[<>=~!]))((?:[\^~<>=! \t]*v?\d[\w.*+]*[ \t]*,?)+)',
     re.MULTILINE,
 )
-_HEADER = re.compile(r"^# /// script\s*\n((?:#.*\n)+?)# ///\s*$", re.MULTILINE)
+_LOCKED = re.compile(r'^name = "torch"\nversion = "([^"\n]+)"', re.MULTILINE)
+_HEADER = re.compile(r"^# /// script[ \t]*\n#((?:.*\n#)+?) ///[ \t]*$", re.MULTILINE)
 
 
 def torch_pin(words: tuple[str, ...]) -> str:
@@ -32,31 +27,23 @@ def torch_pin(words: tuple[str, ...]) -> str:
         words: The job's command; its script is the first file among them.
     """
     script = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
-    for name, text in _texts(script):
-        found = (None if name in _LOCKS else _REQUIRED.search(text)) or _QUOTED.search(text)
-        if found is not None:
+    header = None if script is None else _HEADER.search(_read(script))
+    texts = [] if script is None or header is None else [(script.name, header[1].replace("\n#", "\n"))]
+    folder = (Path.cwd() if script is None else script.parent).absolute()
+    for each in (folder, *folder.parents)[:_MOST_FOLDERS]:
+        texts += [(name, _read(each / name)) for name in _FILES if (each / name).is_file()]
+        if any((each / name).exists() for name in _ROOT):
+            break
+    for name, text in texts:
+        if found := (_LOCKED if name in _LOCKS else _ASKED).search(text):
             wanted = re.sub(r"\s+", "", found[1]).rstrip(",")
             return f"torch{wanted if wanted[0] in '=<>~!^' else f'=={wanted}'} ({name})"
     return ""
 
 
-def _texts(script: Path | None) -> Iterator[tuple[str, str]]:
-    """Yields the names and texts to search, without comments."""
-    if script is not None and (header := _HEADER.search(_read(script))):
-        yield script.name, re.sub(r"^# ?", "", header[1], flags=re.MULTILINE)
-    folder = (Path.cwd() if script is None else script.parent).absolute()
-    for each in (folder, *folder.parents)[:_MOST_FOLDERS]:
-        for name in _FILES:
-            if (each / name).is_file():
-                yield name, re.sub(r"^[ \t]*#.*$", "", _read(each / name), flags=re.MULTILINE)
-        if any((each / name).exists() for name in _ROOT):
-            return
-
-
 def _read(path: Path) -> str:
     """Returns the text of a file; "" for one that cannot be read, which says nothing then."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST_BYTES)
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import weakref
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ import torch
 
 from memprof.errors import MemprofError, NoOptimizerError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
-from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names, outermost_modules
+from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names
 from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
 from memprof.launch.outcome.plan_marks import mark_applied, mark_idle, refuse
 from memprof.policies.base import Policy
@@ -25,7 +26,8 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Effect, Job
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import live_objects, outermost_modules
+from memprof.recorder.memory.parts import modules_of, parameters_of
 
 
 class UnderPlan:
@@ -52,7 +54,7 @@ class UnderPlan:
         self._spool = spool
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
-        self._waits: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._waits: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         self._refusal = ""
         self._is_settled = False
         self._effects: list[Effect] = []
@@ -120,7 +122,7 @@ class UnderPlan:
             Exception: Raised by a signal handler of the job; nothing was applied.
         """
         has_own = _has_own_parameters(module)
-        if not has_own and module in self._waits:
+        if not has_own and self._waits.get(id(module)) is module:
             self._known = before
             return
         self._is_settled = has_own
@@ -128,9 +130,9 @@ class UnderPlan:
             self._apply(module)
             self._is_settled = True
         except NoOptimizerError as error:
-            if module in self._waits:
+            if self._waits.get(id(module)) is module:
                 self.refuse(str(error), policy_at_fault(error))
-            self._waits.add(module)
+            self._waits[id(module)] = module
             self._known = before
         except MemprofError as error:
             self.refuse(str(error), policy_at_fault(error))
@@ -163,7 +165,7 @@ class UnderPlan:
         models = list(called_models(module))
         self._check_models(models)
         part, chosen = self._part_for(models)
-        for inner in module.modules():
+        for inner in modules_of(module):
             self._register(inner)
         if not part.policies:
             return
@@ -186,7 +188,7 @@ class UnderPlan:
     def _names_frozen(self, module: torch.nn.Module) -> bool:
         """Whether a pattern of the plan matches a module of this frozen model, and none of a trained one."""
         patterns = [pattern for policy in self._plan.policies for pattern in _patterns(policy)]
-        if not patterns or next(module.parameters(), None) is None:
+        if not patterns or next(parameters_of(module), None) is None:
             return False
         models = list(called_models(module))
         return any(_find(pattern, models) is not None for pattern in patterns)
@@ -262,7 +264,7 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
 
 def _has_own_parameters(module: torch.nn.Module) -> bool:
     """Whether a module has its own parameters now; torch.func.functional_call puts other tensors in their places."""
-    return all(isinstance(parameter, torch.nn.Parameter) for parameter in module.parameters())
+    return all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters_of(module))
 
 
 def _is_outermost() -> bool:
@@ -283,21 +285,18 @@ def _has_begun() -> bool:
 
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
     """Returns the outermost module with a parameter of an optimizer, preferably the one that the plan was made for."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = [module for module in outermost_modules() if any(id(parameter) in own for parameter in module.parameters())]
+    own = _updated_by(optimizer.param_groups)
+    found = [module for module in outermost_modules() if not own.isdisjoint(map(id, parameters_of(module)))]
     fitting = [module for module in found if not find_mismatch(prediction, module)]
     return next(iter(fitting or found), None)
 
 
 def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Returns the live optimizers with any of a model's parameters."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return [
-        optimizer
-        for optimizer in live_objects(torch.optim.Optimizer)
-        if any(
-            id(parameter) in own
-            for group in optimizer.__dict__.get("param_groups", ())
-            for parameter in group.get("params", ())
-        )
-    ]
+    own = set(map(id, parameters_of(model)))
+    found = live_objects(torch.optim.Optimizer)
+    return [each for each in found if not own.isdisjoint(_updated_by(vars(each).get("param_groups", ())))]
+
+
+def _updated_by(groups: Iterable[dict[str, Any]]) -> set[int]:
+    return {id(each) for group in groups for each in group.get("params", ())}

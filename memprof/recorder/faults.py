@@ -26,7 +26,10 @@ def explain_fault(error: Exception) -> str:
         return str(error)
     if is_from_signal_handler(error):
         return f"a signal handler of the job raised {type(error).__name__} inside the recorder"
-    return mask_text("".join(traceback.format_exception(error)))
+    try:
+        return mask_text("".join(traceback.format_exception(error)))
+    except Exception:  # noqa: BLE001 - it reads sources, and the job may have replaced what reads files
+        return f"{type(error).__name__}: {error}"
 
 
 def write_fault(fault: str, observation: _GivesUp | None, folder: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
+from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
+from memprof.recorder.memory.parts import modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.usages import Usages
 from memprof.units import format_bytes, format_count
 
 #: Share of the bytes of trained parameters from which on those without a gradient are noted.
@@ -26,17 +29,19 @@ class Noting(Protocol):
 class Unused:
     """Notes what a job has set up and its recorded updates do not use: trained parameters and checkpointing."""
 
-    def __init__(self, models: Callable[[], Iterable[torch.nn.Module]]) -> None:
+    def __init__(self, registry: ModuleRegistry, usages: Usages) -> None:
         """Starts before the first update.
 
         Args:
-            models: Returns the models that are alive.
+            registry: The job's models.
+            usages: Are told of the modules with idle checkpointing.
         """
-        self._models = models
+        self._registry = registry
+        self._usages = usages
         self._trained: dict[int, int] = {}  # bytes by address
         self._without: dict[int, int] = {}
         self._stray: dict[int, int] = {}  # with a gradient, of no optimizer that updates
-        self._inactive: int | None = None  # not looked at yet
+        self._has_looked = False
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Looks at the gradients that an update is about to use."""
@@ -44,15 +49,18 @@ class Unused:
         for parameter in (one for group in groups for one in group["params"] if one.is_leaf and one.requires_grad):
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
-        for parameter in (one for model in self._models() for one in model.parameters()):
-            if parameter.is_leaf and parameter.grad is not None:
-                self._stray[id(parameter)] = parameter.grad.numel() * parameter.grad.element_size()
-        if self._inactive is None:
-            trained = [one for one in self._models() if any(own.grad is not None for own in one.parameters())]
-            self._inactive = sum(
-                vars(part).get("gradient_checkpointing") is True and not part.training
+        for one in (own for root in self._registry.roots() for own in parameters_of(root)):
+            if one.is_leaf and one.grad is not None:
+                self._stray[id(one)] = one.grad.numel() * one.grad.element_size()
+        if not self._has_looked:
+            self._has_looked = True
+            roots = self._registry.roots()
+            trained = [one for one in roots if any(own.grad is not None for own in parameters_of(one))]
+            self._usages.find_idle_checkpoints(
+                self._registry.find(part)
                 for model in trained
-                for part in model.modules()
+                for part in modules_of(model)
+                if vars(part).get("gradient_checkpointing") is True and not part.training
             )
 
     def notes(self) -> list[str]:
@@ -71,12 +79,6 @@ class Unused:
                 f"gradients of {format_count(len(stray), 'parameter')} ({format_bytes(sum(stray))}) are computed, and "
                 "no recorded update uses them. If their model is not trained, as a teacher, call it under "
                 "torch.no_grad(), or requires_grad_(False) if gradients pass through it"
-            )
-        if self._inactive:
-            found.append(
-                f"gradient checkpointing is switched on in {format_count(self._inactive, 'module')} in eval mode, "
-                "where it does nothing: their activations are kept. Call model.train() (with dropout 0), or use "
-                "memprof's checkpoint"
             )
         return found
 

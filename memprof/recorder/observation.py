@@ -99,7 +99,7 @@ class Observation(ThreadObservation):
         stacks = StackTable(log, module_call, root_call)
         sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
-        self._unused = Unused(self._registry.roots)
+        self._unused = Unused(self._registry, self._usages)
         parts = (dry, generated, self._unused)
         self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(

@@ -14,6 +14,8 @@ from memprof.trace.schema import SCHEMA_VERSION
 
 #: Name of the backend of a trace that was predicted, not recorded.
 PREDICTED = "predicted"
+#: Names of the backends of what torch recorded, imported.
+IMPORTED = ("cuda-snapshot", "kineto-memory", "memory-timeline")
 #: Why a recording is not complete whose job has not ended.
 RUNNING = "the job is still running"
 #: And why where neither the job nor memprof runs any more, and the end of the job was not recorded.

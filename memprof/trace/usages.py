@@ -16,6 +16,10 @@ TRAINED_IN_EVALUATION = "trained in evaluation mode"
 #: An optimizer has parameters that require gradients and have none, as those of a target network that the model
 #: contains; the ids of their modules follow, -1 where no model contains them.
 WITHOUT_GRADIENT = "parameters require gradients and have none, in modules:"
+#: Python's garbage collector is switched off, or runs rarely.
+COLLECTOR_OFF = "garbage collector off"
+#: Modules whose gradient checkpointing is switched on train in evaluation mode; their ids follow.
+IDLE_CHECKPOINTS = "checkpointing switched on in evaluation mode, in modules:"
 #: torch.compile compiles a model, which this dry run runs eagerly.
 COMPILES_MODELS = "compiles models"
 
@@ -44,9 +48,9 @@ class OptimizerTraits:
         return ("fused" if loop == "fused" else "foreach") in self.words
 
 
-def modules_without_gradient(usages: Iterable[str]) -> frozenset[int]:
-    """Returns the ids of the modules whose parameters require gradients and have none, from a manifest's ``usages``."""
-    listed = [each.removeprefix(WITHOUT_GRADIENT) for each in usages if each.startswith(WITHOUT_GRADIENT)]
+def modules_in(usages: Iterable[str], name: str) -> frozenset[int]:
+    """Returns the ids of the modules that follow a name in a manifest's ``usages``."""
+    listed = [each.removeprefix(name) for each in usages if each.startswith(name)]
     return frozenset(int(module) for text in listed for module in text.split())
 
 

@@ -46,6 +46,24 @@ def test_what_is_unknown_is_not_judged() -> None:
     assert verdict.describe() == "reserved-allocated is unknown on at least one side"
 
 
+@pytest.mark.parametrize(
+    ("text", "base", "head", "is_failed", "is_undecided"),
+    [
+        ("peak>4GiB", math.nan, 3 * 2**30, False, True),
+        ("peak>2GiB", math.nan, 3 * 2**30, True, False),
+        ("peak>+1GiB", 2**30, 4 * 2**30, False, True),
+        ("step_time>+5ms", 1000.0, 1001.0, False, False),
+    ],
+)
+def test_a_lower_bound_fails_a_gate_or_leaves_it_undecided(
+    text: str, base: float, head: float, *, is_failed: bool, is_undecided: bool
+) -> None:
+    """3 GiB or more exceed 2 GiB, and may exceed 4; growth over a base of 1 GiB or more is unknown."""
+    verdict = parse_gate(text).judge(base, head, least_base="begun late", least_head="begun late")
+    assert (verdict.is_failed, verdict.is_undecided) == (is_failed, is_undecided)
+    assert is_undecided == verdict.describe().endswith("GiB: begun late")
+
+
 def test_verdict_says_before_after_and_change() -> None:
     """Nothing is divided by a base of zero."""
     assert parse_gate("peak>+2%").judge(100 * MIB, 125 * MIB).describe() == (

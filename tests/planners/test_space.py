@@ -23,7 +23,8 @@ def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
     peak = int(live_bytes(step).during.max())
     before = 0.0
     for percent in (90, 70, 55, 40):
-        answer = explore(step, SearchRequest(peak * percent // 100, allow=("checkpoint", "swap", "precision")))
+        asked = SearchRequest(peak * percent // 100, ("checkpoint", "swap", "precision"), time_limit_s=280)
+        answer = explore(step, asked)
         assert not answer.was_stopped
         if answer.best is None:
             assert answer.search_request.needed(answer.least) > peak * percent // 100

@@ -476,6 +476,7 @@ LAYOUTS = {
     "as the parameter's": lambda: torch.randn(40, 33),
     "transposed": lambda: torch.randn(33, 40).t(),
     "expanded": lambda: torch.randn(1, 33).expand(40, 33),
+    "with gaps": lambda: torch.randn(40, 66)[:, ::2],
     "sparse": lambda: torch.eye(40, 33).to_sparse(),
 }
 
@@ -483,7 +484,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
 def test_no_gradient_is_misread_on_the_cpu(kind, layout, applied):
-    """torch's fused kernels read every gradient as if it lay as its parameter does: others are updated in a loop."""
+    """torch's fused kernels read every gradient as if it lay as its parameter does: others are updated in a loop.
+
+    A recording of such a job has no fused form, so that none is proposed.
+    """
     if kind is torch.optim.AdamW and layout == "sparse":
         pytest.skip("AdamW takes no sparse gradients in any form")
     results = []
@@ -494,6 +498,7 @@ def test_no_gradient_is_misread_on_the_cpu(kind, layout, applied):
         job = applied(policy, model, optimizer) if policy else None
         results.append(updated(optimizer, model.weight, LAYOUTS[layout]()))
     torch.testing.assert_close(*results)
+    assert has_form(optimizer, "fused") is (layout == "as the parameter's")
     assert optimizer.param_groups[0]["fused"] is (layout == "as the parameter's")
     assert len(job.notes) == (layout != "as the parameter's")
 
@@ -518,7 +523,8 @@ def test_fused_updates_go_on_after_a_checkpoint_is_loaded(applied):
         (torch.optim.Adam, {}, torch.bfloat16, True),
         (_Ends, {}, torch.float32, True),
         (_Own, {}, torch.float32, False),
-        (torch.optim.SGD, {}, torch.float16, False),  # the kernel changes nothing
+        (torch.optim.SGD, {}, torch.float16, False),  # the kernel changes next to nothing
+        (torch.optim.SGD, {}, torch.bfloat16, False),
         (torch.optim.Adam, {}, torch.complex64, False),
         (torch.optim.Adam, {"differentiable": True}, torch.float32, False),
         (torch.optim.RMSprop, {}, torch.float32, False),

@@ -134,14 +134,17 @@ def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compil
 @pytest.mark.parametrize(
     ("setup", "reason"),
     [
-        ("import torch._dynamo.convert_frame as frames\ndel frames.CatchErrorsWrapper", "parts that memprof does not"),
+        (
+            "import torch._dynamo.convert_frame as frames\ndel frames.CatchErrorsWrapper",
+            "and a real run differs: the compiler",
+        ),
         (
             (
                 "import torch._inductor.config as config\n"
                 "def fail(graph): raise ValueError('no pass')\n"
                 "config.post_grad_custom_pre_pass = fail"
             ),
-            "no pass",
+            "since it did not compile in this dry run, and may in a real run: InductorError: ValueError: no pass",
         ),
     ],
     ids=["other torch", "compiler fails"],
@@ -149,12 +152,12 @@ def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compil
 def test_regions_that_cannot_be_compiled_here_run_eagerly_and_are_named(
     tmp_path: Path, setup: str, reason: str
 ) -> None:
-    """The peak is that of the eager job, and the verdict says that a real run differs."""
+    """The peak is that of the eager job, and the verdict says that a real run differs, or may."""
     eager = record_script(tmp_path, _JOB.replace("torch.compile(model)", "model").format(setup=""), "--dry-run")
     peak = eager.peak
     ended = _dry_run(tmp_path, setup)
     (note,) = _compiled_notes(ended)
-    assert "ran eagerly, and a real run differs" in note
+    assert "ran eagerly" in note
     assert reason in note
     assert note in ended.stderr
     assert ended.peak == peak
@@ -235,7 +238,10 @@ def test_what_torch_fails_to_trace_for_a_virtual_gpu_runs_eagerly(tmp_path: Path
     )
     ended = _dry_run(tmp_path, setup, "--device", "h100-80g")
     assert ended.returncode == 0
-    assert "ran eagerly, and a real run differs: InternalTorchDynamoError: KeyError" in ended.stderr
+    assert (
+        "since it did not compile in this dry run, and may in a real run: InternalTorchDynamoError: KeyError"
+        in ended.stderr
+    )
 
 
 _ATTENTION = """

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
-from memprof.machines.architectures import architecture_of
+from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture, architecture_of
 from memprof.machines.catalogue import machine_of_device
-from memprof.machines.torch_differences import change_between, versions_of
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import Memory, Storages
 from memprof.trace.store import Trace
 from memprof.units import format_bytes_between
+
+_Version = tuple[int, int]
+#: The versions that a range is given for.
+_VERSIONS: tuple[_Version, ...] = (*((1, minor) for minor in range(8, 14)), *((2, minor) for minor in range(16)))
 
 
 def describe_torch(trace: Trace) -> str:
     """Returns a clause on the torch of a dry run: ``assumes torch 2.13.0; the project asks for torch==2.4 (...)``.
 
     Where the project asks for another, or for none in particular, the bytes that these would take follow, as far as
-    versions are known to differ (`machines.torch_differences`).
+    versions are known to differ (`change_between`).
 
     Args:
         trace: The recording; "" is returned for one that is no dry run.
@@ -39,17 +44,63 @@ def describe_torch(trace: Trace) -> str:
         return words
     peaks = [int(column[on_card].max()) for column in (memory.allocated_bytes, memory.reserved_bytes)]
     handles = int(np.count_nonzero(trace.table(Storages).name == "cuBLAS workspace"))
-    ends = [change_between(architecture, assumed, each, handles, *peaks) for each in versions]
-    changes = [(min(each[i] for each in ends), max(each[i + 1] for each in ends)) for i in (0, 2)]
-    if not any(map(any, changes)):
+    ends = np.array([change_between(architecture, assumed, each, handles, *peaks) for each in versions])
+    if not ends.any():
         return words
-    ranges = (
-        f"{what} {format_bytes_between(peak + less, peak + more)}"
-        for what, peak, (less, more) in zip(("allocated", "reserved"), peaks, changes, strict=True)
+    between = [
+        f"{what} {format_bytes_between(peak + int(ends[:, i].min()), peak + int(ends[:, i + 1].max()))}"
+        for what, peak, i in zip(("allocated", "reserved"), peaks, (0, 2), strict=True)
+    ]
+    named = "" if pin else "; torch {}.{} to {}.{}".format(*versions[0], *versions[-1])
+    return f"{words}{named}: {', '.join(between)}"
+
+
+def change_between(
+    architecture: Architecture, assumed: _Version, other: _Version, handles: int, allocated: int, reserved: int
+) -> tuple[int, int, int, int]:
+    """Returns the fewest and the most bytes that another version allocates beyond one, and reserves.
+
+    Args:
+        architecture: Torch's behaviour on the card.
+        assumed: The version whose bytes are known.
+        other: The other one.
+        handles: Handles of cuBLAS.
+        allocated: Allocated bytes under the known one.
+        reserved: Reserved bytes under it.
+    """
+    less = handles * (architecture.older_workspace_bytes - architecture.cublas_workspace_bytes)
+    # The first version, the first that does not any more, and how many bytes more than the newest it takes: what is
+    # known from recordings of real cards (docs/how-true.md), to the byte where it is workspaces.
+    known: tuple[tuple[_Version, _Version, float, float], ...] = (
+        ((2, 9), (2, 12), 0, handles * LT_WORKSPACE_BYTES),  # kept by cuBLASLt (pull request 156495)
+        ((1, 0), (2, 9), 0, handles * LT_WORKSPACE_BYTES),  # allocated for each call
+        ((1, 0), (2, 12), less, less),
+        ((1, 0), (2, 0), -0.03 * allocated, 0.2 * allocated),  # three TimeSformers and SlowFasts of torch 1.x
     )
-    named = "" if pin else f" torch {_spell(versions[0])} to {_spell(versions[-1])}"
-    return f"{words}{';' if named else ''}{named}: {', '.join(ranges)}"
+    least = most = 0.0
+    for since, before, *bounds in known:
+        sign = (since <= other < before) - (since <= assumed < before)
+        ends = sorted(sign * each for each in bounds)
+        least, most = least + ends[0], most + ends[1]
+    apart = 0.01 * reserved * ((other < (2, 12)) is not (assumed < (2, 12)))
+    return round(least), round(most), round(least - apart), round(most + apart)
 
 
-def _spell(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+def versions_of(requirement: str) -> tuple[_Version, ...]:
+    """Returns the versions that a requirement such as ``torch>=2.0,<2.5`` allows; those from 2.0 on for "" ."""
+    signs = re.findall(r"(===?|[<>~!]=|[<>=^~])\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", requirement)
+    signs = signs or [(">=", "2", "0", "")]
+    return tuple(each for each in _VERSIONS if all(_allows(each, *sign) for sign in signs))
+
+
+def _allows(version: _Version, sign: str, major: str, minor: str, patch: str) -> bool:
+    bound, is_last = (int(major), int(minor or 0)), bool(patch and int(patch))
+    if sign == "^" or (sign in ("=", "==", "===", "~=", "~") and not minor) or (sign == "~=" and not patch):
+        return version >= bound and version[0] == bound[0]
+    return {
+        "<": version < bound or (is_last and version == bound),
+        "<=": version <= bound,
+        ">": version > bound or (version == bound and bool(minor)),
+        ">=": version >= bound,
+        "!=": version != bound or bool(patch),
+    }.get(sign, version == bound)

@@ -8,7 +8,7 @@ from memprof.analysis.allocator.dry_fit import dry_fit
 from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, describe_free
 from memprof.analysis.out_of_memory.post_mortem import examine
-from memprof.analysis.report.device_use import summarise_devices
+from memprof.analysis.report.memory_use import summarise_devices
 from memprof.machines.catalogue import machine_of_device
 from memprof.trace.schema import DeviceMemory
 from memprof.trace.store import Trace

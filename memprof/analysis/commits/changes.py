@@ -11,8 +11,7 @@ from itertools import pairwise
 from memprof.analysis.commits.history_file import Measurement
 from memprof.analysis.diff.comparison import Diff, compare
 from memprof.analysis.diff.explain import Cause, explain
-from memprof.analysis.diff.gates import Gate
-from memprof.analysis.diff.measures import measure
+from memprof.analysis.diff.gates import Gate, measure
 from memprof.analysis.diff.summary import Summary
 
 

@@ -10,10 +10,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from memprof.analysis.diff.gates import Gate, Verdict, require_phases
-from memprof.analysis.diff.measures import measure
+from memprof.analysis.diff.gates import Gate, Verdict, measure, require_phases
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import InconclusiveError
@@ -203,8 +203,13 @@ def compare(
         differences=differences(base, head),
         warnings=tuple(_warnings(bases, heads)),
     )
+    measured = partial(_measured, found=found)
+    least = {
+        f"least_{side}": max(one.lower_bound for one in summaries)
+        for side, summaries in (("base", bases), ("head", heads))
+    }
     verdicts = tuple(
-        (level, gate.judge(_measured(gate, bases, found, is_head=False), _measured(gate, heads, found, is_head=True)))
+        (level, gate.judge(measured(gate, bases), measured(gate, heads), **least))
         for level, gates in (("fail", fail), ("warn", warn))
         for gate in gates
     )
@@ -224,7 +229,7 @@ def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
     )
 
 
-def _measured(gate: Gate, side: Sequence[Summary], found: Diff, *, is_head: bool) -> float:
+def _measured(gate: Gate, side: Sequence[Summary], found: Diff) -> float:
     """Returns the median over the recordings of one side."""
     phase = found.focus.name
     values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]

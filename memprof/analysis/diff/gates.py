@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from memprof.analysis.diff.summary_model import Spot, Summary
 from memprof.errors import UsageError
 from memprof.phases import PHASES, in_order, is_own_name
 from memprof.trace.schema import CATEGORIES
@@ -76,16 +78,21 @@ class Gate:
         """Whether it compares with a base."""
         return any(limit.is_growth for limit in self.limits)
 
-    def judge(self, base: float, head: float) -> Verdict:
+    def judge(self, base: float, head: float, *, least_base: str = "", least_head: str = "") -> Verdict:
         """Checks a measure against the gate.
 
         Args:
             base: Its value in the base; NaN where unknown.
             head: Its value in the head; NaN where unknown.
+            least_base: Why bytes of the base are only a lower bound; "" where they are not.
+            least_head: The same of the head.
         """
         if math.isnan(head) or (self.needs_base and math.isnan(base)):
             return Verdict(self, base, head, is_known=False, is_failed=False)
         is_failed = all(limit.is_passed(base, head) for limit in self.limits)
+        why = (least_base if self.needs_base else "") if is_failed else least_head
+        if why and self.unit == "bytes" and self.name != "growth":
+            return Verdict(self, base, head, is_known=False, is_failed=False, why=why)
         return Verdict(self, base, head, is_known=True, is_failed=is_failed)
 
 
@@ -99,6 +106,7 @@ class Verdict:
         head: The measure in the head.
         is_known: Whether it could be evaluated.
         is_failed: Whether it failed.
+        why: Why it is undecided where the measure is only a lower bound; "" elsewhere.
     """
 
     gate: Gate
@@ -106,15 +114,18 @@ class Verdict:
     head: float
     is_known: bool
     is_failed: bool
+    why: str = ""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it limits growth and the steps are too few to know it: the gate is not passed."""
-        return not self.is_known and self.gate.name == "growth"
+        """Whether the gate is not passed, nor failed: a lower bound, or growth over too few steps to know it."""
+        return not self.is_known and (self.gate.name == "growth" or bool(self.why))
 
     def describe(self) -> str:
         """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
+        if self.why:
+            return f"{label} is undecided, at least {format_bytes(self.head)}: {self.why}"
         if self.is_undecided:
             return (
                 "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`), or "
@@ -131,6 +142,35 @@ class Verdict:
         )
         share = f", {100 * grown / self.base:+.1f} %" if self.base else ""
         return f"{label} {write(self.base)} -> {write(self.head)} ({change}{share})"
+
+
+def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
+    """Returns the value a gate checks; NaN where a recording does not contain it.
+
+    Args:
+        gate: The gate.
+        summary: The recording.
+        spot: The moment at which modules are measured; the peak where left out.
+    """
+    if gate.kind == "phase":
+        return float(summary.spots[gate.name].bytes) if gate.name in summary.spots else 0.0
+    if gate.kind == "module":
+        return float(_of_module(gate.name, (spot or summary.peak).parts["module"]))
+    if gate.kind == "category" or gate.name in summary.maxima:
+        return float(summary.maxima.get(gate.name, 0))
+    if gate.name == "peak":
+        return float(summary.peak.bytes)
+    if gate.name == "step_time":
+        return summary.step_time_us
+    if gate.name == "recompute_time":
+        return summary.recompute_time_us
+    if gate.name == "growth":
+        return summary.growth_bytes
+    if gate.name in ("reserved", "reserved-allocated"):
+        if summary.reserved_bytes < 0:
+            return math.nan
+        return float(summary.reserved_bytes - (summary.peak.bytes if gate.name == "reserved-allocated" else 0))
+    return 0.0  # an empty category
 
 
 def parse_gate(text: str) -> Gate:
@@ -210,3 +250,13 @@ def _wrong(text: str, place: int, what: str) -> UsageError:
     """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
     return UsageError(f"Invalid gate {shown!r}: {what}.")
+
+
+def _of_module(pattern: str, modules: Mapping[str, int]) -> int:
+    """Sums the modules that match a pattern, and their descendants."""
+    return sum(
+        size
+        for name, size in modules.items()
+        if fnmatch.fnmatchcase(name, pattern)
+        or any(fnmatch.fnmatchcase(name[:place], pattern) for place, letter in enumerate(name) if letter == ".")
+    )

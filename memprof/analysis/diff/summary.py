@@ -25,7 +25,7 @@ from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.inputs import input_shapes
 from memprof.replay.live import alive_at
-from memprof.trace.manifest import PREDICTED, Manifest
+from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -62,13 +62,15 @@ def summarise(trace: Trace) -> Summary:
     if not len(step.ops):
         raise BadInputError(f"{trace.path}: step {step.number} contains no operators.")
     made = summarise_step(step, worst.manifest)
-    is_known = has_untouched_step(worst) or worst.manifest.backend.name == PREDICTED
+    backend, capture = worst.manifest.backend.name, worst.manifest.capture
+    is_known = has_untouched_step(worst) or backend == PREDICTED
     return dataclasses.replace(
         made,
         step_time_us=step.duration_us if is_known else math.nan,
         rank_peaks=peaks or made.rank_peaks,
         step_peaks=tuple(worst.step_peaks().values()),
-        is_complete=worst.manifest.capture.is_complete,
+        is_complete=capture.is_complete,
+        lower_bound="" if capture.is_complete or backend not in IMPORTED else capture.reason,
         growth_bytes=math.nan if (grown := find_leaks(worst).growth.bytes_per_step) is None else float(grown),
     )
 

@@ -106,6 +106,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
         traits=Traits.from_json(record["traits"]),
         growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
+        lower_bound=_text(record.get("lower_bound", "")),
     )
 
 

@@ -68,6 +68,8 @@ class Summary:
         lines: Source file and line number by line name, for annotations.
         traits: Characteristics of the step besides its bytes.
         growth_bytes: Growth of live memory per step; NaN where unknown.
+        lower_bound: Why its bytes are only a lower bound, as those of an incomplete history are, a clause; "" where
+            they are not.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Summary:
     lines: dict[str, tuple[str, int]] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)
     growth_bytes: float = math.nan
+    lower_bound: str = ""
 
     @property
     def peak(self) -> Spot:

@@ -22,10 +22,9 @@ from memprof.analysis.report.breakdown import (
     category_sources,
     hold_at,
 )
-from memprof.analysis.report.device_use import DeviceUse, summarise_devices
 from memprof.analysis.report.end_state import is_end_state_only
-from memprof.analysis.report.host_memory import HostProcess, summarise_host_memory
 from memprof.analysis.report.light_run import run_json, run_notes
+from memprof.analysis.report.memory_use import DeviceUse, HostProcess, summarise_devices, summarise_host_memory
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
 from memprof.analysis.report.moments import (
     CategoryMaximum,
@@ -44,7 +43,7 @@ from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import DeviceMemory, HostMemory, Ints, Steps
+from memprof.trace.schema import DeviceMemory, Holders, HostMemory, Ints, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -227,11 +226,12 @@ def build_report(
     notes += (Note(grows, is_warning=True),) if grows else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
     unread = find_unread(trace, step, sources)
+    causes = find_causes(step, sources, trace.table(Holders), peak.op_id, peak.allocated_bytes)
     notes = (
         *run_notes(trace, peak.allocated_bytes),
         *notes,
         *(Note(one.describe(), is_warning=False) for one in unread),
-        *(Note(text, is_warning=False) for text in find_causes(step, sources, peak.op_id, peak.allocated_bytes)),
+        *(Note(text, is_warning=False) for text in causes),
     )
     return Report(
         path=str(trace.path),

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.report.breakdown import Breakdown, Holding, K, Part
-from memprof.analysis.report.device_use import DeviceUse
-from memprof.analysis.report.host_memory import HostProcess
 from memprof.analysis.report.largest import find_largest
+from memprof.analysis.report.memory_use import DeviceUse, HostProcess
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.tree_rows import TreeRow, choose_rows

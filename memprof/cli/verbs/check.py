@@ -52,8 +52,7 @@ def check(
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
-    from memprof.analysis.diff.gates import parse_gate, require_phases
-    from memprof.analysis.diff.measures import measure
+    from memprof.analysis.diff.gates import measure, parse_gate, require_phases
     from memprof.analysis.diff.summary_model import PEAK
     from memprof.errors import GateFailedError, InconclusiveError
     from memprof.machines.budget import no_room, parse_budget
@@ -72,7 +71,7 @@ def check(
         device = find_machine(machine) if machine else None
         room = no_room if is_summary(trace) else room_of(Trace.open(trace))
         given = parse_budget(budget, summary.peak.bytes, device, room)
-        within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
+        within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes, unknown=summary.lower_bound)
         own = parse_gate(f"peak>{given}")
         fail.insert(0, own)
     else:
@@ -82,7 +81,7 @@ def check(
         raise UsageError("There is nothing to check: give --budget 40GiB, --machine rtx3090 or --fail-on 'peak>40GiB'.")
     require_phases((*fail, *warn), (name for name in summary.spots if name != PEAK))
     verdicts = [
-        (level, gate.judge(float("nan"), measure(gate, summary)))
+        (level, gate.judge(float("nan"), measure(gate, summary), least_head=summary.lower_bound))
         for level, gates in (("fail", fail), ("warn", warn))
         for gate in gates
     ]

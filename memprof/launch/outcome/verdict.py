@@ -232,6 +232,8 @@ def _why_nothing(spool: Path, target: str) -> str:
         began = "; a dry run begins with the first of them, and runs normally until then" if _is_dry(spool) else ""
         return f"{target} imported torch, but never called a model or an optimizer, nor ran backward{began}"
     folders = sorted(spool.glob("process-*/"))
+    if not any(path.is_file() for folder in folders for path in folder.rglob("*")):
+        return f"{target} called a model, but no recorder could create a file: the disk is full, or the job forbids it"
     if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
         return f"{target} called a model, but {describe_fault(faults[-1])}"
     if notes := [note for folder in folders for note in _texts(folder, "notes")]:

@@ -102,7 +102,7 @@ class SearchResult:
     Attributes:
         search_request: The request.
         recorded: The recorded step.
-        fitting: Plans within the budget and the slowdown limit, fastest first.
+        fitting: Plans within the budget and the slowdown limit, fastest first, but for a simpler one (`_fast_enough`).
         others: The other plans, closest to the budget first.
         refused: Inapplicable plans, with the reason.
         least: The plan with the smallest peak.
@@ -127,7 +127,7 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest plan that fits."""
+        """The plan to take: the first that fits."""
         return self.fitting[0] if self.fitting else None
 
 
@@ -283,9 +283,9 @@ def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candid
     fits = [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
     bounds = time_interval_of(fits[0].policies, bench.step, fits[0].step_time_us) if fits else None
     most_us = 0.0 if bounds is None else min(bounds.most_us, recorded_us)
-    simpler = (each for each in fits if each.step_time_us <= most_us and len(each.policies) < len(fits[0].policies))
-    first = next(simpler, None)
-    return sorted(fits, key=lambda one: one is not first)
+    is_simpler = [each.step_time_us <= most_us and len(each.policies) < len(fits[0].policies) for each in fits]
+    first = is_simpler.index(True) if any(is_simpler) else 0
+    return [*fits[first : first + 1], *fits[:first], *fits[first + 1 :]]
 
 
 def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate, took_s: float) -> SearchResult:

@@ -10,7 +10,7 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.recognise import recognise_updates
 from memprof.trace.step import Step
 
-#: Algorithms whose fused form is proposed for a device, and for the CPU: torch has no other Adagrad before 2.10.
+#: Algorithms whose fused form is proposed for a device, and for the CPU.
 _FUSED, _FUSED_ON_CPU = ("adam", "sgd"), ("adam", "sgd", "adagrad")
 
 
@@ -23,15 +23,13 @@ def candidates(step: Step, world_size: int) -> Candidates:
     if not np.any(step.ops.phase == "optimizer"):
         return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
     alone = (OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop"))
-    kind = _algorithm(step)
-    both = (True, False)
-    can_fuse = kind in (_FUSED if step.targets_device() else _FUSED_ON_CPU)
-    has_fused = can_fuse and all(each.has_form("fused") for each in step.optimizers)
-    fused = [OptimizerPolicy(loop="fused", in_backward=early) for early in both] if has_fused else []
-    if not step.targets_device():
-        return Candidates((*fused, *alone))
-    on_host = [OptimizerPolicy(state="host", in_backward=early) for early in both] if kind else []
-    return Candidates((*(fused or alone), *on_host))
+    kind, on_device, both = _algorithm(step), step.targets_device(), (True, False)
+    fused, on_host = [], []
+    if kind in (_FUSED if on_device else _FUSED_ON_CPU) and all(each.has_form("fused") for each in step.optimizers):
+        fused = [OptimizerPolicy(loop="fused", in_backward=early) for early in both]
+    if kind and on_device:
+        on_host = [OptimizerPolicy(state="host", in_backward=early) for early in both]
+    return Candidates((*fused, *(() if fused and on_device else alone), *on_host))
 
 
 def _algorithm(step: Step) -> str:

@@ -10,7 +10,7 @@ from memprof.policies.rewrite.views_read import reads_callers_view
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.source_lines import function_of
 from memprof.trace.step import Step
-from memprof.trace.usages import modules_without_gradient
+from memprof.trace.usages import WITHOUT_GRADIENT, modules_in
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
@@ -81,7 +81,7 @@ def frozen_parameters(step: Step) -> Bools:
     buckets do, or nothing is trained, or where no model contains a parameter without a gradient.
     """
     storages = step.storages
-    without = modules_without_gradient(step.usages)
+    without = modules_in(step.usages, WITHOUT_GRADIENT)
     is_parameter, is_gradient = storages.category == "parameter", storages.category == "gradient"
     owners = storages.module_id[is_gradient]
     largest = np.zeros(len(step.modules) + 1, dtype=np.int64)  # the last stands for no module

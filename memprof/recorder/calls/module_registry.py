@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import parameter_bytes_of
+from memprof.recorder.memory.live_objects import outermost_modules
+from memprof.recorder.memory.parts import modules_of, named_modules_of, parameter_bytes_of
 
 
 class ModuleRegistry:
@@ -79,9 +79,7 @@ class ModuleRegistry:
     def scan(self) -> None:
         """Numbers every live module: first additions to known models, then new models."""
         self._walk_roots()
-        modules = [m for m in live_objects(torch.nn.Module) if "_modules" in m.__dict__]
-        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
-        for root in _outer_first([m for m in modules if id(m) not in inner and self._is_new(m)]):
+        for root in _outer_first([module for module in outermost_modules() if self._is_new(module)]):
             self._add_root(root)
 
     def roots(self) -> Iterator[torch.nn.Module]:
@@ -136,19 +134,9 @@ class ModuleRegistry:
 
     def _walk(self, root_number: int, root: torch.nn.Module) -> None:
         """Numbers the new modules of a model; a module used in two places is named after the first."""
-        seen: set[int] = set()
-        pending: list[tuple[str, torch.nn.Module, int]] = [("", root, -1)]
-        while pending:
-            name, module, parent = pending.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
+        for name, module, parent in named_modules_of(root):
             if self._is_new(module):
-                self._add(root_number, name, module, parent)
-            number = self._numbers[id(module)][1]
-            prefix = f"{name}." if name else ""
-            children = [(prefix + key, child, number) for key, child in module._modules.items() if child is not None]
-            pending.extend(reversed(children))
+                self._add(root_number, name, module, self.find(parent))
 
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
@@ -172,20 +160,8 @@ def _outer_first(roots: list[torch.nn.Module]) -> list[torch.nn.Module]:
     A model may take over the layers of another that the job keeps, but no longer calls: they are named as layers of the
     former.
     """
-    inside = [_inside(root) for root in roots]
+    inside = [set(map(id, modules_of(root))) for root in roots]
     held = Counter(itertools.chain.from_iterable(inside))
     shares = [any(held[each] > 1 for each in own) for own in inside]
     order = sorted(range(len(roots)), key=lambda row: (not shares[row], -len(inside[row]) if shares[row] else 0))
     return [roots[row] for row in order]
-
-
-def _inside(root: torch.nn.Module) -> set[int]:
-    """Returns the addresses of a model's modules."""
-    found: set[int] = set()
-    pending = [root]
-    while pending:
-        module = pending.pop()
-        if id(module) not in found:
-            found.add(id(module))
-            pending.extend(child for child in module._modules.values() if child is not None)
-    return found

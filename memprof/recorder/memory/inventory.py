@@ -12,7 +12,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import PLAIN, holders_of, plain_tensors
+from memprof.recorder.memory.parts import PLAIN, holders_of, modules_of, parameters_of, plain_tensors
 from memprof.recorder.memory.spans import owned_span, storage_span
 from memprof.recorder.memory.watch import OutsideWatch
 from memprof.recorder.steps.rounds import OptimizerRounds
@@ -65,7 +65,7 @@ class Inventory:
     def models(self) -> None:
         """Logs every model's parameters, buffers and gradients."""
         for root in self._registry.roots():
-            for module in root.modules():
+            for module in modules_of(root):
                 number = self._registry.number(module)
                 for parameter in module._parameters.values():
                     if parameter is not None:
@@ -79,7 +79,7 @@ class Inventory:
     def model_gradients(self) -> None:
         """Logs the gradients of every model's parameters."""
         for root in self._registry.roots():
-            for parameter in root.parameters():
+            for parameter in parameters_of(root):
                 self._gradient(parameter, *self._registry.parameter(parameter))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
@@ -167,11 +167,11 @@ class Inventory:
         for root in self._registry.roots():
             if is_trained is not None and not is_trained(root):
                 continue
-            for parameter in root.parameters():
+            for parameter in parameters_of(root):
                 found.append(parameter)
                 if parameter.is_leaf and parameter.grad is not None:
                     found.append(parameter.grad)
-            found += root.buffers()
+            found += parameters_of(root, buffers=True)
         for optimizer in self._rounds.alive():
             for state in optimizer.state.values():
                 values = state.values() if isinstance(state, dict) else ()

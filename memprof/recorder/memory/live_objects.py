@@ -77,3 +77,10 @@ def live_objects(kind: type) -> list[Any]:
     finally:
         if collects:
             gc.enable()
+
+
+def outermost_modules() -> list[torch.nn.Module]:
+    """Lists the live modules that no other module contains."""
+    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    return [module for module in modules if id(module) not in inner]

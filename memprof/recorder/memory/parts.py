@@ -68,6 +68,35 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return sum(part.nbytes for part in parts or (tensor,))
 
 
+def named_modules_of(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module | None]]:
+    """Yields a model's modules in the order of named_modules(), each once: its name, itself, and its parent.
+
+    They are told apart by identity and no method of theirs is called: a job's may raise, or define equality.
+    """
+    seen: set[int] = set()
+    pending: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = [("", root, None)]
+    while pending:
+        name, module, parent = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module, parent
+        prefix = f"{name}." if name else ""
+        children = [(prefix + key, child, module) for key, child in module._modules.items() if child is not None]
+        pending.extend(reversed(children))
+
+
+def modules_of(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yields a model and the modules inside it, each once."""
+    return (module for _, module, _ in named_modules_of(root))
+
+
+def parameters_of(root: torch.nn.Module, *, buffers: bool = False) -> Iterator[torch.Tensor]:
+    """Yields a model's parameters, or its buffers, each once."""
+    owned = (module._buffers if buffers else module._parameters for module in modules_of(root))
+    return iter({id(tensor): tensor for own in owned for tensor in own.values() if tensor is not None}.values())
+
+
 def parameter_bytes_of(module: torch.nn.Module) -> int:
     """Returns the bytes of a module's own parameters; uninitialized ones have none yet."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]

@@ -14,7 +14,6 @@ Semi-private, therefore feature-tested: `NativeEvents.is_available()`.
 from __future__ import annotations
 
 import ctypes
-import errno
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from torch._C import _autograd, _profiler
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.profiler.sessions import ProfilerSession, can_open_files, has_proc
+from memprof.recorder.profiler.sessions import ProfilerSession, has_proc, why_no_file
 from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.files.spool import HEARD
 
@@ -133,10 +132,11 @@ class NativeEvents:
         """Starts recording; returns False if the job's own profiler is warming up or running, or there is no /proc.
 
         Raises:
-            OSError: The job has no file descriptor left, and torch's profiler reads a file at every start.
+            OSError: The job can open no file, and torch's profiler reads one at every start.
         """
-        if not can_open_files() and has_proc():
-            raise OSError(errno.EMFILE, "torch's profiler cannot start: no file descriptor left (ulimit -n)")
+        reason = why_no_file()
+        if reason and has_proc():
+            raise OSError(f"torch's profiler cannot start: {reason}")
         # A scope that no training job enters: a session must never end inside a scope whose begin it recorded, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
         return self._session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)

@@ -10,6 +10,7 @@ begins one meanwhile, memprof's is cancelled, and its remains are removed from i
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -71,7 +72,7 @@ class ProfilerSession:
         """
         global _running  # noqa: PLW0603 - Kineto has one trace per process
         with _lock:
-            if not may_start() or not can_open_files():
+            if not may_start() or why_no_file():
                 return False
             is_first = not kineto().is_initialized
             # Set before it begins: a signal handler of the job may raise at any point; a begun session must be ended.
@@ -133,16 +134,17 @@ def may_start() -> bool:
     return not is_job_profiling() and _running is None
 
 
-def can_open_files() -> bool:
-    """Whether Kineto could read the process's name, as it does for each session: otherwise it warns on stderr."""
+def why_no_file() -> str:
+    """Returns why Kineto could not read the process's name, as it does for each session: it would warn on stderr."""
     if sys.platform != "linux":
-        return True
+        return ""
     try:
         os.close(os.open("/proc/self/comm", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - audit hooks of the job may raise any
         raise_if_of_job(error)
-        return False
-    return True
+        has_none = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+        return "no file descriptor left (ulimit -n)" if has_none else f"{type(error).__name__}: {error}"
+    return ""
 
 
 def has_proc() -> bool:

@@ -12,7 +12,7 @@ from memprof.recorder.observation import Observation
 from memprof.recorder.profiler.kineto import kineto
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
-from memprof.recorder.profiler.sessions import can_open_files, is_job_profiling
+from memprof.recorder.profiler.sessions import is_job_profiling, why_no_file
 from memprof.recorder.steps.larger import LargerSteps, Move, elements_of
 from memprof.recorder.steps.window import Watch
 
@@ -141,6 +141,6 @@ def _listed(steps: list[int]) -> str:
 
 def _may_record() -> bool:
     """Whether recording may begin here without disturbing the job, and without missing part of it."""
-    if torch._C._current_graph_task_id() != -1 or not kineto().can_report or is_job_profiling() or not can_open_files():
+    if torch._C._current_graph_task_id() != -1 or not kineto().can_report or is_job_profiling() or why_no_file():
         return False
     return not (_cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

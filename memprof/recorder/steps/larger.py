@@ -10,7 +10,7 @@ import torch
 
 from memprof.recorder.calls.sliding import leaves_operators
 from memprof.recorder.memory.inventory import tensors_in
-from memprof.recorder.memory.parts import plain_tensors
+from memprof.recorder.memory.parts import parameters_of, plain_tensors
 from memprof.trace.files.spool import MISSED_STEP
 
 #: Maximum number of steps recorded after the window.
@@ -78,7 +78,7 @@ class LargerSteps:
         """
         if root in self._kinds:
             return self._kinds[root]
-        alike = type(model), tuple(tuple(parameter.shape) for parameter in model.parameters())
+        alike = type(model), tuple(tuple(parameter.shape) for parameter in parameters_of(model))
         if root < 0:
             return self._alike.get(alike, -1)
         self._kinds[root] = self._alike.setdefault(alike, root)

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from memprof.recorder.memory.parts import parameters_of
 from memprof.recorder.steps.progress import Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
 
@@ -49,7 +50,7 @@ class TrainedModels:
         if number not in self._called and not self._rounds.has_optimizers:
             self._called.add(number)
             self._differentiated.update(
-                {id(each): weakref.ref(each) for each in module.parameters() if each.requires_grad}
+                {id(each): weakref.ref(each) for each in parameters_of(module) if each.requires_grad}
             )
             self._answers.clear()
 
@@ -62,7 +63,7 @@ class TrainedModels:
         """
         known = self._answers.get(number)
         if known is None:
-            known = self._answers[number] = any(self._is_updated(each) for each in module.parameters())
+            known = self._answers[number] = any(self._is_updated(each) for each in parameters_of(module))
         return known
 
     def _is_updated(self, parameter: torch.Tensor) -> bool:

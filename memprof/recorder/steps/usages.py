@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -11,9 +12,11 @@ import torch
 
 from memprof.trace.usages import (
     CHANGES_SETTINGS,
+    COLLECTOR_OFF,
     COMPILES_MODELS,
     FORMS,
     GRADIENT_HOOKS,
+    IDLE_CHECKPOINTS,
     IS_LBFGS,
     NEEDS_CLOSURE,
     SETS_LEARNING_RATE,
@@ -21,6 +24,8 @@ from memprof.trace.usages import (
     WITHOUT_GRADIENT,
 )
 
+#: With a higher threshold, the collector runs rarely.
+_THRESHOLD = 10_000
 _PLAIN = (bool, int, float, str)
 
 
@@ -54,6 +59,11 @@ class Usages:
         """Notes that backward runs through a model in evaluation mode."""
         self.seen[TRAINED_IN_EVALUATION] = None
 
+    def find_idle_checkpoints(self, modules: Iterable[int]) -> None:
+        """Notes the modules that train in evaluation mode, where their gradient checkpointing does nothing."""
+        if ids := " ".join(map(str, modules)):
+            self.seen[f"{IDLE_CHECKPOINTS} {ids}"] = None
+
     def compile_model(self) -> None:
         """Notes that a model which runs eagerly here is compiled in a real run."""
         self.seen[COMPILES_MODELS] = None
@@ -81,6 +91,8 @@ class Usages:
 
     def take_news(self) -> dict[str, Any] | None:
         """Returns the record of the ``usages`` stream, which replaces earlier ones; None if nothing has changed."""
+        if not gc.isenabled() or not 0 < max(gc.get_threshold()) <= _THRESHOLD or not gc.get_threshold()[0]:
+            self.seen[COLLECTOR_OFF] = None
         without = " ".join(map(str, (WITHOUT_GRADIENT, *sorted(self._without_gradient))))
         record = {
             "seen": [*self.seen, *([without] if self._without_gradient else [])],
@@ -143,17 +155,20 @@ def takes_fused(optimizer: Any, parameter: torch.Tensor) -> bool:
             return True
         state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
         read = [parameter.grad, *(each for each in state if isinstance(each, torch.Tensor) and each.dim())]
-        layout = _dense_layout(parameter)
-        return layout is not None and all(_dense_layout(each) == layout for each in read)
+        layout = dense_layout(parameter)
+        return layout is not None and all(dense_layout(each) == layout for each in read)
 
 
-def _dense_layout(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
-    """Returns sizes and strides of the dimensions that have several elements; None if there are gaps or overlaps."""
+def dense_layout(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
+    """Returns strides and sizes of the dimensions that have several elements; None if there are gaps or overlaps."""
     if tensor.layout is not torch.strided:
         return None
-    sizes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-    is_dense = not tensor.numel() or 1 + sum((size - 1) * stride for size, stride in sizes) == tensor.numel()
-    return sizes if is_dense else None
+    strides, expected = [each for each in zip(tensor.stride(), tensor.shape, strict=True) if each[1] != 1], 1
+    for stride, size in sorted(strides):
+        if stride != expected:
+            return None
+        expected *= max(size, 1)
+    return strides
 
 
 def _has_own_step(kind: type[Any]) -> bool:

@@ -10,8 +10,8 @@ from typing import IO, Any, Literal, TextIO, overload
 #: Permissions of such a file, and of a folder of them.
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
-#: Bound at import: a job may replace the builtin with its own, and count calls.
-_open = open
+#: Bound at import: a job may replace them with its own, and count calls.
+_open, _os_open = open, os.open
 
 
 @overload
@@ -49,4 +49,4 @@ def make_private_folder(path: Path) -> None:
 
 
 def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags, FILE_MODE)
+    return _os_open(path, flags, FILE_MODE)

@@ -137,7 +137,7 @@ UNTRAINED = "untrained"
 #: Start of the notes of a dry run on what was compiled.
 COMPILED = "torch.compile"
 #: Part of those notes where a region was not compiled.
-RAN_EAGERLY = "ran eagerly, and a real run differs"
+RAN_EAGERLY = "ran eagerly"
 #: Start of the note that evaluation keeps memory for a backward.
 GRADIENTS_ENABLED = "evaluation runs with gradients enabled"
 #: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.

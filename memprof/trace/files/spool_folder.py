@@ -14,7 +14,7 @@ import numpy as np
 from memprof.errors import BadInputError, NotStartedError
 from memprof.trace.consistency import InvariantError, check_tables
 from memprof.trace.files.reading import parse_json, read_bytes
-from memprof.trace.files.spool import peek_spool
+from memprof.trace.files.spool import FILE_NAME, peek_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.running import is_being_written
@@ -158,10 +158,15 @@ class SpoolFolder:
         )
 
 
+def _processes(folder: Path) -> list[Path]:
+    """Returns the folders of recorded processes; that of a job that let no file be created is empty."""
+    return [path for path in sorted(folder.glob("process-*/")) if any(path.rglob(FILE_NAME))]
+
+
 def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
     """Identifies recorded processes by the starts of their recordings; empty where these do not give unique ranks."""
     found = []
-    for path in sorted(folder.glob("process-*/")):
+    for path in _processes(folder):
         start, has_operators = peek_spool(path)
         if start is not None and has_operators:
             try:
@@ -175,7 +180,7 @@ def _assembled(
     folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
 ) -> list[tuple[Path, Manifest]]:
     """Assembles every process to see which have a recording, and discards the tables."""
-    assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
+    assembled = ((path, assemble(path, launch, ended)) for path in _processes(folder))
     return [(path, devices[0][0]) for path, devices in assembled if devices]
 
 

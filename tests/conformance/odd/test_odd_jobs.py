@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,58 @@ QUICK: dict[str, tuple[str, ...]] = {
     "no environment": ("record",),
     "surroundings closes_descriptors": ("record", "light"),
 }
+#: Plans that preserve every number, and plans that round or change how a batch is cut.
+EXACT = (
+    ("--checkpoint", "*"),
+    ("--swap", "*:disk"),
+    ("--swap", "optimizer:disk"),
+    ("--swap", "optimizer,one-by-one:disk"),
+    ("--swap", "parameters:disk"),
+    ("--remat", "1GiB"),
+)
+ROUNDING = (("--precision", "bf16"), ("--accumulate", "2"), ("--optimizer", "loop"), ("--optimizer", "in-backward"))
+#: Whole processes that train, each run under the plan at its place; the policies return in turn.
+PLANNED = (
+    "a folder that may not be written",
+    "sitecustomize that imports torch",
+    "no temporary folder",
+    "umask",
+    "compiled files nowhere",
+    "python -O",
+    "exits trains_at_exit",
+    "exits trains_after_main",
+    "signals timer_in_steps",
+    "children trains_in_fork",
+    "children trains_in_pool",
+    "surroundings drops_rights",
+    "looking warning_errors",
+    "surroundings few_descriptors",
+    "exits thread_outlives_main",
+    "python -W error trains",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        pytest.param(name, plan, id=f"{name}-{' '.join(plan)}", marks=[pytest.mark.slow] if number else [])
+        for number, (name, plan) in enumerate(zip(PLANNED, itertools.cycle(EXACT + ROUNDING)))
+    ],
+)
+def test_is_as_without_memprof_under_a_plan(name: str, plan: tuple[str, str], tmp_path: Path) -> None:
+    """Status is that of the plain run, and what it prints where the plan keeps numbers; or it is refused in words."""
+    odd = next(job for job in JOBS if job.name == name)
+    plain = start_plain(tmp_path / "plain" / "job", odd.job)
+    options = (*odd.options("record"), *plan)
+    under = _without_sentence(
+        start_under(tmp_path / "job", odd.job, tmp_path / "run.memprof", options).finish(odd.status)
+    )
+    expected = plain.finish()
+    if under.returncode == REFUSED_STATUS:
+        assert under.stderr.startswith(b"memprof: ")
+        return
+    assert under.returncode == expected.returncode == odd.status, _text(under.stderr)
+    assert plan in ROUNDING or under.stdout == expected.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,16 @@ changes = st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_
 
 
 def opens_or_says_why(data: bytes) -> None:
-    """Imports bytes; what comes in is written, opened and checked."""
+    """Imports bytes; what comes in is written, opened and checked.
+
+    That takes less than 5 s of the processor, which other work of the machine does not count in.
+    """
+    began = time.process_time()
+    _opens_or_says_why(data)
+    assert time.process_time() - began < 5
+
+
+def _opens_or_says_why(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "file"
         file.write_bytes(data)
@@ -65,7 +75,7 @@ def test_a_snapshot_can_be_changed_without_changing_the_next() -> None:
     assert pickle.dumps(small_job()) == before
 
 
-quick = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @given(st.sampled_from(PICKLES), changes)

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from memprof.analysis.commits.changes import Step
 from memprof.analysis.commits.history_file import HISTORY_SCHEMA, Job, Measurement
-from memprof.analysis.diff.gates import Gate
-from memprof.analysis.diff.measures import measure
+from memprof.analysis.diff.gates import Gate, measure
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import percent
 from memprof.cli.pages.drawings import draw_columns

@@ -31,12 +31,16 @@ class RegionNotes:
         self._eager: Counter[str] = Counter()
 
     def leave(self, reason: str) -> None:
-        """Counts a region that runs eagerly."""
-        self._eager[reason] += 1
+        """Counts a region that runs eagerly here, and is compiled in a real run."""
+        self._eager[f", and a real run differs: {reason}"] += 1
 
     def fail(self, error: Exception) -> None:
-        """Counts a region that torch fails to compile here."""
-        self.leave(first_line(error))
+        """Counts a region that torch fails to compile here, which a real run need not fail."""
+        cause = error.__cause__ or error.__context__
+        said = first_line(error)
+        inner = first_line(cause) if isinstance(cause, Exception) else ""
+        said += f" ({inner})" if inner and inner not in said else ""
+        self._eager[f" since it did not compile in this dry run, and may in a real run: {said}"] += 1
 
     def sentences(self) -> list[str]:
         """Returns notes for the reader of the recording."""
@@ -51,7 +55,7 @@ class RegionNotes:
             graphs = format_count(self.unplaced, "graph")
             notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")
         for reason, count in self._eager.items():
-            notes.append(f"{COMPILED}: {format_count(count, 'region')} {RAN_EAGERLY}: {reason}")
+            notes.append(f"{COMPILED}: {format_count(count, 'region')} {RAN_EAGERLY}{reason}")
         return notes
 
 

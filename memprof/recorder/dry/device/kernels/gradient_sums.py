@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.steps.usages import dense_layout
+
 _ADD = torch.ops.aten.add.Tensor
 _ENGINE = torch.autograd.graph.__file__
 _FRAMES = ("memprof", "torch")
@@ -55,7 +57,7 @@ class GradientSums:
         ]
         seen = [*counts, self._least[depth]] if depth in self._least else counts
         least = self._least[depth] = tuple(min(column) for column in zip(*seen, strict=True))
-        return first if counts[0] == least and is_dense(first) else None
+        return first if counts[0] == least and dense_layout(first) is not None else None
 
 
 def _is_plain(value: Any, result: Any) -> bool:
@@ -66,17 +68,6 @@ def _is_plain(value: Any, result: Any) -> bool:
         and value.shape == result.shape
         and hasattr(value, "_use_count")
     )
-
-
-def is_dense(value: torch.Tensor) -> bool:
-    """Whether a tensor fills its storage without overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _depth() -> int:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from memprof.recorder.dry.device.kernels.gradient_sums import is_dense
 from memprof.recorder.dry.device.kernels.steps import aligned, sort_bytes
+from memprof.recorder.steps.usages import dense_layout
 
 _INT64 = 8
 #: Elements of a dimension that are sorted in place (cuda/Sort.h).
@@ -25,8 +23,16 @@ _MOST = 2**31 - 1
 
 def sort_sizes(args: Any, result: Any) -> list[int]:
     """Returns the bytes of what is alive at once while a tensor is sorted."""
+    tensor, values = args[0], result[0]
     dim = next((one for one in args[1:] if type(one) is int), -1)
-    return _sizes(args[0], dim, result[0])
+    count, key = tensor.numel(), tensor.element_size()
+    if tensor.dim() == 0 or not count:
+        return []
+    copies: list[int] = []
+    if tensor.shape[dim] > _SMALL and (dense_layout(tensor) is None or tensor.stride(dim) != 1):
+        # Its rows do not lie one after another: they do in copies, and those of the results in copies of these.
+        copies = [count * key, *([] if values.stride(dim) == 1 else [values.nbytes, count * _INT64])]
+    return [*copies, *_row_sizes(count, tensor.shape[dim], key)]
 
 
 def topk_sizes(args: Any, result: Any) -> list[int]:
@@ -36,7 +42,7 @@ def topk_sizes(args: Any, result: Any) -> list[int]:
     dim, _, is_sorted = given + [-1, True, True][len(given) :]
     if not is_sorted or values.dim() == 0 or values.shape[dim] <= _SMALL:
         return []
-    return [indices.nbytes, values.nbytes, *_sizes(values, dim, values)]
+    return [indices.nbytes, values.nbytes, *sort_sizes((values, dim), result)]
 
 
 def median_sizes(args: Any, _result: Any) -> list[int]:
@@ -44,25 +50,6 @@ def median_sizes(args: Any, _result: Any) -> list[int]:
     tensor, count = args[0], args[0].numel()
     copy = [] if tensor.is_contiguous() else [tensor.nbytes]
     return [*copy, tensor.nbytes, count * _INT64, *_row_sizes(count, count, tensor.element_size())]
-
-
-def _sizes(tensor: torch.Tensor, dim: int, values: torch.Tensor) -> list[int]:
-    """Returns the bytes of a sort's temporary memory.
-
-    Args:
-        tensor: What is sorted.
-        dim: Along which dimension.
-        values: The result.
-    """
-    count = tensor.numel()
-    if tensor.dim() == 0 or not count:
-        return []
-    length = tensor.shape[dim]
-    copies: list[int] = []
-    if length > _SMALL and not (is_dense(tensor) and tensor.stride(dim) == 1):
-        # Its rows do not lie one after another: they do in copies, and those of the results in copies of these.
-        copies = [count * tensor.element_size(), *([] if values.stride(dim) == 1 else [values.nbytes, count * _INT64])]
-    return [*copies, *_row_sizes(count, length, tensor.element_size())]
 
 
 def _row_sizes(count: int, length: int, key: int) -> list[int]:
