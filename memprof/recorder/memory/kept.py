@@ -326,7 +326,7 @@ class KeptTensors:
         return found
 
     def _by_kind(self, views: dict[int, torch.Tensor] | None = None) -> dict[Kind, list[torch.Tensor]]:
-        """Returns the tensors that Python holds, oldest first; not gradients of parameters, nor views.
+        """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views.
 
         Args:
             views: Filled with the latest view of each storage, by its address.
@@ -340,7 +340,7 @@ class KeptTensors:
         kinds: dict[Kind, list[torch.Tensor]] = {}
         seen: set[int] = set()
         for tensor in tensors:
-            if id(tensor) in gradients or tensor.is_nested:
+            if isinstance(tensor, torch.nn.Parameter) or id(tensor) in gradients or tensor.is_nested:
                 continue
             address, size = self._span(tensor)
             if address in seen and views is not None:

@@ -143,7 +143,7 @@ def train(steps: int) -> None:
         remember(y * 12)  # closure variable memory of | closure
         collector.send(y * 13)  # type: ignore[attr-defined]  # collector (inside collecting) | local
         mine.append({"value": y * 14})  # mine[ | local
-        PAIRS["a"].append((step, torch.nn.Parameter(y * 15)))  # PAIRS['a'][ | global
+        PAIRS["a"].append((step, y * 15))  # PAIRS['a'][ | global
         MEMORY.emit(logging.makeLogRecord({"args": y * 16, "levelno": 1}))  # MEMORY.buffer[ | global
         model.features = [*getattr(model, "features", []), y * 17]  # model.features[ | local
         model.register_buffer(f"seen{step}", y * 18)  # model._buffers['seen | local
