@@ -40,6 +40,7 @@ class Unused:
         self._usages = usages
         self._trained: dict[int, int] = {}  # bytes by address
         self._without: dict[int, int] = {}
+        self._stray: dict[int, int] = {}  # with a gradient, of no optimizer that updates
         self._has_looked = False
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -48,6 +49,9 @@ class Unused:
         for parameter in (one for group in groups for one in group["params"] if one.is_leaf and one.requires_grad):
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
+        for one in (own for root in self._registry.roots() for own in parameters_of(root)):
+            if one.is_leaf and one.grad is not None:
+                self._stray[id(one)] = one.grad.numel() * one.grad.element_size()
         if not self._has_looked:
             self._has_looked = True
             roots = self._registry.roots()
@@ -68,6 +72,13 @@ class Unused:
                 f"{format_count(len(without), 'parameter')} of an optimizer ({format_bytes(sum(without))}) got no "
                 "gradient in any recorded step. If their blocks are checkpointed with use_reentrant=True and inputs "
                 "that require no gradient, pass use_reentrant=False, or call model.enable_input_require_grads()"
+            )
+        stray = [size for address, size in self._stray.items() if address not in self._trained]
+        if self._trained and sum(stray) > _LEAST_UNTRAINED * sum(self._trained.values()):
+            found.append(
+                f"gradients of {format_count(len(stray), 'parameter')} ({format_bytes(sum(stray))}) are computed, and "
+                "no recorded update uses them. If their model is not trained, as a teacher, call it under "
+                "torch.no_grad(), or requires_grad_(False) if gradients pass through it"
             )
         return found
 

@@ -69,6 +69,16 @@ def named(step: Step, peak_op: int, peak_bytes: int, holders: Holders | None = N
     return list(find_causes(step, find_sources(step.stacks), holders or Holders.empty(), peak_op, peak_bytes))
 
 
+def test_weights_that_every_call_copies_anew_are_not_counted_twice() -> None:
+    """Three calls that each copy the same 2 MiB in bfloat16 keep 3 MiB: autocast without its cache."""
+    ops = [Op("aten._to_copy.default", reads=["w"], makes=[f"c{i}"]) for i in range(3)]
+    storages = [Storage("w", 2 << 20, "parameter"), *(Storage(f"c{i}", 1 << 20, dtype="bfloat16") for i in range(3))]
+    step = make_step(ops, storages)
+    (sentence,) = named(step, 2, 5 << 20)
+    assert sentence.startswith("3.00 MiB at the peak are 3 copies of 1 weight in another type")
+    assert "unless cache_enabled is False" in sentence
+
+
 @pytest.mark.parametrize(
     ("kinds", "usages", "size"),
     [
@@ -200,3 +210,17 @@ def test_what_is_set_up_and_not_used_is_noted(tmp_path: Path, *, is_training: bo
     assert len(notes) == (not is_whole)
     assert is_whole or notes[0].startswith("1 parameter of an optimizer (256 B) got no gradient")
     assert modules_in(usages.seen, IDLE_CHECKPOINTS) == ({0} if not is_training else set())
+
+
+@pytest.mark.parametrize("is_updated", [False, True])
+def test_gradients_that_no_update_uses_are_noted(tmp_path: Path, *, is_updated: bool) -> None:
+    """A teacher of two parameters called without no_grad: 512 B of gradients. With an optimizer of its own, no note."""
+    teacher, student = Layer(), torch.nn.Linear(4, 4)
+    registry = ModuleRegistry(RawLog(SpoolWriter(tmp_path)))
+    registry.number(teacher), registry.number(student)
+    unused = Unused(registry, Usages())
+    for one in (*teacher.parameters(), *student.parameters()):
+        one.grad = torch.zeros_like(one)
+    for model in (student, teacher)[: 1 + is_updated]:
+        unused.before_update(torch.optim.SGD(model.parameters(), 0.1))
+    assert [note[:36] for note in unused.notes()] == ["gradients of 2 parameters (512 B) are"[:36]] * (not is_updated)

@@ -93,19 +93,18 @@ def _weight_copies(step: Step, alive: Bools) -> Iterator[tuple[int, str]]:
     rows = np.flatnonzero(alive & (storages.created_op_id != NONE))
     created = storages.created_op_id[rows]
     copies = rows[(ops.name[created] == "aten._to_copy.default") & (ops.phase[created] == "forward")]
-    sizes = []
+    size, weights = 0, Counter[int]()
     for row in copies.tolist():
         read = _used(step, int(storages.created_op_id[row]), is_read=True)
         is_weight = len(read) == 1 and storages.category[read[0]] == "parameter"
         if is_weight and storages.dtype[row] != storages.dtype[read[0]]:
-            sizes.append(int(storages.allocated_bytes[row]))
-    yield (
-        sum(sizes),
-        (
-            f"at the peak are copies of {format_count(len(sizes), 'weight')} in another type that forward makes, as "
-            "autocast does; weights of that type (model.to(torch.bfloat16)) need no second copy."
-        ),
-    )
+            size += int(storages.allocated_bytes[row])
+            weights[int(read[0])] += 1
+    count, number = weights.total(), format_count(len(weights), "weight")
+    which, remedy = f"copies of {number}", "weights of that type (model.to(torch.bfloat16)) need no second copy"
+    if count > len(weights):  # autocast's cache has one of each
+        which, remedy = f"{count} copies of {number}", "autocast keeps one of each unless cache_enabled is False"
+    yield size, f"at the peak are {which} in another type that forward makes, as autocast does; {remedy}."
 
 
 def _cycles(step: Step, holders: Holders, alive: Bools) -> Iterator[tuple[int, str]]:

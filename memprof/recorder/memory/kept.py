@@ -203,7 +203,8 @@ class KeptTensors:
         return _ALLOWANCE_S + _SHARE_OF_RUN * (time.thread_time() - self._began) - self._spent
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
-        kinds, before = self._by_kind(), self._counts
+        views: dict[int, torch.Tensor] = {}
+        kinds, before = self._by_kind(views), self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
         if before is None:
             return []
@@ -222,6 +223,9 @@ class KeptTensors:
             chosen += self._replaced(kinds, before)
             sizes |= {kind: self._span(tensor)[1] for kind, tensor in chosen if kind not in sizes}
         examples = self._examples(kinds, survivors)
+        # A view holds its base in C++: of a base that nothing in Python refers to, the holder is its view's.
+        tensors = [tensor for _, tensor in [*chosen, *examples.values()]]
+        seen_as = [views.get(self._span(tensor)[0], tensor) for tensor in tensors]
         graphs: list[tuple[list[int], torch.Tensor]] = []
         if self._is_whole_run:
             computed = [one for kind, alike in kinds.items() if kind[3] for one in (alike[0], alike[-1])]
@@ -233,9 +237,23 @@ class KeptTensors:
             return []
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
-        ours = (chosen, *chosen, examples, *examples.values(), graphs, *graphs, roots, computed)
-        followed = [*(tensor for _, tensor in [*chosen, *examples.values()]), *roots]
+        ours = (
+            chosen,
+            *chosen,
+            examples,
+            *examples.values(),
+            graphs,
+            *graphs,
+            roots,
+            computed,
+            views,
+            tensors,
+            seen_as,
+        )
+        followed = [*tensors, *roots, *seen_as]
         held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
+        for place, other in enumerate(held[len(tensors) + len(roots) :]):
+            held[place] = held[place] if held[place].chain else other
         common = {"step": step, "time_ns": clock_ns()}
         records: list[dict[str, Any]] = [
             {
@@ -248,7 +266,7 @@ class KeptTensors:
             for (kind, tensor), one in zip(chosen, held[: len(chosen)], strict=True)
         ]
         written: set[int] = set()
-        for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=True):
+        for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=False):
             added = [number for number in nodes if number not in written] if one.chain else []
             written.update(added)
             if added:  # a node of several graphs belongs to the first
@@ -307,8 +325,12 @@ class KeptTensors:
                     found.setdefault(line, (kind, tensor))
         return found
 
-    def _by_kind(self) -> dict[Kind, list[torch.Tensor]]:
-        """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views."""
+    def _by_kind(self, views: dict[int, torch.Tensor] | None = None) -> dict[Kind, list[torch.Tensor]]:
+        """Returns the tensors that Python holds, oldest first; not parameters and their gradients, nor views.
+
+        Args:
+            views: Filled with the latest view of each storage, by its address.
+        """
         tensors = live_objects(torch.Tensor)
         gradients = {
             id(tensor.grad)
@@ -321,6 +343,8 @@ class KeptTensors:
             if isinstance(tensor, torch.nn.Parameter) or id(tensor) in gradients or tensor.is_nested:
                 continue
             address, size = self._span(tensor)
+            if address in seen and views is not None:
+                views[address] = tensor
             if address and size and address not in seen:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)

@@ -135,7 +135,7 @@ def train(steps: int) -> None:
         QUEUE.put(y * 4)  # QUEUE.queue[ | global
         RING.append(y * 5)  # RING[ | global
         SEEN.add(y * 6)  # SEEN | global
-        NAMED.kept.append(y * 7)  # NAMED.kept[ | global
+        NAMED.kept.append((y * 7)[:, :1])  # NAMED.kept[ | global
         THREAD.kept.append(y * 8)  # THREAD | global
         TRAINER.logged.append(y * 9)  # TRAINER.logged[ | global
         SLOTTED.kept.append(y * 10)  # SLOTTED | global
