@@ -242,8 +242,6 @@ class Observation(ThreadObservation):
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
-        if self.watch is Watch.RECORDED:
-            self._state_kept(step)
         self._sessions.close_operators()
         is_last = is_inside_step and self.is_recording and self.step_ops > 0
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
@@ -251,6 +249,8 @@ class Observation(ThreadObservation):
             if is_last:  # after the last update, as in an evaluation: nothing else tells what this memory is
                 self._state_optimizers()
             self._sessions.sources.stop()
+        if self.watch is Watch.RECORDED:
+            self._state_kept(step)
         if is_last:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
@@ -340,6 +340,7 @@ class Observation(ThreadObservation):
         if not self.is_recording or not self.op_count:
             return
         if self.watch is Watch.RECORDED and following is not Watch.RECORDED:
+            self._sessions.close()  # first: garbage that the search sets a collection off for lives on in the recording
             self._state_kept(self._last_step)
         elif self._can_grow and not self._kept.has_counted:
             self._kept.count()
