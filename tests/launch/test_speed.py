@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from memprof.launch.outcome.output import add_speed, write_exit
 from memprof.launch.parent import speed
 from memprof.launch.parent.speed import machine_speed, measure_speed
+from memprof.machines.host_limits import HostLimit
 from memprof.trace.assemble.describe import read_speed
 from memprof.trace.manifest import Machine, Manifest, Speed
 from memprof.trace.store import Trace
@@ -48,9 +48,8 @@ def test_a_process_measures_once_unless_it_could_not(monkeypatch: pytest.MonkeyP
     """Recordings of one process hold the same speeds; with other threads, or where memory was short, it is measured."""
     monkeypatch.setattr(speed, "_measured", {})
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    free = psutil.virtual_memory()._replace(available=0)
     with monkeypatch.context() as short:
-        short.setattr(speed.psutil, "virtual_memory", lambda: free)
+        short.setattr(speed, "free_memory", lambda: HostLimit(2**30, 0))
         assert machine_speed().memory_bytes_per_us == 0
     found = machine_speed()
     assert found.memory_bytes_per_us > 0
@@ -76,8 +75,7 @@ def test_measuring_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where little memory is free, its bandwidth is not measured rather than the cache's: it stays unknown."""
-    free = psutil.virtual_memory()._replace(available=64 * 2**20)
-    monkeypatch.setattr(speed.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(speed, "free_memory", lambda: HostLimit(2**30, 64 * 2**20))
     measured = measure_speed()
     assert (measured.memory_bytes_per_us, measured.to_host_bytes_per_us) == (0.0, 0.0)
     assert measured.fp32_flops_per_us > 0

@@ -27,7 +27,8 @@ def test_status_in_words() -> None:
         ((), "ran no Python that loads the recorder"),
         (("python-started",), "never imported torch"),
         (("python-started", "torch-imported"), "never called a model or an optimizer, nor ran backward"),
-        (("python-started", "torch-imported", "process-7/"), "ended before the first operator"),
+        (("python-started", "torch-imported", "process-7/"), "no recorder could create a file"),
+        (("python-started", "torch-imported", "process-7/", "process-7/rows"), "ended before the first operator"),
     ],
 )
 def test_how_far_a_job_came(tmp_path: Path, marks: tuple[str, ...], reason: str) -> None:

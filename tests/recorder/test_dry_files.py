@@ -225,7 +225,7 @@ def test_job_without_a_model_is_told_that_it_ran_for_real(tmp_path: Path) -> Non
     )
     assert ended.returncode == 3
     assert ended.stdout == "2.0\n"
-    assert "a dry run begins when the first of them is created" in ended.stderr
+    assert "a dry run begins with the first of them" in ended.stderr
     assert not (tmp_path / "dry.memprof").exists()
 
 

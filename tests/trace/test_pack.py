@@ -14,7 +14,7 @@ import pytest
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.files.pack import pack_spool
-from memprof.trace.files.spool import COLUMNS
+from memprof.trace.files.spool import COLUMNS, FILE_NAME
 from memprof.trace.files.spool_folder import is_spool_folder, read_spool_folder
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Capture, Machine, Manifest
@@ -32,6 +32,7 @@ def spool(tmp_path: Path) -> Path:
     folder = tmp_path / "run.memprof.spool"
     for pid in (12, 11):
         (folder / f"process-{pid}").mkdir(parents=True)
+        (folder / f"process-{pid}" / FILE_NAME).touch()
         os.utime(folder / f"process-{pid}", (0, 0))  # before any process of this machine that may have these ids
     (folder / "launch.json").write_text(json.dumps(LAUNCH))
     (folder / "exit.json").write_text(json.dumps(EXIT))

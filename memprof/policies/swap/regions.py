@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from memprof.policies.runtime.own_types import is_in_transform
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.owned.absent import METADATA, without_memory
+from memprof.policies.swap.owned.absent import METADATA, has_one_user, without_memory
 from memprof.policies.swap.packing import Left, Version, is_plain, marked, may_hook, unpack
 from memprof.recorder.calls.saved_hooks import is_in_checkpoint, top_hooks
 
@@ -50,7 +50,9 @@ class _AbsentParameter:
 
 
 def _present(parameter: Any) -> Any:
-    _moved[id(parameter)].bring_in()
+    moved = _moved[id(parameter)]
+    moved.is_read = True
+    moved.bring_in()
     return parameter
 
 
@@ -68,6 +70,7 @@ class MovedParameter:
         pins: Number of running forwards and updates that use it.
         is_called: Whether a forward has used it; otherwise it stays, since nothing would bring it in.
         is_held: Whether the parameter itself may have been saved: it stays until the next update.
+        is_read: Whether the job read it while it was out, and may have kept a tensor that shares its memory.
         stays: Whether it is part of a traced model and must stay in memory.
     """
 
@@ -82,7 +85,7 @@ class MovedParameter:
         self._kind: Any = type(parameter)
         self.leases = 0
         self.pins = 0
-        self.is_called = self.is_held = self.stays = False
+        self.is_called = self.is_held = self.is_read = self.stays = False
         self._sent: weakref.ref[torch.UntypedStorage] = weakref.ref(parameter.untyped_storage())
         _moved[id(parameter)] = self
 
@@ -108,8 +111,9 @@ class MovedParameter:
 
     def may_leave(self) -> bool:
         """Returns whether nothing needs it in memory."""
-        # A view of a larger storage cannot be moved out without the rest.
+        # A view of a larger storage cannot be moved out without the rest, nor memory that whoever read it shares.
         is_own = not self._is_in or self.parameter.untyped_storage().nbytes() == self.parameter.nbytes
+        is_own = is_own and not (self.is_read and self._is_in and not has_one_user(self.parameter))
         return self.is_called and is_own and not (self.pins or self.is_held or self.stays)
 
     def is_written(self) -> bool:

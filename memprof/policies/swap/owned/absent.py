@@ -81,6 +81,7 @@ class _Absence:
         self._dtype, self._device = tensor.dtype, tensor.device
         self._real: Any = without_memory(tensor)
         self._exchange(tensor)
+        vars(self._real).update(vars(tensor))  # of a dry run's tensor: its device
         vars(tensor)[_KEY] = self
         with torch._C.DisableTorchFunctionSubclass():
             self._real.data = nothing(self._device)
@@ -149,9 +150,13 @@ def bring_in(tensors: Iterable[torch.Tensor]) -> None:
 
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether nothing but its Python object holds a tensor's memory: no view, no array, no graph, no other tensor."""
+    return bool(tensor._use_count() == 1 and has_one_user(tensor))  # type: ignore[attr-defined]
+
+
+def has_one_user(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares a tensor's memory."""
     storage = tensor.untyped_storage()  # counts as a user, beside the tensor
-    users = torch._C._storage_Use_Count(storage._cdata)
-    return bool(tensor._use_count() == 1 and users == 2)  # type: ignore[attr-defined]
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
 
 
 def _returned(absent: AbsentTensor) -> torch.Tensor:
