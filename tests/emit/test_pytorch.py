@@ -10,7 +10,6 @@ import torch
 from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
 from memprof.policies.plan.plan_file import parse_plan
-from memprof.policies.swap.owned.states import elements
 from tests.emit.running import run
 from tests.policies.faces import compare, load_job
 
@@ -72,9 +71,7 @@ def test_emitted_code_trains_as_memprof_does(name: str) -> None:
     """Every loss and the weights at the end are equal to the bit, and so is the peak of a recorded step to the byte."""
     job, plan, difference = PLANS[name]
     emitted = emit(plan)
-    elements.clear()  # what other tests left in this process
     applied = run(job, plan=parse_plan(plan))
-    elements.clear()  # what memprof's own run left in it
     found = run(job, text=emitted.text)
     assert not emitted.cannot
     assert found.losses == applied.losses

@@ -219,6 +219,7 @@ def test_where_no_rank_can_be_packed_nothing_is_written(spool: Path, small_table
 def test_ranks_are_assembled_one_at_a_time(spool: Path, small_tables: Tables) -> None:
     """Where the recordings tell their ranks, each process is assembled once, as it is written."""
     for pid, rank in ((11, 1), (12, 0)):
+        (spool / f"process-{pid}" / FILE_NAME).unlink()
         writer = SpoolWriter(spool / f"process-{pid}")
         writer.write_record("start", {"rank": rank, "time_ns": pid, "pid": pid})
         writer.write_rows("operators", array("q", [0] * len(COLUMNS["operators"])))
