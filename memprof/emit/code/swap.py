@@ -152,7 +152,7 @@ def _nothing(dtype, device):
 
 _STATE = '''
 class _StateElsewhere:
-    """Moves an optimizer's state: it is in memory during step() alone."""
+    """Moves an optimizer's state: it is in memory during step() and state_dict() alone, and reads as NaN elsewhere."""
 
     def __init__(self, optimizer, carrier, minimum_bytes, modules=None):
         self.optimizer, self.carrier, self.minimum_bytes = optimizer, carrier, max(minimum_bytes, 1)
