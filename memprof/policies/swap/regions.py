@@ -137,7 +137,8 @@ class MovedParameter:
         self.send()
         if self._is_in and self._carrier.sent(self._place):
             self._written_version = self.parameter._version
-            self.parameter.data = without_memory(self.parameter)
+            with torch.inference_mode(False):  # torch would call the wrapper's operators
+                self.parameter.data = without_memory(self.parameter)
             self.parameter.__class__ = _absent(self._kind)
             self._is_in = False
 
