@@ -40,17 +40,21 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown.wait_text("#whatif-detail h3", "checkpoint")
     shown.page.wait_for_selector("#whatif-step .scatterlayer .trace", state="attached")
     before = shown.page.inner_text("#whatif-detail h3")
-    # The leftmost point of the front is the plan of the least peak.
-    at: Any = shown.page.evaluate(
-        "() => { const point = document.querySelectorAll('#whatif-pareto .trace.scatter')[1].querySelector('.point');"
-        " const box = point.getBoundingClientRect(); window.scrollTo(0, scrollY + box.top - 300);"
-        " const now = point.getBoundingClientRect(); return [now.x + now.width / 2, now.y + now.height / 2]; }"
-    )
-    shown.page.mouse.move(*at)
-    shown.page.mouse.click(*at)
-    shown.page.wait_for_function(
-        "before => (document.querySelector('#whatif-detail h3')?.innerText || before) !== before", arg=before
-    )
+    # The leftmost point of the front is the plan of the least peak; on a busy machine the front may be that one plan.
+    points = "document.querySelectorAll('#whatif-pareto .trace.scatter')[1].querySelectorAll('.point')"
+    is_alone = shown.page.evaluate(f"() => {points}.length") == 1
+    for _ in range(5):  # the page may move between the look and the click
+        at: Any = shown.page.evaluate(
+            f"() => {{ const point = {points}[0];"
+            " const box = point.getBoundingClientRect(); window.scrollTo(0, scrollY + box.top - 300);"
+            " const now = point.getBoundingClientRect(); return [now.x + now.width / 2, now.y + now.height / 2]; }"
+        )
+        shown.page.mouse.move(*at)
+        shown.page.mouse.click(*at)
+        shown.page.wait_for_timeout(1500)
+        if is_alone or shown.page.inner_text("#whatif-detail h3") != before:
+            break
+    assert is_alone or shown.page.inner_text("#whatif-detail h3") != before
     chosen = shown.page.inner_text("#whatif-detail h3")
     with shown.page.expect_download() as waiting:
         shown.page.click("#whatif-save")
