@@ -58,8 +58,9 @@ class Policy(ABC):
         tried_live: Whether a search for a job in the middle of training uses it where the user names none.
         live_refusal: Why it cannot be applied in the middle of training; "" where it can.
         dry_refusal: Why a dry run cannot apply it, and what to do instead; "" where it can.
-        is_best_dry_run: Whether a search that may run the job takes the step under it from a dry run, not from its
-            model.
+        changes_kernels: Whether it changes which kernels run: a search that may run the job takes the step under it
+            from a dry run, not from its model.
+        divides_batches: Whether the model sees smaller inputs under it.
         flag_words: Values of ``--<name>`` that shells complete; where empty, ``flag_example``.
         flag_is_list: Whether ``--<name>`` takes several of these words, separated by commas.
         frameworks_set_it: Whether training frameworks have settings of their own for it (precision, accumulation, the
@@ -83,7 +84,8 @@ class Policy(ABC):
     tried_live: ClassVar[bool] = False
     live_refusal: ClassVar[str] = ""
     dry_refusal: ClassVar[str] = ""
-    is_best_dry_run: ClassVar[bool] = False
+    changes_kernels: ClassVar[bool] = False
+    divides_batches: ClassVar[bool] = False
 
     flag_words: ClassVar[tuple[str, ...]] = ()
     flag_is_list: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import suggest
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
-from memprof.launch.dry.dry_job import DryOutcome
+from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

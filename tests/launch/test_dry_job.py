@@ -9,7 +9,8 @@ import pytest
 
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference, worth_keeping
 from memprof.errors import MemprofError
-from memprof.launch.dry.dry_job import DryOutcome, cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.fit.sentences import describe_dry_run
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -104,7 +104,11 @@ class Suggestion:
 
 
 def suggest(
-    trace: Trace, basis: Basis, search_request: SearchRequest, report: Callable[[Candidate], None] = lambda _: None
+    trace: Trace,
+    basis: Basis,
+    search_request: SearchRequest,
+    report: Callable[[Candidate], None] = lambda _: None,
+    known: Sequence[Candidate] = (),
 ) -> Suggestion:
     """Searches for plans under which a recorded job fits a budget.
 
@@ -113,16 +117,17 @@ def suggest(
         basis: The steps to plan for.
         search_request: The search request.
         report: Called with each replayed plan.
+        known: Plans replayed in an earlier search of the basis, which had other dry steps.
 
     Raises:
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    search = partial(_searched, basis, trace.manifest, search_request, report)
+    search = partial(_searched, basis, trace.manifest, search_request, report, known)
     answer, plans = search(search_request.budget_bytes)
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
-    known = {kinds_of(one.policies) for one in answer.fitting}
+    fitting = {kinds_of(one.policies) for one in answer.fitting}
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
     assumed = (f"the dry run {torch}.",) if torch else ()
@@ -133,7 +138,7 @@ def suggest(
         basis=basis,
         answer=answer,
         plans=plans,
-        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
+        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in fitting),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
@@ -169,11 +174,12 @@ def _searched(
     manifest: Manifest,
     search_request: SearchRequest,
     report: Callable[[Candidate], None],
+    known: Sequence[Candidate],
     budget_bytes: int,
 ) -> _Searched:
     """Searches within a budget, which may be smaller than the one requested."""
     smaller = replace(search_request, budget_bytes=budget_bytes)
-    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps)
+    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known)
     answer, plans = with_room(
         basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )

@@ -67,7 +67,7 @@ def bisect(
     from memprof.errors import InconclusiveError
     from memprof.launch.commits.bisect import bisect_commits, search_branches
     from memprof.launch.commits.repository import Repository
-    from memprof.launch.dry.dry_job import EndedError
+    from memprof.launch.dry.dry_outcome import EndedError
 
     gates = [parse_gate(text) for text in fail_on or (_DEFAULT_GATE,)]
     repository = Repository.around(Path.cwd())

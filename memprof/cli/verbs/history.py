@@ -77,7 +77,7 @@ def history(
     from memprof.analysis.diff.gates import parse_gate
     from memprof.cli.pages.commits.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.commits.repository import GitError, Repository
-    from memprof.launch.dry.dry_job import EndedError
+    from memprof.launch.dry.dry_outcome import EndedError
 
     gate, job = parse_gate(f"{show}>0"), None
     if page_path is not None:

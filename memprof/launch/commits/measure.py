@@ -11,8 +11,8 @@ from memprof.analysis.commits.history_file import Commit, Job, Measurement, appe
 from memprof.analysis.diff.summary import summarise
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.commits.repository import GitError, Worktree
-from memprof.launch.dry.dry_job import dry_run
 from memprof.launch.dry.isolation import why_not_apart
+from memprof.launch.dry.job_server import dry_run
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import (
     NotExecutableError,

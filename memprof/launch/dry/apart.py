@@ -19,10 +19,14 @@ import struct
 import sys
 
 CANNOT = 125
+#: Variable of a process that is to isolate itself: its folder for redirected writes.
+SCRATCH = "MEMPROF_SCRATCH"
 # <linux/sched.h>, <linux/mount.h>, <linux/sockios.h>, <linux/if.h>
 _NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
 _RECURSIVE, _PRIVATE = 0x4000, 0x40000
 _SET_FLAGS, _UP = 0x8914, 0x1
+# <linux/capability.h>: version 3 of the sets, two of which follow as zeros
+_CAPABILITIES = 0x20080522
 
 
 def main(scratch: str, command: list[str]) -> None:
@@ -32,24 +36,46 @@ def main(scratch: str, command: list[str]) -> None:
         scratch: An empty folder, outside the current one.
         command: The command line; empty to test only.
     """
-    folder = os.getcwd()
     try:
-        _check(folder, scratch)
-        user, group = os.geteuid(), os.getegid()
-        _call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_NETWORK)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
-        _call("mount", b"none", b"/", None, _RECURSIVE | _PRIVATE, None)
-        _lay_over(folder, scratch)
-        os.chdir(folder)
-        _raise_loopback()
+        isolate(scratch)
     except OSError as error:
         sys.exit(_say(error.strerror or str(error)))
     if command:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python at startup; a command expects the default
             signal.signal(number, signal.SIG_DFL)
         os.execvp(command[0], command)
+
+
+def isolate(scratch: str) -> None:
+    """Isolates this process, which must have one thread; a program that it execs has its user's rights again.
+
+    Args:
+        scratch: An empty folder, outside the current one.
+
+    Raises:
+        OSError: The system forbids it, or the current folder cannot be overlaid.
+    """
+    folder = os.getcwd()
+    _check(folder, scratch)
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_NETWORK)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{user} {user} 1")
+    _write("/proc/self/gid_map", f"{group} {group} 1")
+    _call("mount", b"none", b"/", None, _RECURSIVE | _PRIVATE, None)
+    _lay_over(folder, scratch)
+    os.chdir(folder)
+    _raise_loopback()
+
+
+def drop_rights() -> None:
+    """Drops the capabilities that a process gained in its own namespaces, as an exec does; root keeps them.
+
+    Raises:
+        OSError: The system refuses it.
+    """
+    if os.geteuid():
+        _call("capset", struct.pack("Ii", _CAPABILITIES, 0), bytes(24))
 
 
 def _check(folder: str, scratch: str) -> None:

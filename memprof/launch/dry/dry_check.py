@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked
+from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, describe_difference
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
-from memprof.launch.dry.dry_job import (
-    DryOutcome,
-    EndedError,
-    cover_recorded_steps,
-    dry_run,
-    find_recorded_device,
-    find_recorded_job,
-)
-from memprof.launch.dry.dry_steps import dry_run_steps
+from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_outcome import DryOutcome, EndedError
+from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.isolation import why_not_apart
+from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.plan_queue import PlanQueue
-from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
+from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import mask_words
+from memprof.units import format_bytes
 
 _INTERRUPTED = DryOutcome(None, INTERRUPTED, was_started=False)
+#: If the unmodified job's dry run differs by more than this fraction from the recording, its dry runs are not used.
+MOST_ERROR = 0.01
 
 
 class DryChecks:
     """Dry runs of a recorded job under plans.
 
     Where the machine supports it and the window does not forbid it, the job is isolated: files it writes in its folder
-    are discarded, and it reaches no network. An interruption (Ctrl-C) ends all dry runs.
+    are discarded, and it reaches no network. An interruption (Ctrl-C) ends all dry runs. Use it as a context manager.
     """
 
     def __init__(
-        self, manifest: Manifest, window: DryWindow, announce: Callable[[str], None], option: str = "--check"
+        self,
+        manifest: Manifest,
+        window: DryWindow,
+        announce: Callable[[str], None],
+        option: str = "--check",
+        deadline: float = math.inf,
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -47,7 +53,8 @@ class DryChecks:
             manifest: The recording's.
             window: Steps of a dry run to skip, and to record; those of the recording where they were not chosen.
             announce: Called before the first dry run with the command and its isolation.
-            option: The option that requests the dry runs, for that announcement.
+            option: What requests the dry runs, for that announcement.
+            deadline: ``time.monotonic`` value at which dry runs that still run are ended.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -56,20 +63,45 @@ class DryChecks:
         """
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
         self._window = cover_recorded_steps(window, manifest)
-        self._announce = announce
-        self._option = option
-        self._is_apart: bool | None = None
+        self._announce, self._option, self._deadline = announce, option, deadline
+        self._is_from_dry_run = manifest.backend.name == DRY_RUN
+        self._server: JobServer | None = None
         self._was_interrupted = False
+        #: Why the unmodified job's dry run cannot be trusted, "" if it can; None before it.
+        self.distrust: str | None = "" if self._is_from_dry_run else None
 
-    def steps(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> DrySteps:
-        """Returns the steps under the policies that are best not modelled, to search again from.
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends what was started for the dry runs."""
+        if self._server is not None:
+            self._server.__exit__(kind, error, traceback)
+
+    def frames(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> DrySteps:
+        """Returns the steps under the policies that change kernels, to search again from.
+
+        The unmodified job is dry-run with the first of them: if it does not peak where it was recorded to, none is
+        trusted.
 
         Args:
             found: The search result.
-            most: Number of its plans that will be checked.
+            most: Number of its plans whose frames are dry-run.
             say: Called with a sentence on each next action.
         """
-        return dry_run_steps(found, most, lambda plan, path: self._run(plan, say, path))
+
+        def run(requests: Sequence[DryRequest]) -> Sequence[DryOutcome]:
+            if self.distrust is not None or not requests:
+                return self._run(requests, say)
+            base, *outcomes = self._run([DryRequest(None), *requests], say)
+            self.distrust = _describe_distrust(base, found.basis.peak_bytes)
+            return outcomes
+
+        learned = dry_run_frames(found, most, run)
+        return {} if self.distrust else learned
 
     def compiled(
         self,
@@ -86,7 +118,7 @@ class DryChecks:
             say: Called with a sentence on each next action.
             is_late: Whether no other dry run may start.
         """
-        return compiled_plans(found, most, lambda plan, path: self._run(plan, say, path), is_late)
+        return compiled_plans(found, most, lambda requests: self._run(requests, say), is_late)
 
     def check(
         self,
@@ -124,7 +156,7 @@ class DryChecks:
         best, request = found.answer.best, found.answer.search_request
         one = None if best is None or not best.policies else queue.next()
         while one is not None:
-            outcome = self._run(latest.predicted(one), say)
+            (outcome,) = self._run([DryRequest(latest.predicted(one))], say)
             runs += outcome.was_started
             result = outcome.checked(one.plan, one, request)
             checked.append(result)
@@ -139,20 +171,31 @@ class DryChecks:
             one = queue.next()
         return latest, tuple(checked)
 
-    def _run(self, plan: Plan, say: Callable[[str], None], keep: Path | None = None) -> DryOutcome:
-        """Dry-runs the job under a plan, unless an earlier dry run was interrupted."""
-        if self._was_interrupted:
-            return _INTERRUPTED
-        if self._is_apart is None:
+    def _run(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
+        """Dry-runs the job under plans, unless an earlier dry run was interrupted."""
+        if self._was_interrupted or not requests:
+            return [_INTERRUPTED for _ in requests]
+        if self._server is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
-            self._is_apart = not why_not
+            self._server = JobServer(self._target, self._window, self._device, apart=not why_not)
             self._announce(_describe_run(self._option, self._target, why_not))
-        say(f"dry-running {self._target.name} with {plan.describe()}")
+        plans = [request.plan.describe() for request in requests if request.plan is not None]
+        say(f"dry-running {self._target.name} with {'; '.join(plans)}")
         try:
-            return dry_run(self._target, plan, self._window, self._device, keep, apart=self._is_apart)
+            return self._server.run(requests, self._deadline)
         except EndedError:
             self._was_interrupted = True
-            return _INTERRUPTED
+            return [_INTERRUPTED for _ in requests]
+
+
+def _describe_distrust(base: DryOutcome, recorded_bytes: int) -> str:
+    """Returns why dry runs of a job are not trusted, a sentence; "" if its unmodified dry run peaks as recorded."""
+    if base.peak_bytes is None:
+        return f"the unmodified job cannot be dry-run: {base.reason}"
+    if abs(base.peak_bytes - recorded_bytes) <= MOST_ERROR * recorded_bytes:
+        return ""
+    off = describe_difference(base.peak_bytes, recorded_bytes)
+    return f"a dry run of the unmodified job peaks at {format_bytes(base.peak_bytes)} ({off})"
 
 
 def _describe_run(option: str, target: Target, why_not_isolated: str) -> str:

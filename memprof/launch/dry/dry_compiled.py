@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from memprof.analysis.plans.compiled_steps import steps_of_compiled
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
-from memprof.launch.dry.dry_job import DryOutcome
+from memprof.launch.dry.dry_outcome import DryOutcome
+from memprof.launch.dry.dry_steps import steps_at
+from memprof.launch.dry.job_server import DryRequest, DryRuns
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
@@ -26,9 +26,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import default_policies
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes, live_bytes_by_category
-from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.step import Step
-from memprof.trace.store import Trace
 
 #: Policies that can be combined with the compiler, as can moving the optimizer's state; others change what it compiles.
 _COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
@@ -58,7 +56,10 @@ class CompiledPlans:
 
 
 def compiled_plans(
-    found: Suggestion, most: int, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool] = lambda: False
+    found: Suggestion,
+    most: int,
+    run: DryRuns,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> CompiledPlans:
     """Dry-runs the job with its whole model compiled, alone and combined with policies of the best plan.
 
@@ -70,7 +71,7 @@ def compiled_plans(
     Args:
         found: The search result for the job as it is.
         most: Maximum number of dry runs for each set of other policies.
-        run: Dry-runs the job under a plan, and writes the recording to a path.
+        run: Makes dry runs of the job.
         is_late: Whether no other dry run may start.
     """
     is_own = compiles_itself(found.basis.step)
@@ -102,7 +103,12 @@ class _Trial:
     """Dry runs under plans that compile, each plan once."""
 
     def __init__(
-        self, found: Suggestion, run: Callable[[Plan, Path], DryOutcome], is_late: Callable[[], bool], *, is_own: bool
+        self,
+        found: Suggestion,
+        run: DryRuns,
+        is_late: Callable[[], bool],
+        *,
+        is_own: bool,
     ) -> None:
         self._found = found
         self._run = run
@@ -198,21 +204,12 @@ def _is_combinable(policy: Policy) -> bool:
 
 
 def _dry_run(
-    found: Suggestion, policies: tuple[Policy, ...], run: Callable[[Plan, Path], DryOutcome]
+    found: Suggestion, policies: tuple[Policy, ...], run: DryRuns
 ) -> tuple[DryOutcome, tuple[Step, ...] | None]:
     with tempfile.TemporaryDirectory(prefix="memprof-dry-") as folder:
         path = Path(folder, "dry.memprof")
-        outcome = run(Plan(policies), path)
-        if outcome.peak_bytes is None:
-            return outcome, None
-        try:
-            trace = Trace.open(path, found.manifest.rank)
-            eager = next((note for note in trace.manifest.notes if RAN_EAGERLY in note), "")
-            if eager:
-                return DryOutcome(None, eager), None
-            return outcome, steps_of_compiled(found.basis, trace, found.manifest, policies)
-        except (BadInputError, InconclusiveError) as error:
-            return DryOutcome(None, str(error)), None
+        (outcome,) = run([DryRequest(Plan(policies), path)])
+        return steps_at(policies, path, outcome, found)
 
 
 #: The search ends when the largest share that fits is known to this accuracy.

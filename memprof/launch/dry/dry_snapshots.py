@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from memprof.launch.dry.dry_job import EndedError
+from memprof.launch.dry.dry_outcome import EndedError
 from memprof.launch.parent.parent import ENDING, run_recorded
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from memprof.launch.dry.apart import SCRATCH, drop_rights, isolate
 from memprof.launch.parent.relay import RELAYED
 from memprof.trace.files.private_file import open_private
 
@@ -138,8 +139,15 @@ class _Server:
 
 
 def _become(job: Mapping[str, Any]) -> None:
-    """Makes this process the rank of a request: its environment, its streams, and torch not imported yet."""
+    """Makes this process the rank of a request: its environment, its streams, and torch not imported yet.
+
+    Raises:
+        OSError: It cannot be isolated.
+    """
     os.environ.update(job["environment"])
+    if scratch := os.environ.pop(SCRATCH, ""):
+        isolate(scratch)
+        drop_rights()
     if job["errors"]:
         with open(os.devnull, "r+b") as nothing, open_private(job["errors"], "xb") as errors:
             for descriptor, given in enumerate((nothing, nothing, errors)):
@@ -223,11 +231,12 @@ class _Finished(Loader):
 
 
 def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
-    }
+    return {name: value for name, value in environment.items() if is_read_at_import(name)}
+
+
+def is_read_at_import(name: str) -> bool:
+    """Returns whether an environment variable is read while torch is imported."""
+    return name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
 
 
 def _start_anew(environment: Mapping[str, str], folder: str) -> NoReturn:

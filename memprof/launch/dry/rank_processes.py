@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from memprof.launch.dry.apart import SCRATCH
+from memprof.launch.dry.isolation import command_apart
+
 #: Environment variable of the process that forks ranks: the number of its end of the socket.
 FORK = "MEMPROF_FORK"
 #: If 0, each rank imports torch itself.
@@ -66,8 +69,10 @@ class FreshRanks:
         if errors is None:
             return self.popen(environment)
         nothing = subprocess.DEVNULL
+        scratch = environment.pop(SCRATCH, "")
+        command = [*(command_apart(Path(scratch)) if scratch else ()), *self._command]
         with open(errors, "wb") as file:
-            return subprocess.Popen(self._command, env=environment, stdin=nothing, stdout=nothing, stderr=file)
+            return subprocess.Popen(command, env=environment, stdin=nothing, stdout=nothing, stderr=file)
 
     def popen(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts a process whose output is shown."""
@@ -144,6 +149,11 @@ class ForkedRanks:
     def is_over(self) -> bool:
         """Whether no rank can be forked any more."""
         return self._is_over
+
+    @property
+    def fresh(self) -> FreshRanks:
+        """Starts ranks without a fork."""
+        return self._fresh
 
     @property
     def server(self) -> subprocess.Popen[bytes]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from memprof.analysis.allocator.beyond_tensors import room_of
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.dry.dry_job import EndedError, dry_run, find_recorded_device
+from memprof.launch.dry.dry_job import find_recorded_device
+from memprof.launch.dry.dry_outcome import EndedError
+from memprof.launch.dry.job_server import dry_run
 from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
 from memprof.launch.fit.outputs import discard
@@ -99,13 +101,13 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
         found.reason = describe_dry_fit(found)
         return
     first = _searched(search, trace, search_request)
-    rehearsal = Rehearsal(found, first.manifest, say)
-    dry_steps = rehearsal.steps(first)
-    if dry_steps:
-        first = _searched(search, trace, search_request, dry_steps)
-    found.warnings = (*found.warnings, *first.warnings)
-    queue = PlanQueue(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
-    _try_plans(found, queue, first, rehearsal, say)
+    with Rehearsal(found, first.manifest, say) as rehearsal:
+        dry_steps = rehearsal.steps(first)
+        if dry_steps:
+            first = _searched(search, trace, search_request, dry_steps)
+        found.warnings = (*found.warnings, *first.warnings)
+        queue = PlanQueue(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
+        _try_plans(found, queue, first, rehearsal, say)
     if request.compiles:
         _try_compiled(found, first, say)
     if found.best is None:

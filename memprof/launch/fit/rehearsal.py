@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
 
 from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.launch.dry.dry_job import DryOutcome, cover_recorded_steps, dry_run, find_recorded_device
-from memprof.launch.dry.dry_steps import dry_run_steps
+from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device
+from memprof.launch.dry.dry_outcome import DryOutcome
+from memprof.launch.dry.dry_steps import dry_run_frames
+from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.fit.request import FitResult
+from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
@@ -42,6 +46,18 @@ class Rehearsal:
         self._manifest = manifest
         self._device = ""
         self._is_tested = False
+        self._server: JobServer | None = None
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends what was started for the dry runs."""
+        if self._server is not None:
+            self._server.__exit__(kind, error, traceback)
 
     def dry_run(self, plan: Plan) -> DryOutcome:
         """Dry-runs the job under a plan; the result has no peak if only a real run can measure it.
@@ -49,13 +65,13 @@ class Rehearsal:
         Raises:
             EndedError: A signal that asks the whole command to end arrived during the run.
         """
-        outcome = self._run(plan)
+        (outcome,) = self._run([DryRequest(plan)])
         if outcome.peak_bytes is None and self._window is not None:
             self._say(f"it is not dry-run: {outcome.reason}")
         return outcome
 
     def steps(self, suggestion: Suggestion) -> DrySteps:
-        """Returns the steps under the policies that are best not modelled, to search again from.
+        """Returns the steps under the policies that change kernels, to search again from.
 
         Args:
             suggestion: A search result.
@@ -63,17 +79,23 @@ class Rehearsal:
         Raises:
             EndedError: A signal that asks the whole command to end arrived during a run.
         """
-        return dry_run_steps(suggestion, self._found.request.most_attempts, self._run)
+        return dry_run_frames(suggestion, self._found.request.most_attempts, self._run)
 
-    def _run(self, plan: Plan, keep: Path | None = None) -> DryOutcome:
-        """Dry-runs the job under a plan, as long as dry runs are reliable."""
+    def _run(self, requests: Sequence[DryRequest]) -> Sequence[DryOutcome]:
+        """Dry-runs the job under plans, as long as dry runs are reliable."""
         if not self._is_tested:
             self._test()
         if self._window is None:
-            return DryOutcome(None, was_started=False)
-        if keep is not None:
-            self._say(f"dry-running the job with {plan.describe()}, to plan from its steps")
-        return dry_run(self._found.request.target, plan, self._window, self._device, keep)
+            return [DryOutcome(None, was_started=False) for _ in requests]
+        for request in requests:
+            if request.keep is not None and request.plan is not None:
+                self._say(f"dry-running the job with {request.plan.describe()}, to plan from its steps")
+        return self._runs(self._window).run(requests)
+
+    def _runs(self, window: DryWindow) -> JobServer:
+        if self._server is None:
+            self._server = JobServer(self._found.request.target, window, self._device)
+        return self._server
 
     def _test(self) -> None:
         self._is_tested = True
@@ -87,7 +109,7 @@ class Rehearsal:
             return
         if self._found.is_from_dry_run:
             return
-        outcome = dry_run(self._found.request.target, None, self._window, self._device)
+        (outcome,) = self._runs(self._window).run([DryRequest(None)])
         if outcome.peak_bytes is None:
             self._give_up(f"the job cannot be dry-run: {outcome.reason}")
         elif abs(outcome.peak_bytes - recorded.peak_bytes) > _MOST_ERROR * recorded.peak_bytes:

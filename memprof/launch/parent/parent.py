@@ -124,15 +124,63 @@ def run_recorded(
         NotExecutableError: The target cannot be run.
         NotFoundError: The target does not exist.
     """
+    begun = begin_recording(target, settings)
+    try:
+        returncode, signals = run_job(target, settings, begun.spool, stdout, stderr, within)
+    except MemprofError:
+        begun.abandon()
+        raise
+    return finish_recording(begun, returncode, signals)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A recording whose job is about to start.
+
+    Attributes:
+        target: What to run.
+        settings: How to record it.
+        output: Path of the recording.
+        spool: Its spool folder.
+        killer: Detects that the kernel kills the job for lack of memory.
+    """
+
+    target: Target
+    settings: Settings
+    output: Path
+    spool: Path
+    killer: KillerWatch
+
+    def abandon(self) -> None:
+        """Removes the spool folder of a job that never started."""
+        shutil.rmtree(self.spool, ignore_errors=True)
+
+
+def begin_recording(target: Target, settings: Settings) -> Begun:
+    """Claims the output of a recording and describes the job there.
+
+    Args:
+        target: What will be run.
+        settings: How to record it.
+
+    Raises:
+        CannotStartError: The recording cannot be written.
+    """
     output = claim_output(target, settings)
     spool = spool_of(output)
     write_launch(spool, target, settings)
-    try:
-        killer = KillerWatch.begin()
-        returncode, signals = run_job(target, settings, spool, stdout, stderr, within)
-    except MemprofError:
-        shutil.rmtree(spool, ignore_errors=True)
-        raise
+    return Begun(target, settings, output, spool, KillerWatch.begin())
+
+
+def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = frozenset()) -> Recorded:
+    """Packs the recording of a job that has ended.
+
+    Args:
+        begun: The recording.
+        returncode: The job's exit status, negative for the signal that killed it.
+        signals: Signals that reached memprof while it ran.
+    """
+    target, settings, output, spool, killer = (begun.target, begun.settings, begun.output, begun.spool, begun.killer)
     warning = describe_newer(spool)
     refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
     fault = read_fault(spool) if settings.plan is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.errors import UsageError
@@ -23,7 +23,7 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
-from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run
 from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
@@ -137,6 +137,7 @@ def explore(
     report: Callable[[Candidate], None] = lambda _: None,
     others: tuple[Step, ...] = (),
     dry_steps: DrySteps = NO_DRY_STEPS,
+    known: Sequence[Candidate] = (),
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
@@ -152,6 +153,8 @@ def explore(
         report: Called with each replayed plan.
         others: Other recorded steps, which a plan must fit as well.
         dry_steps: Steps from dry runs, which stand for predicted ones.
+        known: Plans replayed in an earlier search of the same steps; those that ``dry_steps`` leave as they were are
+            not replayed again.
 
     Raises:
         PolicyError: Unknown policy.
@@ -175,6 +178,7 @@ def explore(
         dry_steps=dry_steps,
         most_host_bytes=search_request.most_host_bytes,
     )
+    bench.archive |= {one.policies: one for one in known if not split_dry_run(one.policies, (), dry_steps)[0]}
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False

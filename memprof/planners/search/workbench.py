@@ -10,7 +10,7 @@ from memprof.errors import InvariantError, PolicyError
 from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, transform_all
+from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, split_dry_run, transform_all
 from memprof.policies.plan.together import require_predictable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
@@ -46,7 +46,7 @@ class Workbench:
     needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
     dry_steps: DrySteps = field(default_factory=dict)
     most_host_bytes: int | None = None
-    _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
+    _steps: dict[tuple[int, tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
         """Returns whether the deadline has passed."""
@@ -95,16 +95,20 @@ class Workbench:
         Raises:
             PolicyError: A policy does not apply to ``step``.
         """
-        policies = Plan(policies).policies
+        base, remaining = split_dry_run(Plan(policies).policies, (self.step, *self.others), self.dry_steps)
+        return self._rewritten(base, remaining, at_most=at_most)
+
+    def _rewritten(self, base: tuple[Step, ...], policies: tuple[Policy, ...], *, at_most: bool) -> tuple[Step, ...]:
+        """Returns steps, recorded or dry-run, under policies; steps under the first of them are cached."""
         if not policies:
-            return (self.step, *self.others)
-        if policies in self.dry_steps:
-            return self.dry_steps[policies]
+            return base
         at_most = at_most and any(policy.guesses for policy in policies)
-        known = self._steps.pop((policies, at_most), None)
+        key = (id(base[0]), policies, at_most)  # the base lives as long as this object
+        known = self._steps.pop(key, None)
         if known is None:
-            known = transform_all(policies[-1], self.steps_under(policies[:-1], at_most=at_most), at_most=at_most)
-        self._steps[policies, at_most] = known  # most recently used last
+            before = self._rewritten(base, policies[:-1], at_most=at_most)
+            known = transform_all(policies[-1], before, at_most=at_most)
+        self._steps[key] = known  # most recently used last
         if len(self._steps) > _MOST_STEPS:
             self._steps.pop(next(iter(self._steps)))
         return known

@@ -37,6 +37,8 @@ class Accumulate(Policy):
         "micro-batches and set accumulate_grad_batches.",
     }
     tried_by_default: ClassVar[bool] = True
+    changes_kernels: ClassVar[bool] = True
+    divides_batches: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."
     flag_example: ClassVar[str] = "4"

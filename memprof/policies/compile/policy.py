@@ -30,6 +30,7 @@ class Compile(Policy):
     """
 
     name: ClassVar[str] = "compile"
+    changes_kernels: ClassVar[bool] = True
     live_refusal: ClassVar[str] = "its effect can only be measured"
     set_in_framework: ClassVar[Mapping[str, str]] = {
         "hf": "the Trainer compiles the model itself. Set torch_compile=True.",

@@ -33,6 +33,7 @@ class Compress(Policy):
     """
 
     name: ClassVar[str] = "compress"
+    changes_kernels: ClassVar[bool] = True
     takes_inputs: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "store activations of these modules in 8 bits with a scale for every 256 values (approximate)"

@@ -21,6 +21,7 @@ class ChunkedLoss(Policy):
 
     name: ClassVar[str] = "loss"
     tried_by_default: ClassVar[bool] = True
+    changes_kernels: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "Compute cross-entropy in this many chunks of rows; append a comma and the name of the Linear that computes "

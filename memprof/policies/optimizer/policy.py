@@ -36,6 +36,7 @@ class OptimizerPolicy(Policy):
     flag_is_list: ClassVar[bool] = True
     frameworks_set_it: ClassVar[bool] = True
     tried_by_default: ClassVar[bool] = True
+    changes_kernels: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."

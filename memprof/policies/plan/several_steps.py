@@ -21,6 +21,11 @@ DrySteps = Mapping[tuple[Policy, ...], tuple[Step, ...]]
 NO_DRY_STEPS: DrySteps = MappingProxyType({})
 
 
+def frame_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """Returns the policies of a plan that change which kernels run, in their order: a dry run predicts those."""
+    return tuple(policy for policy in policies if policy.changes_kernels)
+
+
 def split_dry_run(
     policies: Sequence[Policy], steps: Sequence[Step], dry_steps: DrySteps
 ) -> tuple[tuple[Step, ...], tuple[Policy, ...]]:
@@ -29,13 +34,14 @@ def split_dry_run(
     Args:
         policies: The plan's, in their order.
         steps: The steps as recorded.
-        dry_steps: Steps from dry runs; those under the most of the plan's first policies are taken.
+        dry_steps: Steps from dry runs; those under the most of the plan's policies are taken.
     """
     plan = tuple(policies)
-    for count in range(len(plan), 0, -1):
-        if plan[:count] in dry_steps:
-            return dry_steps[plan[:count]], plan[count:]
-    return tuple(steps), plan
+    frame = frame_of(plan)
+    # The model of a policy that changes kernels expects those before it in the order to have been applied.
+    known = (each for each in dry_steps if set(each) <= set(plan) and frame[: len(own := frame_of(each))] == own)
+    chosen = max(known, key=len, default=())
+    return dry_steps.get(chosen, tuple(steps)), tuple(policy for policy in plan if policy not in chosen)
 
 
 def steps_under(

@@ -53,7 +53,7 @@ class Precision(Policy):
     }
     tried_by_default: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
-    is_best_dry_run: ClassVar[bool] = True
+    changes_kernels: ClassVar[bool] = True
     flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,19 +18,28 @@ if TYPE_CHECKING:
     from memprof.machines.catalogue import Accelerator
     from memprof.trace.manifest import Manifest
 
+#: Searches that are repeated with the steps of dry runs, so that new plans among the best are dry-run, too.
+_MOST_ROUNDS = 2
+
 
 def check_plans(
-    found: Suggestion, most: int, search: Callable[..., Suggestion]
+    found: Suggestion,
+    most: int,
+    search: Callable[..., Suggestion],
+    option: str = "--check",
+    deadline: float = math.inf,
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
-    Before that, it is dry-run under the policies of these plans that are best not modelled, and the search repeated; it
-    is repeated, too, with what a dry run took more than predicted.
+    Before that, it is dry-run under the policies of these plans that change kernels, and the search repeated; it is
+    repeated, too, with what a dry run took more than predicted.
 
     Args:
         found: The search result for plans to be checked.
-        most: Maximum number of dry runs.
-        search: Repeats the search, for a search request and steps from dry runs.
+        most: Maximum number of dry runs of whole plans.
+        search: Repeats the search, for a search request, steps from dry runs and an earlier result.
+        option: What requests the dry runs.
+        deadline: ``time.monotonic`` value at which dry runs that still run are ended.
     """
     from memprof.analysis.plans.dry_check_results import INTERRUPTED
     from memprof.cli.harmless import notify
@@ -38,18 +48,26 @@ def check_plans(
     from memprof.launch.parent.settings import read_dry_window
 
     window = read_dry_window(Path.cwd())
+    distrust: tuple[str, ...] = ()
     try:
-        checks = DryChecks(found.manifest, window, notify)
-        with CheckLine() as line:
-            dry_steps = checks.steps(found, most, line.show)
-        if dry_steps:
-            found = search(found.answer.search_request, dry_steps)
-        with CheckLine() as line:
-            again = partial(search, dry_steps=dry_steps, is_shown=False)
-            found, checked = checks.check(found, most, again, line.show)
+        with DryChecks(found.manifest, window, notify, option, deadline) as checks:
+            dry_steps = dict(found.basis.dry_steps)
+            for _ in range(_MOST_ROUNDS):
+                with CheckLine() as line:
+                    learned = checks.frames(found, most, line.show)
+                if not learned:
+                    break
+                dry_steps |= learned
+                found = search(found.answer.search_request, dry_steps, found)
+            if checks.distrust:
+                distrust = (f"{checks.distrust}, so dry runs of plans may be off as much.",)
+            with CheckLine() as line:
+                again = partial(search, dry_steps=dry_steps, is_shown=False)
+                found, checked = checks.check(found, most, again, line.show)
     except MemprofError as error:
         why = str(error)
     else:
+        found = replace(found, warnings=(*found.warnings, *distrust))
         why = next((one.reason for one in checked), "")
         if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
             return found, checked
@@ -75,7 +93,7 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
         checks = DryChecks(found.manifest, read_dry_window(Path.cwd()), notify, option="--compile")
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
-    with CheckLine() as line:
+    with checks, CheckLine() as line:
         return checks.compiled(found, most, line.show, is_late)
 
 

@@ -250,13 +250,18 @@ def suggest(
     compiled_plans = CompiledPlans()
 
     def searched(
-        search_request: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, *, is_shown: bool = True
+        search_request: SearchRequest,
+        dry_steps: DrySteps = NO_DRY_STEPS,
+        before: Suggestion | None = None,
+        *,
+        is_shown: bool = True,
     ) -> Suggestion:
         at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
+        known = () if before is None else (*before.answer.fitting, *before.answer.others)
         if not is_shown:
-            return search(opened, at_steps, search_request)
+            return search(opened, at_steps, search_request, known=known)
         with SearchBar(search_request) as bar:
-            return search(opened, at_steps, search_request, bar.add)
+            return search(opened, at_steps, search_request, bar.add, known)
 
     has_limit = _longest_seconds() < math.inf
     # A search may take all the time it has: the other half is left for dry runs of compiled plans.

@@ -1,0 +1,205 @@
+"""Frames: the steps of dry runs under the policies that change which kernels run, with times of the recording's speed.
+
+A policy that changes when storages live is predicted on the recorded step. One that changes which kernels run is
+predicted by torch itself: the job is dry-run under it, and the other policies of a plan are predicted on those steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.suggest import Suggestion
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+from memprof.policies.plan.inputs import ran_on
+from memprof.policies.plan.several_steps import frame_of
+from memprof.replay.scale import product_kinds
+from memprof.replay.within import fullest_of
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import NONE, Floats, Memory
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.trace.whole_steps import require_whole_step
+
+#: The allocation of a buffer in generated code, which writes nothing.
+_ALLOCATION = "aten.empty_strided.default"
+
+#: What operators of two runs of a job are paired by: name, phase and module.
+_Kind = tuple[str, str, str]
+
+
+def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...], ...]:
+    """Returns the frames that a search's plans need, in the order in which they are needed.
+
+    These are of plans that fit, or of faster ones that are predicted not to.
+
+    Args:
+        found: A search result.
+        most: Number of plans of either kind.
+    """
+    fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
+    faster = [one for one in found.others if one.step_time_us < fastest_us]
+    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:most]))
+    return tuple(frame for frame in dict.fromkeys(frames) if frame and frame not in found.basis.dry_steps)
+
+
+def steps_of_frame(frame: Sequence[Policy], basis: Basis, trace: Trace, recording: Manifest) -> tuple[Step, ...] | None:
+    """Returns the steps of a dry run under a frame.
+
+    Their sizes and lives are the dry run's. If the recording is a dry run, too, so are their times. Otherwise an
+    operator takes the time of the recorded one it stands for, scaled by its operations or bytes; others take the time
+    of their operations or bytes at the speed of the recorded step. Time beyond operators grows with their number.
+    Copies between device and host, which take no time in a dry run, add what is modelled for the policy alone.
+
+    Args:
+        frame: The policies that the job was dry-run under.
+        basis: The steps as recorded.
+        trace: The dry run.
+        recording: The recording's manifest.
+
+    Returns:
+        A step for each of the basis; None if the dry run has none on the same inputs.
+
+    Raises:
+        BadInputError: The dry run recorded no operators.
+        InconclusiveError: It contains no complete step.
+    """
+    found = _matching_steps(frame, basis, trace)
+    if found is None:
+        return None
+    copied_us = _copied_us(basis.step, frame)
+    timed = (
+        _as_recorded(step, before, step.ops.duration_us, step.duration_us + copied_us)
+        if recording.backend.name == DRY_RUN
+        else _timed(step, before, copied_us)
+        for step, before in zip(found, (basis.step, *basis.others), strict=True)
+    )
+    return tuple(timed)
+
+
+def _matching_steps(frame: Sequence[Policy], basis: Basis, trace: Trace) -> tuple[Step, ...] | None:
+    """Returns the steps of a dry run on the same inputs as those of a basis; None if one is missing."""
+    require_whole_step(trace)
+    recorded = (basis.step, *basis.others)
+    inputs = {step: ran_on(step) for step in map(trace.step, trace.step_peaks())}
+    divides = any(policy.divides_batches for policy in frame)
+    numbers = {step.number for step in recorded}
+    found = []
+    for before in recorded:
+        same = [step for step, shapes in inputs.items() if divides or shapes == ran_on(before)]
+        # Recorded steps that the basis leaves out run the same operators; a dry run of other steps may have numbers
+        # that stand for something else.
+        close = [step for step in same if step.number == before.number or step.number not in numbers] or same
+        if not close:
+            return None
+        found.append(fullest_of(close))
+    return tuple(found)
+
+
+def _as_recorded(step: Step, recorded: Step, durations: Floats, duration_us: float) -> Step:
+    """Returns a dry-run step with what only a recording contains, and with other times in microseconds."""
+    return dataclasses.replace(
+        recorded,
+        duration_us=duration_us,
+        modules=step.modules,
+        module_calls=step.module_calls,
+        stacks=step.stacks,
+        ops=step.ops.replace(duration_us=durations),
+        storages=step.storages,
+        uses=step.uses,
+        saved=step.saved,
+        memory=Memory.empty(),
+        first_op_id=step.first_op_id,
+        storage_ids=step.storage_ids,
+        trained_modules=step.trained_modules,
+    )
+
+
+def _copied_us(recorded: Step, policies: Sequence[Policy]) -> float:
+    """Returns the time that policies which copy between device and host add to a step, as modelled, in microseconds."""
+    total = 0.0
+    for policy in policies:
+        if policy.takes_host:
+            try:
+                total += max(0.0, policy.transform(recorded).duration_us - recorded.duration_us)
+            except PolicyError:  # applied to compiled code alone
+                continue
+    return total
+
+
+def _timed(step: Step, recorded: Step, more_us: float) -> Step:
+    durations = _durations(step, recorded)
+    before_us, after_us = float(np.nansum(recorded.ops.duration_us)), float(durations.sum())
+    beyond_us = recorded.duration_us - before_us
+    if beyond_us > 0:
+        step_us = after_us + beyond_us * _count(step) / max(1, _count(recorded))
+    else:  # operators timed one by one take longer than the step itself
+        step_us = after_us * _ratio(recorded.duration_us, before_us)
+    return _as_recorded(step, recorded, durations, step_us + more_us)
+
+
+def _durations(step: Step, recorded: Step) -> Floats:
+    """Returns the operators' times in microseconds, shape ``(ops,)``."""
+    rates = recorded.product_flops_per_us
+    times, before, after = np.nan_to_num(recorded.ops.duration_us), _amounts(recorded, rates), _amounts(step, rates)
+    is_product, was_product = step.ops.flops > 0, recorded.ops.flops > 0
+    per_work = _ratio(times[was_product].sum(), before[was_product].sum())
+    per_byte = _ratio(times[~was_product].sum(), before[~was_product].sum())
+    is_kernel = is_product | ((step.ops.written_bytes > 0) & (step.ops.name != _ALLOCATION))
+    found: Floats = np.where(is_kernel, after * np.where(is_product, per_work, per_byte), 0.0)
+    pair = _pairs(step, recorded)
+    is_paired = (pair != NONE) & (before[pair] > 0) & (was_product[pair] == is_product)
+    share = np.divide(after, before[pair], out=np.ones(len(after)), where=is_paired)
+    paired: Floats = np.where(is_paired | (pair != NONE), times[pair] * share, found)
+    return paired
+
+
+def _amounts(step: Step, rates: tuple[float, float]) -> Floats:
+    """Returns the FLOPs of products, those in a short type in proportion to their rates, and the bytes of others.
+
+    Returns:
+        Shape ``(ops,)``.
+    """
+    ops = step.ops
+    ratio = rates[0] / rates[1] if all(rates) else 1.0
+    work = ops.flops.astype(np.float64) * np.where(np.isin(product_kinds(step), ("bf16", "fp16")), ratio, 1.0)
+    found: Floats = np.where(ops.flops > 0, work, (ops.read_bytes + ops.written_bytes).astype(np.float64))
+    return found
+
+
+def _pairs(step: Step, recorded: Step) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns the recorded operator that each operator stands for, shape ``(ops,)``; NONE where there is none.
+
+    Of those with the same name, phase and module, the first stands for the first, and so on; micro-batches start anew.
+    """
+    known: defaultdict[_Kind, list[int]] = defaultdict(list)
+    for row, kind in enumerate(_kinds(recorded)):
+        known[kind].append(row)
+    count: Counter[_Kind] = Counter()
+    found = np.full(len(step.ops), NONE, dtype=np.int64)
+    for row, kind in enumerate(_kinds(step)):
+        if rows := known.get(kind):
+            found[row] = rows[count[kind] % len(rows)]
+            count[kind] += 1
+    return found
+
+
+def _kinds(step: Step) -> Iterator[_Kind]:
+    ops, names = step.ops, step.modules.name
+    for name, phase, module_id in zip(ops.name.tolist(), ops.phase.tolist(), ops.module_id.tolist(), strict=True):
+        yield name, phase, str(names[module_id]) if module_id >= 0 else ""
+
+
+def _count(step: Step) -> int:
+    """Returns the number of operators that write memory: views cost as much, but the compiler makes none."""
+    return int((step.ops.written_bytes > 0).sum())
+
+
+def _ratio(time_us: float, amount: float) -> float:
+    return float(time_us / amount) if amount else 0.0

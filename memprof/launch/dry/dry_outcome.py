@@ -1,0 +1,89 @@
+"""The outcome of a dry run of a job under a plan: the plan's peak as applied, before a real run is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.plans.dry_check_results import Checked
+from memprof.errors import BadInputError, InconclusiveError
+from memprof.launch.fit.attempt import measure
+from memprof.launch.outcome.verdict import describe_status
+from memprof.launch.parent.parent import Recorded
+from memprof.planners.search.candidate import Candidate
+from memprof.planners.search.explore import SearchRequest
+from memprof.policies.plan.plan import Plan
+from memprof.trace.store import Trace
+
+#: Maximum characters of an error's last line in messages.
+_MOST_SAID = 300
+
+
+class EndedError(Exception):
+    """A signal that asks the whole command to end reached this process while a job ran."""
+
+    def __init__(self, number: int) -> None:
+        """Stores the signal number."""
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class DryOutcome:
+    """The result of a dry run.
+
+    Attributes:
+        peak_bytes: Peak live bytes over all steps; None if no step was dry-run.
+        reason: Why no step was dry-run, a sentence; "" if one was.
+        was_started: Whether the job was started.
+        reserved_bytes: Peak of what the allocator of a simulated device reserved; 0 elsewhere.
+    """
+
+    peak_bytes: int | None
+    reason: str = ""
+    was_started: bool = True
+    reserved_bytes: int = 0
+
+    def checked(self, plan: Plan, one: Candidate, request: SearchRequest) -> Checked:
+        """Compares the run with the budget: what was reserved counts where that is a device's.
+
+        Args:
+            plan: The plan, as it was run.
+            one: The plan, as it was found.
+            request: The search request.
+        """
+        return Checked(
+            plan,
+            one.peak_bytes,
+            request.budget_bytes,
+            self.peak_bytes,
+            self.reason,
+            one.interval.most_bytes,
+            self.reserved_bytes if request.counts_reserved else 0,
+        )
+
+
+def outcome_of(done: Recorded, errors: str) -> DryOutcome:
+    """Returns the outcome of a dry run that has ended.
+
+    Args:
+        done: How it ended.
+        errors: What the job wrote to its standard error.
+    """
+    if done.refusal:
+        return DryOutcome(None, done.refusal)
+    if done.returncode:
+        last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
+        return DryOutcome(None, f"the job failed in a dry run, {describe_status(done.returncode)}: {last[:_MOST_SAID]}")
+    if done.missed:
+        return DryOutcome(None, " ".join(done.missed))
+    if not done.output.is_file():
+        return DryOutcome(None, done.verdict.sentence)
+    try:
+        trace = Trace.open(done.output)
+        measured = measure(trace)
+        on_device = dry_fit(trace.rank_trace(measured.rank))
+        reserved = 0 if on_device is None else on_device.reserved_bytes
+        return DryOutcome(measured.peak_bytes, reserved_bytes=reserved)
+    except (BadInputError, InconclusiveError) as error:
+        return DryOutcome(None, str(error))
