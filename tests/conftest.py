@@ -11,6 +11,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more threads in each only wait for one another. Before torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Recordings of tests are not noted as this user's: `suggest` would dry-run their jobs unasked.
+os.environ["XDG_STATE_HOME"] = "/dev/null/state"
+
 from pathlib import Path
 
 import pytest

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.launch.outcome.plan_marks import refuse
+from memprof.launch.own_files import write_own_files
 from memprof.launch.torch_versions import mark_if_newer
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
@@ -167,6 +168,8 @@ def _finish(spool: Path) -> None:
         if _dry is not None:
             with suppress(OSError):  # a full disk
                 _dry.rank.role.write()
+        with suppress(Exception):  # a full disk, or modules of the job's that are no modules
+            write_own_files(spool)
         with suppress(Exception):  # a full disk, or functions of Python that the job has replaced
             folder = spool / f"process-{os.getpid()}"
             if _card is None:

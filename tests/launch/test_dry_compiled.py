@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from memprof.analysis.plans.basis import Basis, basis_of
-from memprof.analysis.plans.compiled_steps import steps_of_compiled
+from memprof.analysis.plans.frames import steps_of_frame
 from memprof.analysis.plans.suggest import suggest
 from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
 from memprof.launch.dry.dry_outcome import DryOutcome
+from memprof.launch.dry.job_server import DryRequest
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -57,10 +59,13 @@ def test_no_dry_run_starts_after_the_time_limit() -> None:
     found = suggest(opened, basis, SearchRequest(basis.peak_bytes // 2, allow=("optimizer",), time_limit_s=5.0))
     runs: list[Plan] = []
 
-    def run(plan: Plan, path: Path) -> DryOutcome:
-        runs.append(plan)
-        shutil.copy(_GPT, path)
-        return DryOutcome(basis.peak_bytes, "")
+    def run(requests: Sequence[DryRequest]) -> list[DryOutcome]:
+        (request,) = requests
+        assert request.plan is not None
+        assert request.keep is not None
+        runs.append(request.plan)
+        shutil.copy(_GPT, request.keep)
+        return [DryOutcome(basis.peak_bytes, "")]
 
     plans = compiled_plans(found, 6, run, lambda: bool(runs))
     assert len(runs) == 1
@@ -82,9 +87,9 @@ def test_shares_alone_are_left_out_where_what_is_kept_does_not_matter() -> None:
     opened, compiled = _compiles_itself()
     runs: list[Plan] = []
 
-    def run(plan: Plan, path: Path) -> DryOutcome:
-        runs.append(plan)
-        return DryOutcome(None, "")
+    def run(requests: Sequence[DryRequest]) -> list[DryOutcome]:
+        runs.extend(request.plan for request in requests if request.plan is not None)
+        return [DryOutcome(None, "") for _ in requests]
 
     for share, kinds in ((0.9, {Compile}), (0.2, {Precision, Compile})):
         request = SearchRequest(int(compiled.peak_bytes * share), allow=("precision", "compile"), time_limit_s=5.0)
@@ -99,10 +104,13 @@ def test_the_best_plan_of_a_job_that_compiles_itself_gets_a_share() -> None:
     opened, compiled = _compiles_itself()
     runs: list[Plan] = []
 
-    def run(plan: Plan, path: Path) -> DryOutcome:
-        runs.append(plan)
-        shutil.copy(_GPT, path)
-        return DryOutcome(compiled.peak_bytes, "")
+    def run(requests: Sequence[DryRequest]) -> list[DryOutcome]:
+        (request,) = requests
+        assert request.plan is not None
+        assert request.keep is not None
+        runs.append(request.plan)
+        shutil.copy(_GPT, request.keep)
+        return [DryOutcome(compiled.peak_bytes, "")]
 
     request = SearchRequest(int(compiled.peak_bytes * 0.9), allow=("swap", "precision", "compile"), time_limit_s=5.0)
     found = suggest(opened, compiled, request)
@@ -141,7 +149,7 @@ def test_times_are_those_of_the_recording(tmp_path: Path) -> None:
     base = record(tmp_path, "--stop", _MODELS, "gpt", "--eager", name="run.memprof")
     same = record(tmp_path, "--dry-run", "--skip", "2", "--steps", "3", _MODELS, "gpt", "--eager", name="same.memprof")
     basis = basis_of(Trace.open(base.path))
-    found = steps_of_compiled(basis, Trace.open(same.path), Trace.open(base.path).manifest)
+    found = steps_of_frame((), basis, Trace.open(same.path), Trace.open(base.path).manifest)
     assert found is not None
     assert found[0].duration_us == pytest.approx(basis.step.duration_us, rel=0.2)
     assert (found[0].ops.duration_us[found[0].ops.flops > 0] > 0).all()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.dry.dry_job import dry_run
+from memprof.launch.dry.job_server import dry_run
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import find_script
 from memprof.trace.store import Trace

@@ -11,7 +11,7 @@ from memprof.analysis.report.light_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, steps_under
+from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, split_dry_run, steps_under
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
 from memprof.policies.plan.together import require_predictable
 from memprof.policies.swap.policy import DEFAULT_GBPS
@@ -120,6 +120,13 @@ class Basis:
         if not self.has_measured_times or self.machine or self.scaled_by:
             return None
         return time_interval_of(plan.policies, self.step, predicted_us)
+
+    def source_of(self, plan: Plan) -> str:
+        """Returns how a plan's numbers are obtained, one of policies.base.SOURCES, with the times it starts from."""
+        frame, remaining = split_dry_run(plan.policies, (), self.dry_steps)
+        # A dry run's times are modelled.
+        source = max(("modelled", *(each.source for each in remaining)), key=SOURCES.index) if frame else plan.source
+        return max(source, self.source, key=SOURCES.index)
 
     @property
     def at(self) -> str:

@@ -20,7 +20,7 @@ from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
-from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.several_steps import steps_under
 from memprof.policies.plan.together import require_predictable
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.within import fullest_of
@@ -124,14 +124,17 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     basis = basis or basis_of_steps(trace)
     stages = []
     steps = whole = (basis.step, *basis.others)
-    for policy in plan.policies:
-        steps = transform_all(policy, steps)
+    # Of a dry run, the policies in it come first.
+    in_order = sorted(plan.policies, key=lambda policy: bool(basis.dry_steps) and not policy.changes_kernels)
+    for count, policy in enumerate(in_order, start=1):
+        steps = steps_under(in_order[:count], whole, basis.dry_steps)
         peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
         changes = Plan((policy,)).caveats(basis.step)
         stages.append(Stage(policy, peak_bytes, steps[0].duration_us, policy.numerics_in(basis.step), changes))
     recorded, predicted = fullest_of(whole), fullest_of(steps)
-    how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
-    interval = interval_of(plan.policies, whole, steps)
+    source = basis.source_of(plan) if basis.dry_steps else plan.source
+    how = max(source, basis.scaled_by or source, key=SOURCES.index)
+    interval = interval_of(plan.policies, whole, steps, dry_steps=basis.dry_steps)
     prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
     prediction = dataclasses.replace(prediction, changes=plan.caveats(basis.step)).with_times(
         basis.time_interval(plan, prediction.step_time_us)

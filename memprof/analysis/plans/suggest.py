@@ -17,9 +17,7 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
-from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import split_dry_run
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
@@ -97,10 +95,7 @@ class Suggestion:
 
     def source_of(self, one: Candidate) -> str:
         """Returns how a plan's numbers were obtained, including the times of the step it starts from."""
-        steps, remaining = split_dry_run(one.policies, (), self.basis.dry_steps)
-        # A dry run's times are modelled.
-        source = max(("modelled", *(each.source for each in remaining)), key=SOURCES.index) if steps else one.source
-        return max(source, self.basis.source, key=SOURCES.index)
+        return self.basis.source_of(one.plan)
 
 
 def suggest(

@@ -9,18 +9,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, describe_difference
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
 from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
 from memprof.launch.dry.dry_outcome import DryOutcome, EndedError
 from memprof.launch.dry.dry_steps import dry_run_frames
+from memprof.launch.dry.frame_cache import FrameCache
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.plan_queue import PlanQueue
+from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
@@ -46,6 +49,7 @@ class DryChecks:
         announce: Callable[[str], None],
         option: str = "--check",
         deadline: float = math.inf,
+        digest: str = "",
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -55,6 +59,7 @@ class DryChecks:
             announce: Called before the first dry run with the command and its isolation.
             option: What requests the dry runs, for that announcement.
             deadline: ``time.monotonic`` value at which dry runs that still run are ended.
+            digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -64,11 +69,12 @@ class DryChecks:
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
         self._window = cover_recorded_steps(window, manifest)
         self._announce, self._option, self._deadline = announce, option, deadline
-        self._is_from_dry_run = manifest.backend.name == DRY_RUN
+        self._manifest = manifest
         self._server: JobServer | None = None
+        self._cache = FrameCache(digest, self._window, self._device) if digest else None
         self._was_interrupted = False
         #: Why the unmodified job's dry run cannot be trusted, "" if it can; None before it.
-        self.distrust: str | None = "" if self._is_from_dry_run else None
+        self.distrust: str | None = "" if manifest.backend.name == DRY_RUN else None
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -81,15 +87,17 @@ class DryChecks:
         if self._server is not None:
             self._server.__exit__(kind, error, traceback)
 
-    def frames(self, found: Suggestion, most: int, say: Callable[[str], None] = lambda _: None) -> DrySteps:
-        """Returns the steps under the policies that change kernels, to search again from.
+    def frames(
+        self, frames: Sequence[tuple[Policy, ...]], basis: Basis, say: Callable[[str], None] = lambda _: None
+    ) -> DrySteps:
+        """Returns the steps under policies that change kernels, to predict plans from.
 
         The unmodified job is dry-run with the first of them: if it does not peak where it was recorded to, none is
         trusted.
 
         Args:
-            found: The search result.
-            most: Number of its plans whose frames are dry-run.
+            frames: The policies of each.
+            basis: The steps as recorded.
             say: Called with a sentence on each next action.
         """
 
@@ -97,10 +105,10 @@ class DryChecks:
             if self.distrust is not None or not requests:
                 return self._run(requests, say)
             base, *outcomes = self._run([DryRequest(None), *requests], say)
-            self.distrust = _describe_distrust(base, found.basis.peak_bytes)
+            self.distrust = _describe_distrust(base, basis.peak_bytes)
             return outcomes
 
-        learned = dry_run_frames(found, most, run)
+        learned = dry_run_frames(frames, basis, self._manifest, run)
         return {} if self.distrust else learned
 
     def compiled(
@@ -175,6 +183,12 @@ class DryChecks:
         """Dry-runs the job under plans, unless an earlier dry run was interrupted."""
         if self._was_interrupted or not requests:
             return [_INTERRUPTED for _ in requests]
+        kept = [None if self._cache is None else self._cache.find(request) for request in requests]
+        missing = [request for request, outcome in zip(requests, kept, strict=True) if outcome is None]
+        made = iter(self._made(missing, say) if missing else ())
+        return [next(made) if outcome is None else outcome for outcome in kept]
+
+    def _made(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
         if self._server is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
             self._server = JobServer(self._target, self._window, self._device, apart=not why_not)
@@ -182,10 +196,14 @@ class DryChecks:
         plans = [request.plan.describe() for request in requests if request.plan is not None]
         say(f"dry-running {self._target.name} with {'; '.join(plans)}")
         try:
-            return self._server.run(requests, self._deadline)
+            outcomes = self._server.run(requests, self._deadline)
         except EndedError:
             self._was_interrupted = True
             return [_INTERRUPTED for _ in requests]
+        if self._cache is not None:
+            for request, outcome in zip(requests, outcomes, strict=True):
+                self._cache.keep(request, outcome)
+        return outcomes
 
 
 def _describe_distrust(base: DryOutcome, recorded_bytes: int) -> str:

@@ -209,7 +209,7 @@ def _dry_run(
     with tempfile.TemporaryDirectory(prefix="memprof-dry-") as folder:
         path = Path(folder, "dry.memprof")
         (outcome,) = run([DryRequest(Plan(policies), path)])
-        return steps_at(policies, path, outcome, found)
+        return steps_at(policies, path, outcome, found.basis, found.manifest)
 
 
 #: The search ends when the largest share that fits is known to this accuracy.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -64,9 +65,9 @@ class _Running:
     begun: Begun
     process: RankProcess
     folder: Path
+    keep: Path | None
     reason: str = ""
     ended_at: float = math.inf
-    forked: set[int] = field(default_factory=set)
 
 
 class JobServer:
@@ -199,7 +200,7 @@ class JobServer:
 
     def _settings(self, request: DryRequest, folder: Path) -> Settings:
         return Settings(
-            output=request.keep or folder / "dry.memprof",
+            output=folder / "dry.memprof",  # not in the current folder, whose files may be discarded
             force=True,
             skip=self._window.skip,
             steps=self._window.steps,
@@ -228,7 +229,8 @@ class JobServer:
             processes = self._processes
             if isinstance(processes, ForkedRanks) and any(map(is_read_at_import, changed)):
                 processes = processes.fresh
-            return _Running(number, begun, processes.start(self._count, changed, folder / "errors"), folder)
+            process = processes.start(self._count, changed, folder / "errors")
+            return _Running(number, begun, process, folder, request.keep)
         except (OSError, MemprofError) as error:
             if begun is not None:
                 begun.abandon()
@@ -242,6 +244,8 @@ class JobServer:
         done = finish_recording(one.begun, status)
         text = errors.read_text(encoding="utf-8", errors="replace") if errors.exists() else ""
         outcome = outcome_of(done, text)
+        if one.keep is not None and done.output.is_file():
+            shutil.move(done.output, one.keep)
         if self._apart and done.returncode:
             return replace(outcome, reason=f"{outcome.reason} {_WHILE_APART}")
         return outcome

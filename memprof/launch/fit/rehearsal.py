@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from memprof.analysis.plans.dry_check_results import describe_difference
+from memprof.analysis.plans.frames import frames_to_dry_run
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device
 from memprof.launch.dry.dry_outcome import DryOutcome
@@ -79,7 +80,8 @@ class Rehearsal:
         Raises:
             EndedError: A signal that asks the whole command to end arrived during a run.
         """
-        return dry_run_frames(suggestion, self._found.request.most_attempts, self._run)
+        frames = frames_to_dry_run(suggestion, self._found.request.most_attempts)
+        return dry_run_frames(frames, suggestion.basis, suggestion.manifest, self._run)
 
     def _run(self, requests: Sequence[DryRequest]) -> Sequence[DryOutcome]:
         """Dry-runs the job under plans, as long as dry runs are reliable."""

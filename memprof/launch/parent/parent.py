@@ -7,16 +7,19 @@ import os
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from memprof.errors import BadInputError, InconclusiveError, MemprofError, OutputError
+from memprof.launch.consent import note_recording
 from memprof.launch.outcome.memory_end import KillerWatch, describe_unrecorded
 from memprof.launch.outcome.output import add_speed, claim_output, spool_of, write_exit, write_launch
 from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_idle, read_refusal
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
+from memprof.launch.own_files import read_own_files
 from memprof.launch.parent.job_process import run_job
 from memprof.launch.parent.relay import RELAYED
 from memprof.launch.parent.settings import Settings
@@ -43,6 +46,7 @@ class Recorded:
         refusal: Why the job ended itself because its plan does not fit, "" if it did not.
         missed: Policies of its plan that were applied to no model, or had no effect.
         fault: Name of the policy that raised the error which ended it, "" if unknown.
+        own_files: Digests of the job's own files by their paths; None if they changed while it ran.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
         warning: The job's torch is newer than any that was tried, "" if it is not.
@@ -54,6 +58,7 @@ class Recorded:
     refusal: str = ""
     missed: tuple[str, ...] = ()
     fault: str = ""
+    own_files: dict[str, str] | None = None
     was_killed: bool = False
     signals: frozenset[int] = frozenset()
     warning: str = ""
@@ -82,6 +87,8 @@ def record_job(target: Target, settings: Settings) -> int:
         if not settings.quiet and settings.plan is not None:
             _say_refused(target, settings, done)
         return REFUSED_STATUS  # torchrun returns its own status for a rank that ends with this one
+    if settings.plan is None and done.output.is_file():
+        note_recording(done.output, done.own_files)
     verdict = _with_plan_and_budget(target, settings, done)
     address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
     # Printed even with --quiet where nothing was recorded: it is why the status is not the job's.
@@ -143,6 +150,7 @@ class Begun:
         output: Path of the recording.
         spool: Its spool folder.
         killer: Detects that the kernel kills the job for lack of memory.
+        started: Unix time in seconds.
     """
 
     target: Target
@@ -150,6 +158,7 @@ class Begun:
     output: Path
     spool: Path
     killer: KillerWatch
+    started: float
 
     def abandon(self) -> None:
         """Removes the spool folder of a job that never started."""
@@ -169,7 +178,7 @@ def begin_recording(target: Target, settings: Settings) -> Begun:
     output = claim_output(target, settings)
     spool = spool_of(output)
     write_launch(spool, target, settings)
-    return Begun(target, settings, output, spool, KillerWatch.begin())
+    return Begun(target, settings, output, spool, KillerWatch.begin(), time.time())
 
 
 def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = frozenset()) -> Recorded:
@@ -194,6 +203,7 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
     )
     killed = killer.describe(spool, returncode)
     ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
+    own_files = read_own_files(spool, begun.started)
     verdict = _pack(spool, output, target, returncode)
     verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
     if verdict.is_interrupted:
@@ -204,6 +214,7 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
         verdict,
         missed=tuple(missed),
         fault=fault,
+        own_files=own_files,
         was_killed=bool(killed),
         signals=signals,
         warning=warning,

@@ -1,4 +1,4 @@
-"""Dry runs of a recorded job for ``memprof suggest``: of its best plans, and of compiled ones."""
+"""Dry runs of a recorded job for ``memprof suggest`` and ``predict``: of plans, and of compiled ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from memprof.errors import MemprofError
 
 if TYPE_CHECKING:
+    from memprof.analysis.plans.basis import Basis
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import Accelerator
+    from memprof.policies.base import Policy
+    from memprof.policies.plan.plan import Plan
     from memprof.trace.manifest import Manifest
 
 #: Searches that are repeated with the steps of dry runs, so that new plans among the best are dry-run, too.
@@ -28,6 +31,7 @@ def check_plans(
     search: Callable[..., Suggestion],
     option: str = "--check",
     deadline: float = math.inf,
+    digest: str = "",
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
@@ -40,8 +44,10 @@ def check_plans(
         search: Repeats the search, for a search request, steps from dry runs and an earlier result.
         option: What requests the dry runs.
         deadline: ``time.monotonic`` value at which dry runs that still run are ended.
+        digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
     """
     from memprof.analysis.plans.dry_check_results import INTERRUPTED
+    from memprof.analysis.plans.frames import frames_to_dry_run
     from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
     from memprof.launch.dry.dry_check import DryChecks
@@ -50,11 +56,11 @@ def check_plans(
     window = read_dry_window(Path.cwd())
     distrust: tuple[str, ...] = ()
     try:
-        with DryChecks(found.manifest, window, notify, option, deadline) as checks:
+        with DryChecks(found.manifest, window, notify, option, deadline, digest) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 with CheckLine() as line:
-                    learned = checks.frames(found, most, line.show)
+                    learned = checks.frames(frames_to_dry_run(found, most), found.basis, line.show)
                 if not learned:
                     break
                 dry_steps |= learned
@@ -73,6 +79,48 @@ def check_plans(
             return found, checked
     unchecked = search(replace(found.answer.search_request, is_checked=False))
     return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
+
+
+def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) -> tuple[Basis, str]:
+    """Dry-runs a job under the policies of a plan that change kernels, if this user recorded it here.
+
+    Args:
+        recording: The recording.
+        manifest: Its manifest.
+        basis: The steps as recorded.
+        plan: The plan.
+
+    Returns:
+        The steps to predict the plan from, and why they are not of dry runs, a sentence; "" if they are or need not be.
+    """
+    from memprof.cli.harmless import notify
+    from memprof.cli.progress import CheckLine
+    from memprof.launch.consent import find_consent
+    from memprof.launch.dry.dry_check import DryChecks
+    from memprof.launch.parent.settings import read_dry_window
+    from memprof.policies.plan.several_steps import frame_of
+
+    frame = frame_of(plan.policies)
+    if not frame:
+        return basis, ""
+    consent = find_consent(recording)
+    if consent.reason:
+        return basis, f"{_described(frame)} is estimated, not dry-run: {consent.reason}."
+    frames = [frame[:count] for count in range(1, len(frame) + 1)]
+    try:
+        checks = DryChecks(manifest, read_dry_window(Path.cwd()), notify, "predict", digest=consent.digest)
+        with checks, CheckLine() as line:
+            steps = checks.frames(frames, basis, line.show)
+    except MemprofError as error:
+        return basis, f"{_described(frame)} is estimated, not dry-run: {error}"
+    if frame not in steps:
+        why = checks.distrust or "its dry run has no step on the recorded inputs"
+        return basis, f"{_described(frame)} is estimated: {why.rstrip('.')}."
+    return replace(basis, dry_steps=steps), ""
+
+
+def _described(policies: tuple[Policy, ...]) -> str:
+    return ", ".join(policy.describe() for policy in policies)
 
 
 def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> CompiledPlans:

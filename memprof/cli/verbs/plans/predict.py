@@ -59,6 +59,7 @@ Examples:
 )
 @size_options
 @option("--rank", group="Recorded steps", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
+@option("--no-run", group="Dry runs", is_flag=True, help="Do not dry-run the job, even if you recorded it here.")
 @json_option
 def predict(
     trace: str,
@@ -74,12 +75,15 @@ def predict(
     lengths: Path | None,
     also: tuple[str, ...],
     rank: int | None,
+    no_run: bool,
     is_json: bool,
     **flags: Any,
 ) -> None:
     """Predict a plan's effect on a recorded job's memory and time.
 
-    TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan.
+    TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan. In the folder
+    where you recorded the job, as long as its files are unchanged, it is dry-run under policies that change kernels,
+    such as --precision; elsewhere these are estimated.
     """
     plan = chosen_plan(plan_path, flags)
     size = RequestedSize(batch, length, lengths, also)
@@ -99,6 +103,7 @@ def predict(
             refuse_existing(find_place(path), force=force)
     from memprof.analysis.plans.basis import basis_of
     from memprof.analysis.plans.predict import forecast, predicted_trace
+    from memprof.cli.verbs.plans.dry_runs import dry_run_plan
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
     from memprof.replay.live import live_bytes
@@ -111,7 +116,11 @@ def predict(
         plan = replace(
             plan, budget_bytes=parse_budget(budget, int(live_bytes(basis.step).during.max(initial=0)), device)
         )
+    estimated = ""
+    if not (no_run or at or device is not None or step_number is not None):
+        basis, estimated = dry_run_plan(Path(trace), opened.manifest, basis, plan)
     made = forecast(opened, plan, basis)
+    made = replace(made, warnings=(*made.warnings, estimated)) if estimated else made
     if output is not None:
         write_trace(output, [predicted_trace(made)])
     if written is not None:

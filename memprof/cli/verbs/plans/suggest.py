@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
@@ -31,6 +29,10 @@ if TYPE_CHECKING:
     from memprof.trace.store import Trace
 
 
+#: Dry runs of whole plans that nobody asked for.
+_RUNS = 2
+#: Share of the time left that a search may take if dry runs follow.
+_SHARE = 0.4
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
@@ -103,6 +105,12 @@ Examples:
     "[default: 3]",
 )
 @option(
+    "--no-run",
+    group="Dry runs",
+    is_flag=True,
+    help="Do not dry-run the job; without this option it is, under the best plans, if you recorded it here.",
+)
+@option(
     "--compile",
     "compile_runs",
     group="Dry runs",
@@ -140,6 +148,7 @@ def suggest(
     planner: str,
     compiled: tuple[str, ...],
     check: int | None,
+    no_run: bool,
     compile_runs: int | None,
     explained: int | None,
     written: Path | None,
@@ -160,8 +169,9 @@ def suggest(
     fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 if nothing fits,
     and 3 if the recording contains no complete step, whose recorded part is then shown.
 
-    With --check, in the folder where the job was recorded, the job is dry-run under the best plans, as by `memprof
-    record --dry-run --plan`; --write keeps the confirmed one. With --compile, it is dry-run under torch.compile, and
+    In the folder where you recorded the job, as long as its files are unchanged, it is dry-run under the best plans, as
+    by `memprof record --dry-run --plan`; --write keeps the confirmed one. For other recordings this takes --check,
+    which is consent; --no-run never runs anything. With --compile, it is dry-run under torch.compile, and
     the compiled plans are listed among the others.
     """
     begun = time.monotonic()
@@ -186,6 +196,8 @@ def suggest(
         )
     if compile_runs is not None and at:
         raise UsageError("--compile dry-runs the job as it was recorded: leave out other sizes such as --at-batch.")
+    if no_run and (check is not None or compile_runs is not None):
+        raise UsageError("--no-run runs nothing, --check and --compile dry-run the job: leave one of them out.")
     if target is not None and is_json:
         raise UsageError("--emit prints one plan in another form: leave out --json.")
     if compiled and search_flags["machine"]:
@@ -200,6 +212,7 @@ def suggest(
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
     from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled, is_recorded_on
+    from memprof.launch.consent import find_consent
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
@@ -231,6 +244,9 @@ def suggest(
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
+    is_as_recorded = not (at or machine or step_number is not None or explained is not None or world_size > 1)
+    consent = find_consent(Path(trace)) if is_as_recorded and not no_run and check is None else None
+    runs = check if check is not None else _RUNS if consent is not None and not consent.reason else 0
     request = search_request(
         basis.peak_bytes,
         room_of(opened, world_size if cluster_request is None else cluster_request.devices),
@@ -238,7 +254,7 @@ def suggest(
         planner=planner,
         link_bytes_per_us=link_of(opened, machine),
         measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
-        is_checked=check is not None,
+        is_checked=runs > 0,
     )
     if cluster_request is not None:
         from memprof.cli.verbs.plans.arrange import suggest_arrangements
@@ -258,30 +274,33 @@ def suggest(
     ) -> Suggestion:
         at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
         known = () if before is None else (*before.answer.fitting, *before.answer.others)
+        if before is not None:
+            left_s = max(end - time.monotonic(), 0.0)
+            search_request = replace(search_request, time_limit_s=min(search_request.time_limit_s, _SHARE * left_s))
         if not is_shown:
             return search(opened, at_steps, search_request, known=known)
         with SearchBar(search_request) as bar:
             return search(opened, at_steps, search_request, bar.add, known)
 
-    has_limit = _longest_seconds() < math.inf
-    # A search may take all the time it has: the other half is left for dry runs of compiled plans.
-    share = 0.5 if compile_runs is not None and has_limit else 1.0
-    found, checked = searched(replace(request, time_limit_s=request.time_limit_s * share)), None
+    end = begun + request.time_limit_s
+    # A search may take all the time it has: the rest is left for dry runs.
+    found, checked = (
+        searched(replace(request, time_limit_s=request.time_limit_s * (_SHARE if runs or compile_runs else 1.0))),
+        None,
+    )
     best = found.answer.best
     if compile_runs is not None and (best is None or best.policies):
-        compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() - begun > _longest_seconds())
+        compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() > end)
         found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)))
         found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))
-    if check is not None:
-        found, checked = check_plans(found, check, searched)
+    if runs:
+        option = "--check" if check is not None else "suggest"
+        digest = "" if consent is None else consent.digest
+        found, checked = check_plans(found, runs, searched, option, end, digest)
+    elif consent is not None and (best is None or best.policies):
+        why = f"plans are predicted, not dry-run: {consent.reason}. --check dry-runs the job all the same."
+        found = replace(found, warnings=(*found.warnings, why))
     return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
-
-
-def _longest_seconds() -> float:
-    """Returns the time after which no dry run of a compiled plan starts: ``--time-limit``, where it is given."""
-    context = click.get_current_context()
-    is_given = context.get_parameter_source("time_limit") is not ParameterSource.DEFAULT
-    return float(context.params["time_limit"]) if is_given else math.inf
 
 
 def _show_snapshot(
