@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -242,19 +242,6 @@ def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, wha
         if len({one.size for one in kept}) < 2 or len(kept) == len(ordered):
             raise
     return MeasuredSizes(tuple(kept), _matched(kept, what), may_be_square)
-
-
-def scale_between(steps: Mapping[int, Step]) -> MeasuredSizes:
-    """Fits how a job's step grows, from recordings at several sizes.
-
-    Args:
-        steps: A step of each recording by its size (samples of the batch, or length of the sequence).
-
-    Raises:
-        UsageError: There are fewer than two sizes, or one that is not positive.
-        InconclusiveError: The steps do not run the same operators, or do not hold the same tensors.
-    """
-    return scale_samples([Sample(step, size, run) for run, (size, step) in enumerate(sorted(steps.items()))])
 
 
 def _matched(samples: Sequence[Sample], what: str) -> Match:
