@@ -97,7 +97,7 @@ def _set_loop(job: Job, updates: Updates, loop: str) -> None:
             job.on_undo(lambda: optimizer.__dict__.pop("_need_device_dtype_check_for_fused", None))
         updates.before = partial(_keep_correct, job)
         job.on_undo(partial(setattr, updates, "before", None))
-        wanted = (updates.before, *[_begin_momenta] * isinstance(optimizer, torch.optim.SGD))
+        wanted = (updates.before, _begin_momenta) if isinstance(optimizer, torch.optim.SGD) else (updates.before,)
         updates.hooks += [optimizer.register_step_pre_hook(each) for each in wanted]
         for hook in updates.hooks:
             job.on_undo(hook.remove)

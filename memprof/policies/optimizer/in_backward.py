@@ -5,14 +5,13 @@ from __future__ import annotations
 import dis
 import sys
 import weakref
-from functools import partial
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import EARLY, NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
@@ -59,7 +58,7 @@ class InBackward:
         self._caller: FrameType | None = None
         self._own: set[int] = set()
         self._stepping: torch.optim.Optimizer | None = None
-        self._last: RemovableHandle | None = None
+        self._remove_last: Callable[[], Any] = bool
 
     def start(self) -> None:
         """Installs the hooks, none of which references this object: the model keeps the job, the job this object."""
@@ -153,22 +152,20 @@ class InBackward:
         """Has the step's last hook hide what backward has updated: the job's own hooks must not miss gradients."""
         if is_inner_step(optimizer):
             return
-        self._forget_last()
-        self._last = optimizer.register_step_pre_hook(partial(_call_last, weakref.ref(self)))
-        for hook in self._updates_of(optimizer).hooks:
-            optimizer._optimizer_step_pre_hooks.move_to_end(hook.id)  # type: ignore[attr-defined]
+        self._remove_last()
+        self._remove_last = hook_weakly(optimizer.register_step_pre_hook, self._hide)
+        for hook in self._known[id(optimizer)].hooks if id(optimizer) in self._known else ():
+            if hook.id in optimizer._optimizer_step_pre_hooks:
+                optimizer._optimizer_step_pre_hooks.move_to_end(hook.id)  # type: ignore[attr-defined]
 
-    def _forget_last(self) -> None:
-        if self._last is not None:
-            self._last.remove()
-            self._last = None
-
-    def hide(self, optimizer: torch.optim.Optimizer) -> None:
+    def _hide(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Hides the parameters that backward has updated from a step.
 
         Raises:
             PolicyError: The update inside backward does not match this step.
         """
+        if is_inner_step(optimizer):
+            return
         UsedState.show(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
@@ -195,7 +192,7 @@ class InBackward:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if is_inner_step(optimizer):
             return
-        self._forget_last()
+        self._remove_last()
         self._settings.pop(id(optimizer), None)
         known = self._known.get(id(optimizer))
         if known is not None and known.optimizer is optimizer:
@@ -207,7 +204,7 @@ class InBackward:
 
     def _drop_used(self) -> None:
         """Clears all used gradients, and shows all state."""
-        self._forget_last()
+        self._remove_last()
         for one in self._known.values():
             UsedState.show(one.optimizer)
         for found in self._hooked.values():
@@ -252,12 +249,6 @@ class InBackward:
         if scaler.is_enabled():
             raise PolicyError(SCALED)
         return before(scaler, outputs)
-
-
-def _call_last(owner: weakref.ref[InBackward], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    alive = owner()
-    if alive is not None and not is_inner_step(optimizer):
-        alive.hide(optimizer)
 
 
 def _require_reset(frame: FrameType | None) -> None:
