@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import RANK_TABLES, Ops, RankCurve
+from memprof.trace.schema import Ops
 from memprof.trace.store import Trace, write_trace
 from tests.building import Op, Storage, make_tables
 
 pytest.importorskip("dask")
 
-from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve, read_frame, summarise_ranks
+from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve, read_frame
 
 
 def ops_of(trace: Trace) -> tuple[int, int]:
@@ -75,17 +74,6 @@ def test_a_table_of_all_ranks_is_a_dask_frame(folder: Path) -> None:
     assert len(whole) == 12
     counts = frame.groupby(["rank", "phase"]).op_id.count().compute(scheduler="synchronous")
     assert counts.to_dict() == {(rank, phase): 1 for rank in range(6) for phase in ("forward", "optimizer")}
-
-
-def test_summaries_made_by_workers_are_the_files_own(folder: Path) -> None:
-    """What a recording of an older version lacks is made of its tables, the same as packing makes it."""
-    made = summarise_ranks(folder, scheduler="synchronous")
-    trace = Trace.open(folder)
-    for kind in RANK_TABLES:
-        for column in kind.columns():
-            left, right = getattr(made[kind], column.name), getattr(trace.summary(kind), column.name)
-            assert np.array_equal(left, right, equal_nan=column.kind == "float"), (kind, column.name)
-    assert len(made[RankCurve]) == 12
 
 
 def test_a_damaged_rank_is_told(folder: Path) -> None:

@@ -190,6 +190,31 @@ def test_fault_of_the_recorder_stays_unseen(job: Job) -> None:
     assert job.logs.endswith("RuntimeError: ours\n")
 
 
+def test_exceptions_of_the_jobs_import_hooks_stay_unseen(job: Job) -> None:
+    """A finder of the job's that ends the import of any module it does not know does not end the import of torch."""
+    for raised in ("KeyboardInterrupt", "SystemExit(3)", "GeneratorExit", "ImportError"):
+        stdout, stderr = job.run(
+            "import sys\nclass Finder:\n  def find_spec(self, name, path=None, target=None):\n"
+            f"    if name.startswith('memprof'): raise {raised}\n"
+            "sys.meta_path.insert(0, Finder())\nimport torch; print('job goes on', torch.is_ready)"
+        )
+        assert (stdout, stderr) == ("job goes on True\n", "torch begins\ntorch ends\n"), raised
+
+
+@pytest.mark.parametrize("handler", ["signal.default_int_handler", "handle"])
+def test_an_interrupt_while_the_recorder_starts_is_the_jobs(job: Job, handler: str) -> None:
+    """Ctrl-C raises KeyboardInterrupt in the job, whether Python's handler or one of the job's raises it."""
+    job.write(
+        "tool/memprof/launch/child.py",
+        "import os, signal\ndef install(settings):\n  os.kill(os.getpid(), signal.SIGINT)\n  for _ in range(9): pass",
+    )
+    stdout, _ = job.run(
+        f"import signal\ndef handle(*_): raise KeyboardInterrupt\nsignal.signal(signal.SIGINT, {handler})\n"
+        "try: import torch\nexcept KeyboardInterrupt: print('interrupted')"
+    )
+    assert stdout == "interrupted\n"
+
+
 def test_job_with_a_memprof_of_its_own_keeps_it(job: Job) -> None:
     """A module called memprof in the job is not replaced; the recording is given up and the log says why."""
     job.write("memprof.py", "mine = True")

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 import memprof
 from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.rule import scale_by_shape
-from memprof.planners.scaling.sized import scale_between
+from memprof.planners.scaling.samples import Sample
+from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -120,6 +121,11 @@ def record_job(name: str, batch: int) -> Step:
             return record_step(name)
     finally:
         job.make_loader, job.BATCH = make, size
+
+
+def scale_between(steps: dict[int, Step]) -> MeasuredSizes:
+    """Fits how a job's step grows, from a step of a recording at each size."""
+    return scale_samples([Sample(step, size, run) for run, (size, step) in enumerate(sorted(steps.items()))])
 
 
 def peak_bytes(step: Step) -> int:

@@ -13,11 +13,10 @@ from memprof.errors import InconclusiveError, UsageError
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.scaling.curves import along, fit, growing
 from memprof.planners.scaling.rule import scale_by_shape
-from memprof.planners.scaling.sized import scale_between
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step
-from tests.planners.sizes import error, peak_bytes, record, record_job, train_attention, train_images
+from tests.planners.sizes import error, peak_bytes, record, record_job, scale_between, train_attention, train_images
 
 
 @cache

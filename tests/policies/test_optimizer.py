@@ -24,7 +24,7 @@ from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies import faces
 from tests.policies.faces import compare, record_step, recorded, train, trained
-from tests.recorder.recorded import record
+from tests.recorder.recorded import record, record_script
 
 HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
 FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -275,6 +275,49 @@ def test_late_change_of_the_rate_is_refused(applied):
         optimizer.step()
 
 
+def test_gradients_changed_in_a_hook_of_the_step_are_refused(applied):
+    """A job's hook before the step halves its gradients: it must not find that there are none, and halve nothing."""
+    model, optimizer = small_job()
+
+    def halve(stepped, *_):
+        for parameter in stepped.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+    optimizer.register_step_pre_hook(halve)
+    applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    backward(model)
+    with pytest.raises(PolicyError, match="read or changed after backward"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        lambda model, optimizer: optimizer.state[model[0].weight]["exp_avg"],
+        lambda model, optimizer: len(optimizer.state),
+        lambda model, optimizer: optimizer.state_dict(),
+        lambda model, optimizer: (model[0].weight.detach().mul_(0.9), optimizer.step()),
+        lambda model, optimizer: (optimizer.register_step_pre_hook(lambda o, *_: list(o.state)), optimizer.step()),
+    ],
+    ids=["entry", "length", "state_dict", "decayed weights", "hook"],
+)
+def test_access_between_backward_and_step_is_refused(access, applied):
+    """There the state, and weights decayed by hand, are those of the next step; after the step they are right."""
+    model, optimizer = small_job(lr=0.1)
+    job = applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+        assert len(optimizer.state_dict()["state"]) == len(optimizer.state) == 4
+        optimizer.zero_grad()
+    backward(model)
+    with pytest.raises(PolicyError, match=r"accessed between backward and optimizer.step\(\)"):
+        access(model, optimizer)
+    job.undo()
+    assert optimizer.state[model[0].weight]["step"] == 3
+
+
 def test_scaled_losses_are_refused(applied):
     """A GradScaler's scaled gradients would be used as they are; that is refused."""
     model, optimizer = small_job()
@@ -421,6 +464,39 @@ def test_accumulated_steps_are_not_predicted():
         OptimizerPolicy(in_backward=True).transform(
             Step(**{**vars(step), "ops": step.ops.replace(micro_batch=micro_batch)})
         )
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    ("early", "late", "is_refused"),
+    [
+        ("", "weights().norm(); momenta().norm()", False),
+        ("weights().norm()", "", True),
+        ("weights().mul_(0.9)", "", True),
+        ("momenta().norm()", "", True),
+    ],
+)
+def test_access_between_backward_and_step_is_not_predicted(foreach, early, late, is_refused, tmp_path):
+    """Weights read or decayed, and state read, before the step: the run would give those of the next step."""
+    script = f"""
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach={foreach})
+weights = lambda: model[0].weight.detach()
+momenta = lambda: optimizer.state[model[0].weight].get("momentum_buffer", torch.ones(2))
+for step in range(5):
+    model(torch.ones(2, 64)).sum().backward()
+    {early}
+    optimizer.step()
+    {late}
+    optimizer.zero_grad()
+"""
+    step = record_script(tmp_path, script).step
+    if is_refused:
+        with pytest.raises(PolicyError, match=r"accessed between backward and optimizer.step\(\)"):
+            OptimizerPolicy(in_backward=True).transform(step)
+    else:
+        OptimizerPolicy(in_backward=True).transform(step)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import numpy as np
 
 from memprof.errors import UsageError
 from memprof.replay.live import live_bytes
-from memprof.trace.rank_summary import join_summaries, summarise_rank
 from memprof.trace.schema import Table
 from memprof.trace.store import Trace
 
@@ -89,16 +88,6 @@ def read_frame(
     )
 
 
-def summarise_ranks(path: str | Path, *, scheduler: str | None = None) -> dict[type[Table], Table]:
-    """Summarizes the ranks of a recording that has no rank summaries, as written by older versions.
-
-    Returns:
-        The tables of ``RANK_TABLES``, as returned by ``Trace.summary``.
-    """
-    found = map_ranks(path, _summary_of, scheduler=scheduler)
-    return join_summaries(found[rank] for rank in sorted(found))
-
-
 def peak_curve(trace: Trace, stretches: int) -> list[int]:
     """Returns the peak live bytes in each of equally long stretches of a rank's fullest step.
 
@@ -114,20 +103,6 @@ def peak_curve(trace: Trace, stretches: int) -> list[int]:
 
 #: The rank column of a frame without rows.
 NO_RANK = -1
-
-
-class _Reader:
-    """A trace as read by ``summarise_rank``, without caching."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def read(self, kind: type[Any], /) -> Any:
-        return self._trace.table(kind)
-
-
-def _summary_of(trace: Trace) -> dict[type[Table], Table]:
-    return summarise_rank(trace.manifest, _Reader(trace))
 
 
 def _parts(trace: Trace, ranks: Sequence[int] | None, per_task: int) -> list[_Part]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memprof.emit.code.accumulate import accumulate_code
 from memprof.emit.code.allocator import allocator_code
 from memprof.emit.code.checkpoint import checkpoint_code
 from memprof.emit.code.compile import compile_code
 from memprof.emit.code.optimizer import optimizer_code
 from memprof.emit.code.pieces import Code
 from memprof.emit.code.precision import precision_code
-from memprof.emit.code.runtime import runtime_code
 from memprof.emit.code.swap import swap_code
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import Allocator
@@ -21,8 +19,26 @@ from memprof.policies.checkpoint.kinds import kept_operators
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
 from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
+
+#: Splits a batch, and weights each part by its share of the samples.
+_MICRO_BATCHES = '''
+def micro_batches(batch, count={count}):
+    """Yields the parts of tensors in tuples, lists and dicts, and each part's share of the samples."""
+    size = next(leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    count = min(count, size)
+    edges = [number * (size // count) + min(number, size % count) for number in range(count + 1)]
+    for first, last in pairwise(edges):
+
+        def take(leaf, rows=slice(first, last)):
+            is_split = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size
+            return leaf[rows] if is_split else leaf
+
+        yield tree_map(take, batch), (last - first) / size
+'''
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,7 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
             waiting.append(policy)
             continue
         if waiting:
-            codes.append(runtime_code(tuple(waiting), groups, has_optimizer=has_optimizer))
+            codes.append(_runtime_code(tuple(waiting), groups, has_optimizer=has_optimizer))
             groups, waiting = groups + 1, []
         match policy:
             case Checkpoint():
@@ -94,8 +110,50 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
             case _:
                 raise AssertionError(f"{policy.name} has no code")
     if waiting:
-        codes.append(runtime_code(tuple(waiting), groups, has_optimizer=has_optimizer))
+        codes.append(_runtime_code(tuple(waiting), groups, has_optimizer=has_optimizer))
     if parts > 1:
-        codes.append(accumulate_code(parts))
+        codes.append(_accumulate_code(parts))
     scaled = any(isinstance(each, Precision) and each.dtype == "fp16" for each in policies)
     return PlanCode(tuple(codes), has_scaler=scaled, parts=parts)
+
+
+def _accumulate_code(count: int) -> Code:
+    """Returns the code that splits batches into ``count`` parts."""
+    return Code(
+        imports=(
+            "import torch",
+            "from itertools import pairwise",
+            "from torch.utils._pytree import tree_leaves, tree_map",
+        ),
+        helpers=(_MICRO_BATCHES.format(count=count),),
+        notes=(
+            (
+                "accumulate: split the batch in your loop, as shown at the top; gradients are those of the whole "
+                "batch if the loss is a mean over its samples."
+            ),
+        ),
+    )
+
+
+def _runtime_code(policies: tuple[Policy, ...], number: int, *, has_optimizer: bool = True) -> Code:
+    """Returns code that applies policies without an equivalent in torch through memprof, which must be installed.
+
+    Args:
+        policies: Consecutive policies of the plan.
+        number: Index of this group in the plan, from 0.
+        has_optimizer: Whether the applying function receives the optimizer.
+    """
+    name = f"_PLAN_{number}" if number else "_PLAN"
+    text = format_plan(Plan(policies)).strip("\n").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    optimizer = ", optimizer" if has_optimizer else ""
+    return Code(
+        imports=("import memprof",),
+        helpers=(
+            (f'# The part of the plan without an equivalent in torch; memprof applies it.\n{name} = """\n{text}\n"""'),
+        ),
+        calls=(f"memprof.apply(memprof.parse_plan({name}), model{optimizer})",),
+        needs_optimizer=any(each.needs_optimizer for each in policies),
+        notes=tuple(
+            f"{each.describe()}: needs memprof where the job runs, as {each.why_not_torch}." for each in policies
+        ),
+    )

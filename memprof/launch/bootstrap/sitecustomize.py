@@ -101,12 +101,27 @@ def torch_is_imported() -> None:
     leave_mark("torch-imported")
     try:
         start_recorder()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code == 125:
-            raise  # the job may not go on without its plan; any other is of a hook of the job's
+    except BaseException as error:
+        # The job may not go on without its plan, and an interrupt is for the job; a hook of its own may raise both.
+        if (isinstance(error, SystemExit) and error.code == 125) or is_signal(error):
+            raise
         import traceback
 
         write_log(traceback.format_exc())
+
+
+def is_signal(error: BaseException) -> bool:
+    """Returns whether an interrupt comes from a signal: from its handler, or from between any two instructions."""
+    import signal
+    from opcode import opname
+
+    trace, handler = error.__traceback__, getattr(signal.getsignal(signal.SIGINT), "__code__", None)
+    if not isinstance(error, KeyboardInterrupt) or trace is None:
+        return False
+    while trace.tb_next is not None and trace.tb_frame.f_code is not handler:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return code is handler or opname[code.co_code[trace.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
 
 
 def start_recorder() -> None:

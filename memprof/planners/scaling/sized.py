@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,6 @@ import numpy as np
 from memprof.errors import InconclusiveError, UsageError
 from memprof.planners.scaling.base import check_size, resized
 from memprof.planners.scaling.curves import Fit, along, fit
-from memprof.planners.scaling.heirs import linked, spread
 from memprof.planners.scaling.match import Match, match_steps
 from memprof.planners.scaling.samples import Sample
 from memprof.planners.scaling.shapes import grow_in_two, grown_shapes
@@ -124,7 +123,7 @@ class MeasuredSizes:
 
     @cached_property
     def _links(self) -> Ints:
-        return linked(self.samples, self.match.storages)
+        return _linked(self.samples, self.match.storages)
 
     def _storages(self, size: int, kept: Bools) -> tuple[Fit, np.ndarray]:
         """Returns the bytes of the matched storages at a size, and the shapes of all."""
@@ -143,7 +142,7 @@ class MeasuredSizes:
             fitted.is_sure | is_known,
         )
         is_made = self._base.storages.created_op_id[rows[-1]] >= 0
-        source = spread(self._links, found.is_sure, is_made)
+        source = _spread(self._links, found.is_sure, is_made)
         shape = self._base.storages.shape.copy()
         has_shape = is_known[source]
         shape[rows[-1][has_shape]] = shapes[source][has_shape]
@@ -244,19 +243,6 @@ def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, wha
     return MeasuredSizes(tuple(kept), _matched(kept, what), may_be_square)
 
 
-def scale_between(steps: Mapping[int, Step]) -> MeasuredSizes:
-    """Fits how a job's step grows, from recordings at several sizes.
-
-    Args:
-        steps: A step of each recording by its size (samples of the batch, or length of the sequence).
-
-    Raises:
-        UsageError: There are fewer than two sizes, or one that is not positive.
-        InconclusiveError: The steps do not run the same operators, or do not hold the same tensors.
-    """
-    return scale_samples([Sample(step, size, run) for run, (size, step) in enumerate(sorted(steps.items()))])
-
-
 def _matched(samples: Sequence[Sample], what: str) -> Match:
     return match_steps([one.step for one in samples], [f"{what} {one.size}" for one in samples])
 
@@ -267,3 +253,56 @@ def _does_match(one: Sample, largest: Sample, what: str) -> bool:
     except InconclusiveError:
         return False
     return True
+
+
+def _linked(samples: Sequence[Sample], rows: Ints) -> Ints:
+    """Finds matched storages that are identical in two consecutive steps of a recording.
+
+    Args:
+        samples: The steps.
+        rows: Row of each matched storage in each, shape ``(steps, storages)``.
+
+    Returns:
+        Pairs of columns of ``rows``, one in the earlier step and one in the next, each once, shape ``(2, pairs)``.
+    """
+    place = {(one.run, one.step.number): number for number, one in enumerate(samples)}
+    pairs = [np.empty((2, 0), dtype=np.int64)]
+    for (run, number), earlier in place.items():
+        later = place.get((run, number + 1))
+        if later is None:
+            continue
+        before, after = (samples[each].step.storage_ids[rows[each]] for each in (earlier, later))
+        _, left, right = np.intersect1d(before, after, return_indices=True)
+        pairs.append(np.stack([left, right])[:, left != right])
+    return np.unique(np.concatenate(pairs, axis=1), axis=1)
+
+
+def _spread(links: Ints, is_sure: Bools, is_made: Bools) -> Ints:
+    """Determines which storage's size gives the size of each: its own, or that of a predecessor or successor.
+
+    Storages a step finds have the size of those steps make, where that is sure. Storages a step makes for the next,
+    such as a prefetched batch, are as large as those it found itself.
+
+    Args:
+        links: Result of ``_linked``.
+        is_sure: Which storages' own sizes are known, shape ``(storages,)``.
+        is_made: Which storages are made in the step.
+
+    Returns:
+        The column that gives the size of each, shape ``(storages,)``.
+    """
+    source = np.arange(len(is_sure))
+    is_settled = is_sure & is_made
+    is_known = is_sure.copy()
+    for _ in range(links.shape[1]):
+        earlier, later = links
+        forth = is_settled[earlier] & ~is_settled[later]
+        back = is_known[later] & ~is_known[earlier]
+        if not (forth | back).any():
+            break
+        source[later[forth]] = source[earlier[forth]]
+        is_settled[later[forth]] = is_known[later[forth]] = True
+        back &= ~is_known[earlier]
+        source[earlier[back]] = source[later[back]]
+        is_settled[earlier[back]] = is_known[earlier[back]] = True
+    return source

@@ -97,9 +97,10 @@ def _set_loop(job: Job, updates: Updates, loop: str) -> None:
             job.on_undo(lambda: optimizer.__dict__.pop("_need_device_dtype_check_for_fused", None))
         updates.before = partial(_keep_correct, job)
         job.on_undo(partial(setattr, updates, "before", None))
-        job.on_undo(optimizer.register_step_pre_hook(updates.before).remove)
-        if isinstance(optimizer, torch.optim.SGD):
-            job.on_undo(optimizer.register_step_pre_hook(_begin_momenta).remove)
+        wanted = (updates.before, _begin_momenta) if isinstance(optimizer, torch.optim.SGD) else (updates.before,)
+        updates.hooks += [optimizer.register_step_pre_hook(each) for each in wanted]
+        for hook in updates.hooks:
+            job.on_undo(hook.remove)
     _place_counters(optimizer)
     job.on_undo(lambda: _place_counters(optimizer))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
+from memprof.policies.optimizer.refusals import EARLY, NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
 from memprof.policies.optimizer.updates import Updates, updates_of
-from memprof.policies.optimizer.used import UsedGradient
+from memprof.policies.optimizer.used import UsedGradient, UsedState
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
 from memprof.recorder.steps.inner_steps import is_inner_step
 from memprof.recorder.steps.usages import plain_settings
@@ -50,12 +51,14 @@ class InBackward:
         #: By parameter id: the optimizer that updates it, and the index of its group there.
         self._owners: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._updated: set[int] = set()
+        #: By parameter id, until the step: its version after its update.
+        self._updated: dict[int, int] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._is_unreset = False
         self._caller: FrameType | None = None
         self._own: set[int] = set()
         self._stepping: torch.optim.Optimizer | None = None
+        self._remove_last: Callable[[], Any] = bool
 
     def start(self) -> None:
         """Installs the hooks, none of which references this object: the model keeps the job, the job this object."""
@@ -135,16 +138,27 @@ class InBackward:
             _require_reset(self._caller)
         if id(optimizer) not in self._settings:
             self._settings[id(optimizer)] = plain_settings(optimizer)
-        self._updated.add(id(parameter))
+        UsedState.show(optimizer)
         one = self._updates_of(optimizer)
         with one.lock, self._job.around_update(optimizer, parameter):
             one.single(number, parameter)
+        self._updated[id(parameter)] = parameter._version
         if parameter.grad is None:
             return
         # In the backward of a closure, the calling step must find no gradient.
         parameter.grad = None if optimizer is self._stepping else UsedGradient.of(parameter)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Has the step's last hook hide what backward has updated: the job's own hooks must not miss gradients."""
+        if is_inner_step(optimizer):
+            return
+        self._remove_last()
+        self._remove_last = hook_weakly(optimizer.register_step_pre_hook, self._hide)
+        for hook in self._known[id(optimizer)].hooks if id(optimizer) in self._known else ():
+            if hook.id in optimizer._optimizer_step_pre_hooks:
+                optimizer._optimizer_step_pre_hooks.move_to_end(hook.id)  # type: ignore[attr-defined]
+
+    def _hide(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Hides the parameters that backward has updated from a step.
 
         Raises:
@@ -152,6 +166,7 @@ class InBackward:
         """
         if is_inner_step(optimizer):
             return
+        UsedState.show(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
         if any(self._owners[id(parameter)][0]() is not optimizer for parameter in updated):
@@ -164,6 +179,8 @@ class InBackward:
                 "Gradients were set after backward had completed them, as DistributedDataParallel does when it "
                 "averages them; step-in-backward has updated without that. Leave in_backward out."
             )
+        if any(parameter._version != self._updated[id(parameter)] for parameter in updated):
+            raise PolicyError(EARLY)
         used = self._settings.pop(id(optimizer), None)
         if used is not None and used != plain_settings(optimizer):
             raise PolicyError(SETTINGS_CHANGED)
@@ -175,25 +192,33 @@ class InBackward:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if is_inner_step(optimizer):
             return
+        self._remove_last()
         self._settings.pop(id(optimizer), None)
         known = self._known.get(id(optimizer))
         if known is not None and known.optimizer is optimizer:
             known.end_round()
         self._stepping = None
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        self._is_unreset |= bool(self._updated & own)
-        self._updated -= own
+        self._is_unreset |= not own.isdisjoint(self._updated)
+        self._updated = {key: version for key, version in self._updated.items() if key not in own}
 
     def _drop_used(self) -> None:
-        """Clears all used gradients."""
+        """Clears all used gradients, and shows all state."""
+        self._remove_last()
+        for one in self._known.values():
+            UsedState.show(one.optimizer)
         for found in self._hooked.values():
             parameter = found()
             if parameter is not None and isinstance(parameter.grad, UsedGradient):
                 parameter.grad = None
 
     def _backward(self, before: Any, *args: Any, **kwargs: Any) -> None:
-        """Explains why a second backward over one graph fails, and rejects gradients that are never reset."""
-        if self._is_unreset and torch._C._current_graph_task_id() == -1:
+        """Explains why a second backward over one graph fails, and rejects gradients that are never reset.
+
+        The state of the next step must not be read before the step.
+        """
+        is_outermost = torch._C._current_graph_task_id() == -1
+        if self._is_unreset and is_outermost:
             self._caller = sys._getframe(1)
         try:
             before(*args, **kwargs)
@@ -204,6 +229,9 @@ class InBackward:
             raise
         finally:
             self._caller = None
+        for owner in {self._owners[each][0]() for each in self._updated} if is_outermost else ():
+            if owner is not None and owner is not self._stepping:
+                UsedState.hide(owner)
 
     def _zero_grad(self, before: Any, *args: Any, **kwargs: Any) -> None:
         """Records that gradients were reset."""

@@ -10,6 +10,10 @@ SECOND_BACKWARD = (
     "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
     "already used. Leave in_backward out, or do not accumulate gradients."
 )
+EARLY = (
+    "Parameters or optimizer state are accessed between backward and optimizer.step(): step-in-backward has already "
+    "updated them. Leave in_backward out, or access them before backward or after the step."
+)
 AVERAGED = (
     "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
     "it: step-in-backward has already used it. Leave in_backward out, or shard instead."

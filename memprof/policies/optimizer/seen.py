@@ -11,6 +11,7 @@ from memprof.policies.optimizer.recognise import GRADIENT, ZEROING, Updates
 from memprof.policies.optimizer.refusals import (
     AVERAGED,
     DISTRIBUTED,
+    EARLY,
     NEVER_RESET,
     SCALED,
     SECOND_BACKWARD,
@@ -20,6 +21,7 @@ from memprof.policies.optimizer.refusals import (
     needs_whole,
     no_form,
 )
+from memprof.policies.optimizer.single_updates import SWAPS
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.usages import CHANGES_SETTINGS, NEEDS_CLOSURE, OptimizerTraits
 
@@ -70,7 +72,7 @@ def refuse_loop(step: Step) -> None:
 
 
 def refuse_gradients(step: Step, updates: Updates) -> None:
-    """Rejects a loop that uses gradients after backward, or adds to them.
+    """Rejects a loop that uses gradients after backward, adds to them, or uses before the step what that changes.
 
     Raises:
         PolicyError: It does.
@@ -89,6 +91,14 @@ def refuse_gradients(step: Step, updates: Updates) -> None:
     is_between &= ~np.isin(ops.name[uses.op_id], ZEROING)
     if is_between.any():
         raise PolicyError(_why_used(step, uses.op_id[is_between]))
+    completed, ended = np.full(len(step.storages), len(ops)), np.full(len(step.storages), NONE)
+    for update in [each for each in updates.updates if each.completed_by != NONE]:
+        completed[[storage for key, storage in update.storages.items() if key != GRADIENT]] = update.completed_by
+    is_own = np.isin(uses.op_id, updates.ops)
+    np.maximum.at(ended, uses.storage_id[is_own], uses.op_id[is_own])
+    is_early = (uses.op_id > completed[uses.storage_id]) & (uses.op_id < ended[uses.storage_id]) & ~is_own
+    if np.any(is_early & (ops.phase[uses.op_id] != "backward") & ~np.isin(ops.name[uses.op_id], SWAPS)):
+        raise PolicyError(EARLY)
     if np.any((added > 0) & ~is_new & ~_are_reset(step, gradients)):
         raise PolicyError(NEVER_RESET)
 

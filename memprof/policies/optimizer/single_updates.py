@@ -1,4 +1,4 @@
-"""Finds the operators that update each parameter, in optimizers that update one after another."""
+"""What updates of one parameter after another use: their operators, and the swapped state that stays out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.recognise import Updates
+from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
@@ -43,6 +44,27 @@ def blocks_of(step: Step, updates: Updates) -> tuple[Ints, Ints]:
     first[owners] = ops[begins]
     last[owners] = ops[np.append(np.flatnonzero(begins)[1:], len(ops)) - 1]
     return first, last
+
+
+def keep_out(step: Step) -> Step:
+    """Returns a step in which swapped state stays out if no update uses it.
+
+    An update of all parameters brings all their state in; updates within backward bring in that of one parameter.
+
+    Args:
+        step: A step under swap, or another, which is returned as it is.
+    """
+    ops, storages, uses = step.ops, step.storages, step.uses
+    is_copy = np.append(np.isin(ops.name, SWAPS) & (ops.phase == "optimizer"), False)
+    is_state = (storages.category == "optimizer_state") & (storages.created_op_id != NONE)
+    is_idle = is_state & is_copy[storages.created_op_id]
+    is_idle[uses.storage_id[~is_copy[uses.op_id]]] = False
+    if not is_idle.any():
+        return step
+    draft = Draft(step)
+    draft.remove_storages(np.flatnonzero(is_idle))
+    draft.remove_ops(np.unique(uses.op_id[is_idle[uses.storage_id]]))
+    return draft.build()
 
 
 def _together(step: Step, updates: Updates, how: str) -> str:

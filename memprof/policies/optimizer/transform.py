@@ -9,7 +9,6 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.eight_bit import eight_bit_bytes
 from memprof.policies.optimizer.forms import FormWriter
-from memprof.policies.optimizer.idle_state import keep_out
 from memprof.policies.optimizer.recognise import (
     GRADIENT,
     NEGATIONS,
@@ -21,7 +20,7 @@ from memprof.policies.optimizer.recognise import (
 )
 from memprof.policies.optimizer.refusals import FUSED_SGD, no_form
 from memprof.policies.optimizer.seen import refuse_gradients, refuse_loop, refuse_optimizers
-from memprof.policies.optimizer.single_updates import CALL_US, SWAPS, blocks_of
+from memprof.policies.optimizer.single_updates import CALL_US, SWAPS, blocks_of, keep_out
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE, Bools, Floats, Ints

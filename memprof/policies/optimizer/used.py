@@ -1,4 +1,4 @@
-"""Replaces a gradient that an update inside backward has used by a tensor without memory or readable values."""
+"""What a job finds, until the step, in place of gradients and state that an update inside backward has used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import AVERAGED, SECOND_BACKWARD, USED
+from memprof.policies.optimizer.refusals import AVERAGED, EARLY, SECOND_BACKWARD, USED
 
 Tensor = torch.Tensor
 
@@ -96,3 +96,33 @@ class UsedGradient(torch.Tensor):
             raise PolicyError(USED)
         is_added = func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
         raise PolicyError(SECOND_BACKWARD if is_added else AVERAGED)
+
+
+class UsedState:
+    """Placeholder for an optimizer's ``state`` between backward and the step: it is that of the next step already.
+
+    Attributes:
+        real: The state.
+    """
+
+    def __init__(self, state: Any) -> None:
+        """Stores the state."""
+        self.real = state
+
+    @staticmethod
+    def hide(optimizer: torch.optim.Optimizer) -> None:
+        """Puts a placeholder in the place of an optimizer's state."""
+        if not isinstance(optimizer.state, UsedState):
+            optimizer.state = UsedState(optimizer.state)  # type: ignore[assignment]
+
+    @staticmethod
+    def show(optimizer: torch.optim.Optimizer) -> None:
+        """Puts an optimizer's state back in its place."""
+        if isinstance(optimizer.state, UsedState):
+            optimizer.state = optimizer.state.real
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise PolicyError(EARLY)
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = __reduce_ex__ = _refuse
+    get = items = keys = values = setdefault = pop = copy = update = clear = _refuse

@@ -18,6 +18,7 @@ from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
 from memprof.recorder.memory.parts import bytes_of
 from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.usages import state_of
 from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Reserve for writing all this in a process that can allocate no more (``ulimit -v``): mapped but never touched, so it
@@ -140,7 +141,7 @@ def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, A
         "name": f"{kind.__module__}.{kind.__qualname__}",
         "algorithm": f"{step.__module__}.{step.__qualname__.rpartition('.')[0]}",
         "groups": groups,
-        "state_bytes": sum(bytes_of(_own_part(tensor)) for tensor in tensors_in(list(optimizer.state.values()))),
+        "state_bytes": sum(bytes_of(_own_part(tensor)) for tensor in tensors_in(list(state_of(optimizer).values()))),
         "scalar_bytes": torch.get_default_dtype().itemsize if torch.get_default_dtype() == torch.float64 else 4,
         "updates": updates,
     }

@@ -16,6 +16,7 @@ from memprof.recorder.memory.parts import PLAIN, holders_of, modules_of, paramet
 from memprof.recorder.memory.spans import owned_span, storage_span
 from memprof.recorder.memory.watch import OutsideWatch
 from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.usages import state_of
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: What training keeps counts wherever it lies; all else only where torch's allocator owns it.
@@ -88,7 +89,7 @@ class Inventory:
             for parameter in group["params"]:
                 name, owner = self._registry.parameter(parameter)
                 self._state(parameter, PARAMETER, name, owner)
-        for parameter, state in list(optimizer.state.items()):
+        for parameter, state in list(state_of(optimizer).items()):
             name, owner = self._registry.parameter(parameter) if isinstance(parameter, torch.Tensor) else ("", -1)
             self._state_values(state, name, owner)
 
@@ -173,7 +174,7 @@ class Inventory:
                     found.append(parameter.grad)
             found += parameters_of(root, buffers=True)
         for optimizer in self._rounds.alive():
-            for state in optimizer.state.values():
+            for state in state_of(optimizer).values():
                 values = state.values() if isinstance(state, dict) else ()
                 found += [value for value in values if isinstance(value, torch.Tensor)]
         return found

@@ -105,6 +105,11 @@ class Usages:
         return record
 
 
+def state_of(optimizer: Any) -> Any:
+    """Returns an optimizer's state, which a plan may hide from the job between backward and the step."""
+    return getattr(optimizer.state, "real", optimizer.state)
+
+
 def plain_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Returns the settings an update reads, plain values only: comparing tensors would synchronise with the device."""
     return [{k: v for k, v in group.items() if _is_plain(v)} for group in optimizer.param_groups]
@@ -153,7 +158,7 @@ def takes_fused(optimizer: Any, parameter: torch.Tensor) -> bool:
             return False
         if parameter.grad is None:
             return True
-        state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+        state = state_of(optimizer).get(parameter, {}).values()
         read = [parameter.grad, *(each for each in state if isinstance(each, torch.Tensor) and each.dim())]
         layout = dense_layout(parameter)
         return layout is not None and all(dense_layout(each) == layout for each in read)

@@ -63,7 +63,16 @@ EXACT = (
     ("--swap", "parameters:disk"),
     ("--remat", "1GiB"),
 )
-ROUNDING = (("--precision", "bf16"), ("--accumulate", "2"), ("--optimizer", "loop"), ("--optimizer", "in-backward"))
+ROUNDING = (
+    ("--precision", "bf16"),
+    ("--accumulate", "2"),
+    ("--optimizer", "loop"),
+    ("--optimizer", "in-backward"),
+    ("--optimizer", "fused"),
+    ("--compress", "*"),
+    ("--loss", "2"),
+    ("--precision", "pure-bf16"),
+)
 #: Whole processes that train, each run under the plan at its place; the policies return in turn.
 PLANNED = (
     "a folder that may not be written",

@@ -21,7 +21,7 @@ from memprof.policies.swap.owned.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.packing import is_plain
 from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.steps.inner_steps import is_inner_step
-from memprof.recorder.steps.usages import needs_closure
+from memprof.recorder.steps.usages import needs_closure, state_of
 
 SHARED = (
     "swap: optimizer state stays in memory while a view, an array or a graph of the job shares it: the peak may exceed "
@@ -121,7 +121,8 @@ class _States:
     def before_step(self, *_: Any) -> None:
         """Brings in the state for an update of all parameters."""
         self._end_reading()
-        bring_in(self._of(p for p in self.optimizer.state if not self._one_by_one or getattr(p, "grad", p) is not None))
+        known = state_of(self.optimizer)
+        bring_in(self._of(p for p in known if not self._one_by_one or getattr(p, "grad", p) is not None))
 
     def bring_back(self) -> None:
         """Brings everything back in."""
@@ -140,7 +141,7 @@ class _States:
 
     def _leave(self, *_: Any) -> None:
         self._end_reading()
-        self._send(list(self.optimizer.state))
+        self._send(list(state_of(self.optimizer)))
 
     def _end_reading(self) -> None:
         if self._before_call is not None:
@@ -159,7 +160,8 @@ class _States:
 
     def _of(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the state tensors of parameters, once each, without making entries for those that have none."""
-        states = [self.optimizer.state[each] for each in parameters if each in self.optimizer.state]
+        known = state_of(self.optimizer)
+        states = [known[each] for each in parameters if each in known]
         return list({id(each): each for each in tensors_in(states)}.values())
 
     def _moves(self, value: torch.Tensor) -> bool:
