@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -46,6 +46,7 @@ class DryChecks:
         announce: Callable[[str], None],
         option: str = "--check",
         deadline: float = math.inf,
+        steps: Iterable[int] = (),
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -55,6 +56,7 @@ class DryChecks:
             announce: Called before the first dry run with the command and its isolation.
             option: What requests the dry runs, for that announcement.
             deadline: ``time.monotonic`` value at which dry runs that still run are ended.
+            steps: Numbers of the recorded steps.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -62,7 +64,7 @@ class DryChecks:
             NotExecutableError: The script or program cannot be run.
         """
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
-        self._window = cover_recorded_steps(window, manifest)
+        self._window = cover_recorded_steps(window, manifest, steps)
         self._announce, self._option, self._deadline = announce, option, deadline
         self._is_from_dry_run = manifest.backend.name == DRY_RUN
         self._server: JobServer | None = None

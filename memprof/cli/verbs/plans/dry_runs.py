@@ -50,7 +50,7 @@ def check_plans(
     window = read_dry_window(Path.cwd())
     distrust: tuple[str, ...] = ()
     try:
-        with DryChecks(found.manifest, window, notify, option, deadline) as checks:
+        with DryChecks(found.manifest, window, notify, option, deadline, found.basis.peaks) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 with CheckLine() as line:
@@ -90,7 +90,8 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
     from memprof.launch.parent.settings import read_dry_window
 
     try:
-        checks = DryChecks(found.manifest, read_dry_window(Path.cwd()), notify, option="--compile")
+        window, steps = read_dry_window(Path.cwd()), found.basis.peaks
+        checks = DryChecks(found.manifest, window, notify, option="--compile", steps=steps)
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with checks, CheckLine() as line:
