@@ -1,4 +1,4 @@
-"""Swap where forward differentiates: what is copied back is saved again, as another storage with a record of its own."""
+"""Swap where forward differentiates: what is copied back is saved again, with a record of its own."""
 
 from __future__ import annotations
 
