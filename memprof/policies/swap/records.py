@@ -81,7 +81,7 @@ class Records:
 
     def merged(self, others: Records) -> tuple[Records, Bools]:
         """Returns the records with others in order of packing, and which of them are not the others."""
-        columns = {name: np.append(getattr(self, name), getattr(others, name)) for name in _COLUMNS}
+        columns: dict[str, Any] = {name: np.append(getattr(self, name), getattr(others, name)) for name in _COLUMNS}
         order = np.argsort(columns["packed"], kind="stable")
         is_own = order < len(self)
         return dataclasses.replace(
