@@ -74,6 +74,15 @@ def test_a_check_covers_the_recorded_steps(window: DryWindow, recorded: Window, 
     assert cover_recorded_steps(window, Manifest(window=recorded)) == expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "last"), [((2, 3, 4), 4), ((2, 3, 4, 8), 8), ((2, 3, 4, 8, 900), 8)], ids=["none", "one", "too late"]
+)
+def test_a_check_covers_steps_that_were_recorded_later(steps: tuple[int, ...], last: int) -> None:
+    """A larger evaluation at the end of an epoch, recorded as step 8, is the peak: without it dry runs are too low."""
+    window = cover_recorded_steps(DryWindow(), Manifest(window=Window(skip=2, steps=3)), steps)
+    assert (window.skip, window.skip + window.steps - 1) == (2, last)
+
+
 def test_job_of_a_gpu_is_shown_one_of_its_kind() -> None:
     """By the driver's name; one that memprof knows nothing of is refused, and a processor needs none."""
     assert find_recorded_device(Manifest()) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -50,6 +50,7 @@ class DryChecks:
         option: str = "--check",
         deadline: float = math.inf,
         digest: str = "",
+        steps: Iterable[int] = (),
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -60,6 +61,7 @@ class DryChecks:
             option: What requests the dry runs, for that announcement.
             deadline: ``time.monotonic`` value at which dry runs that still run are ended.
             digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
+            steps: Numbers of the recorded steps.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -67,7 +69,7 @@ class DryChecks:
             NotExecutableError: The script or program cannot be run.
         """
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
-        self._window = cover_recorded_steps(window, manifest)
+        self._window = cover_recorded_steps(window, manifest, steps)
         self._announce, self._option, self._deadline = announce, option, deadline
         self._manifest = manifest
         self._server: JobServer | None = None

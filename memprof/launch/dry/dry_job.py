@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,16 +75,20 @@ def find_recorded_device(manifest: Manifest) -> str:
         ) from None
 
 
-def cover_recorded_steps(window: DryWindow, manifest: Manifest) -> DryWindow:
+def cover_recorded_steps(window: DryWindow, manifest: Manifest, steps: Iterable[int] = ()) -> DryWindow:
     """Returns the window of a dry run that is compared with a recording: the recorded steps.
 
-    Other steps may be smaller, such as those with shorter batches or without an evaluation.
+    Other steps may be smaller, such as those with shorter batches or without an evaluation: those that were recorded
+    after the window for their larger inputs are covered as well.
 
     Args:
         window: The configured window; kept where its steps were chosen.
         manifest: The recording's.
+        steps: Numbers of the recorded steps.
     """
     recorded = manifest.window
-    if window.is_chosen or not recorded.steps or recorded.skip + recorded.steps > _LAST_STEP:
+    end = recorded.skip + recorded.steps
+    if window.is_chosen or not recorded.steps or end > _LAST_STEP:
         return window
-    return replace(window, skip=recorded.skip, steps=recorded.steps)
+    end = max([end, *(step + 1 for step in steps if step < _LAST_STEP)])
+    return replace(window, skip=recorded.skip, steps=end - recorded.skip)

@@ -101,7 +101,7 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
         found.reason = describe_dry_fit(found)
         return
     first = _searched(search, trace, search_request)
-    with Rehearsal(found, first.manifest, say) as rehearsal:
+    with Rehearsal(found, first.manifest, say, first.basis.peaks) as rehearsal:
         dry_steps = rehearsal.steps(first)
         if dry_steps:
             first = _searched(search, trace, search_request, dry_steps)

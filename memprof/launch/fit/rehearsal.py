@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -32,18 +32,21 @@ class Rehearsal:
     decide, which is reported once.
     """
 
-    def __init__(self, found: FitResult, manifest: Manifest, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, found: FitResult, manifest: Manifest, say: Callable[[str], None], steps: Iterable[int] = ()
+    ) -> None:
         """Stores the job; runs nothing yet.
 
         Args:
             found: The request, and the recording of the unmodified job.
             manifest: The manifest of that recording.
             say: Called with the reason if there are no dry runs.
+            steps: Numbers of the recorded steps.
         """
         self._found = found
         self._say = say
         window = found.request.dry_window
-        self._window = None if window is None else cover_recorded_steps(window, manifest)
+        self._window = None if window is None else cover_recorded_steps(window, manifest, steps)
         self._manifest = manifest
         self._device = ""
         self._is_tested = False

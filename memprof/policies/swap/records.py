@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ OVERLAP = "Two policies (swap, compress) would move tensors saved by the same mo
 #: Error if a module cannot be chosen.
 NEVER_CALLED = "{name} is never called, so it saves nothing; choose its submodules: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_COLUMNS = ("storage", "forward_op", "packed", "flushed", "unpacked", "released", "held")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,8 @@ class Records:
         released: Last operator of the last backward node that holds it.
         held: Last operator up to which anything but those nodes holds the original.
         hooked: Number of tensors that the hooks see, including those they do not take.
+        again: What is saved after its storage was unpacked, by a backward with create_graph, in forward: what was
+            copied back is another storage, with a record of its own; None where there is none.
     """
 
     storage: Ints
@@ -65,6 +69,7 @@ class Records:
     released: Ints
     held: Ints
     hooked: int = 0
+    again: Records | None = None
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -72,8 +77,16 @@ class Records:
 
     def take(self, rows: Bools | Ints) -> Records:
         """Returns some of the records, or all in a different order."""
-        columns = ("storage", "forward_op", "packed", "flushed", "unpacked", "released", "held")
-        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in columns})
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def merged(self, others: Records) -> tuple[Records, Bools]:
+        """Returns the records with others in order of packing, and which of them are not the others."""
+        columns: dict[str, Any] = {name: np.append(getattr(self, name), getattr(others, name)) for name in _COLUMNS}
+        order = np.argsort(columns["packed"], kind="stable")
+        is_own = order < len(self)
+        return dataclasses.replace(
+            self, again=None, **{name: values[order] for name, values in columns.items()}
+        ), is_own
 
 
 def find_records(
@@ -168,6 +181,12 @@ def find_records(
     np.minimum.at(unpacked, storage, first)
     np.maximum.at(released, storage, last)
     freed = lives[kept]
+    later = order[forward[order] >= unpacked[storage[order]]]
+    needed = np.full(len(storages), len(ops), dtype=np.int64)
+    np.minimum.at(needed, storage[later], first[later])
+    of, rows = np.unique(storage[later], return_index=True)
+    rows = later[rows]
+    again = Records(of, forward[rows], packed[rows], packed[rows], needed[of], released[of], lives[of])
     # No storage lives longer than it did when the nodes held it too.
     records = Records(
         storage=kept,
@@ -178,6 +197,7 @@ def find_records(
         released=np.minimum(released[kept], freed),
         held=np.minimum(held[kept], freed),
         hooked=hooked,
+        again=again if len(again) else None,
     )
     return records.take(np.lexsort((kept, ~is_output[first_row], records.packed)))
 

@@ -46,13 +46,9 @@ def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
 def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     records = find_records(step, policy.modules, policy.minimum_bytes, with_variables=at_most)
     draft = Draft(step)
-    let_go = _let_go(records, policy.prefetch)
-    # The original is freed once nothing holds it, including the copy out: if released at a moment, it is freed after
-    # the operator before.
-    gone = np.maximum(records.held, let_go - 1)
+    let_go, gone, back = _moments(records, policy.prefetch)
     # Backward uses the original if it still exists.
     is_moved = gone < records.unpacked
-    back = _back(records, gone, policy.prefetch)
 
     stalls_us = copy_stalls_us(step, records, let_go, back, is_moved, policy)
     draft.duration_us = step.duration_us + stalls_us
@@ -70,6 +66,22 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     ins = copy_ops(step, back, moved.storage, moved.forward_op, SWAP_IN, link.in_bytes_per_us)
     draft.split_lives(moved.storage, last, draft.insert_ops(ins, back), moved.released)
     return draft.build()
+
+
+def _moments(records: Records, distance: int) -> tuple[Ints, Ints, Ints]:
+    """Returns when each original is released, the operator after which it is freed, and when its copy back begins."""
+    let_go = _let_go(records, distance)
+    # The original is freed once nothing holds it, including the copy out: if released at a moment, it is freed after
+    # the operator before.
+    gone = np.maximum(records.held, let_go - 1)
+    if records.again is None:
+        return let_go, gone, _back(records, gone, distance)
+    # Storages copied back in forward are packed again: groups of their own, with which those next to them come back.
+    is_moved = np.isin(records.again.storage, records.storage[gone < records.unpacked])
+    both, is_own = records.merged(records.again.take(is_moved))
+    let_go = _let_go(both, distance)
+    gone = np.maximum(both.held, let_go - 1)
+    return let_go[is_own], gone[is_own], _back(both, gone, distance)[is_own]
 
 
 def _groups(records: Records) -> tuple[Ints, Ints]:

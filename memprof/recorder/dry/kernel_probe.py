@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._C import _profiler
 
+from memprof.recorder.dry.workspace_law import LISTS, corrected, extrapolate, tensors_of
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
@@ -68,9 +69,12 @@ _WRAPPING = {
     *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
 }
 _NUMBERS = (bool, int, float, complex)
-#: Operators on more bytes are not tried: a dry run must not use the memory and time that it is meant to save.
+#: Operators on more bytes are measured at smaller batches: a dry run must not use the memory and time that it saves.
 _MOST_BYTES = 128 * 2**20
-_LISTS = (list, tuple)
+#: Those that smaller batches do not determine are tried as they are, up to this; their arguments take no memory.
+_MOST_WHOLE_BYTES = 2**30
+#: Arguments of more bytes are mapped, so that their pages of zeros are one page; filling them takes time and memory.
+_MAPPED_BYTES = 4 * 2**20
 
 
 class Kernels:
@@ -103,24 +107,24 @@ class Kernels:
             return result, 0
         if packet in _WRAPPING and any(type(value) in _NUMBERS for value in args):
             return result, self._wrapped_bytes(func, args, kwargs)
-        inputs = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        inputs = [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]
         is_library = getattr(func, "namespace", "") in _LIBRARIES
         casts = (
             packet in _SUMS and isinstance(result, torch.Tensor) and any(one.dtype != result.dtype for one in inputs)
         )
         if not (packet in _TRIED or packet in _PRODUCTS or is_library or casts or _mixes_types(func, inputs)):
             return result, 0
-        tensors = [*inputs, *_tensors([result])]
+        tensors = [*inputs, *tensors_of([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
             return result, 0
         if packet in _PRODUCTS and not any(tensor.dtype in _SHORT or _is_copied(tensor) for tensor in tensors):
             return result, 0
-        found = self._tried(func, args, kwargs, tensors)
+        found = self._tried(func, args, kwargs, tensors, tensors_of(result if isinstance(result, LISTS) else [result]))
         if found is None:
             self._untried[str(func)] += 1
             return result, 0
         extra_bytes, shapes = found
-        return _corrected(result, shapes, make), extra_bytes
+        return corrected(result, shapes, make), extra_bytes
 
     def stand_in(self, func: Any, args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
         """Returns the result of an operator's kernel on zeros, as a fake tensor; None if unavailable.
@@ -135,7 +139,7 @@ class Kernels:
             make: Creates a fake tensor of a given size, strides and type.
         """
         schema = func._schema
-        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        tensors = [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]
         is_plain = all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
         aliases = schema.is_mutable or any(returned.alias_info is not None for returned in schema.returns)
         if not self._is_available or not is_plain or aliases or len(schema.returns) != 1:
@@ -147,20 +151,27 @@ class Kernels:
         return make(shape, stride, dtype=dtype)
 
     def _tried(
-        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] = (),
     ) -> tuple[int, list[Any]] | None:
         """Returns the result of ``_try``, cached for equal arguments; None if their tensors are too large to try."""
         key = (func, _key(args), _key(tuple(kwargs.items())), torch.is_grad_enabled(), torch.get_num_threads())
         if key not in self._found:
-            if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _MOST_BYTES:
-                return None
-            self._found[key] = _try(func, args, kwargs)
+            total = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+            found = extrapolate(func, args, kwargs, outputs, _try) if total > _MOST_BYTES and outputs else None
+            if found is None and total <= _MOST_WHOLE_BYTES:
+                found = _try(func, args, kwargs, is_first=total <= _MOST_BYTES)
+            self._found[key] = found
         return self._found[key]
 
     def _wrapped_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns the bytes used to wrap a number, tried on tensors of two elements."""
         few = [torch.Size([2]) if isinstance(value, torch.Tensor) else type(value) for value in args]
-        types = [value.dtype for value in _tensors(args)]
+        types = [value.dtype for value in tensors_of(args)]
         key = (func, tuple(few), tuple(types), repr(kwargs))
         if key not in self._found:
             self._found[key] = _try(func, [_two_of(value) for value in args], kwargs)
@@ -175,8 +186,14 @@ class Kernels:
         return [f"kernel workspaces of these operators could not be measured and are not counted: {names}"]
 
 
-def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
+def _try(func: Any, args: Any, kwargs: Any, *, is_first: bool = True) -> tuple[int, list[Any]] | None:
     """Runs an operator on zeros.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        is_first: Run it once before it is measured: a library's first call includes its initialization.
 
     Returns:
         Its peak bytes beyond the result, and the shapes of its outputs; None if it raised, or no events were
@@ -195,7 +212,8 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
             real_kwargs = {name: _real(value) for name, value in kwargs.items()}
             if func is _aten.mkldnn_rnn_layer_backward.default:
                 real_args[-1] = _rnn_workspace(real_args)
-            func(*real_args, **real_kwargs)  # a library's first call includes its initialization
+            if is_first:
+                func(*real_args, **real_kwargs)
             measured = _measure(func, real_args, real_kwargs)
             if measured is not None:
                 outcome.append(measured)
@@ -213,8 +231,8 @@ def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
             return None
         result = func(*args, **kwargs)
         highest, total = highest_of(allocations(session.stop()))
-    outputs = result if isinstance(result, _LISTS) else [result]
-    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]
+    outputs = result if isinstance(result, LISTS) else [result]
+    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_of(outputs)]
     if isinstance(result, torch.Tensor):
         # Its storage may be larger than the tensor.
         return highest - total, [(*shapes[0], result.untyped_storage().nbytes())]
@@ -231,31 +249,6 @@ def _rnn_workspace(args: list[Any]) -> Any:
     settings = (reverse, batch_sizes, mode, hidden_size, layers, has_biases, is_bidirectional, is_batch_first, train)
     with torch.enable_grad():
         return _aten.mkldnn_rnn_layer.default(*args[:7], *settings)[-1]
-
-
-def _corrected(result: Any, shapes: list[Any], make: Callable[..., torch.Tensor]) -> Any:
-    """Returns a result whose tensors have the kernel's sizes and strides."""
-    if isinstance(result, torch.Tensor):
-        return _corrected([result], shapes, make)[0]
-    if not isinstance(result, _LISTS) or len(_tensors(result)) != len(shapes):
-        return result
-    wanted = iter(shapes)
-    items = []
-    for item in result:
-        if isinstance(item, torch.Tensor):
-            items.append(_as_made(item, next(wanted), make))
-        else:
-            items.append(item)
-    return result if all(map(operator.is_, result, items)) else items if isinstance(result, list) else tuple(items)
-
-
-def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Returns a tensor with the kernel's layout and storage size."""
-    shape, stride, dtype, storage_bytes = made
-    if storage_bytes > item.untyped_storage().nbytes():
-        return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)
-    is_alike = (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
-    return item if is_alike else make(shape, stride, dtype=dtype)
 
 
 def _mixes_types(func: Any, inputs: Sequence[torch.Tensor]) -> bool:
@@ -285,24 +278,18 @@ def _two_of(value: Any) -> Any:
 def _real(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         size = value.untyped_storage().nbytes() // value.element_size()
-        zeros = torch.zeros((size,), dtype=value.dtype)
+        if size * value.element_size() < _MAPPED_BYTES:
+            zeros = torch.zeros((size,), dtype=value.dtype)
+        else:
+            pages = mmap.mmap(-1, size * value.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            zeros = torch.frombuffer(pages, dtype=value.dtype, count=size)
         return zeros.as_strided(value.shape, value.stride(), value.storage_offset())
-    return type(value)(_real(item) for item in value) if type(value) in _LISTS else value
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, _LISTS):
-            found += _tensors(value)
-    return found
+    return type(value)(_real(item) for item in value) if type(value) in LISTS else value
 
 
 def _key(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
-    if isinstance(value, _LISTS):
+    if isinstance(value, LISTS):
         return tuple(_key(item) for item in value)
     return repr(value)

@@ -56,7 +56,8 @@ def check_plans(
     window = read_dry_window(Path.cwd())
     distrust: tuple[str, ...] = ()
     try:
-        with DryChecks(found.manifest, window, notify, option, deadline, digest) as checks:
+        steps = found.basis.peaks
+        with DryChecks(found.manifest, window, notify, option, deadline, digest, steps) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 with CheckLine() as line:
@@ -108,7 +109,8 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
         return basis, f"{_described(frame)} is estimated, not dry-run: {consent.reason}."
     frames = [frame[:count] for count in range(1, len(frame) + 1)]
     try:
-        checks = DryChecks(manifest, read_dry_window(Path.cwd()), notify, "predict", digest=consent.digest)
+        window, digest = read_dry_window(Path.cwd()), consent.digest
+        checks = DryChecks(manifest, window, notify, "predict", digest=digest, steps=basis.peaks)
         with checks, CheckLine() as line:
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
@@ -138,7 +140,8 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
     from memprof.launch.parent.settings import read_dry_window
 
     try:
-        checks = DryChecks(found.manifest, read_dry_window(Path.cwd()), notify, option="--compile")
+        window, steps = read_dry_window(Path.cwd()), found.basis.peaks
+        checks = DryChecks(found.manifest, window, notify, option="--compile", steps=steps)
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with checks, CheckLine() as line:
