@@ -13,6 +13,10 @@ OLDEST = "2.11"
 NEWEST = "2.15"
 
 _MARK = "newer-torch"
+#: Variables read while torch is imported: a script that sets one before must import them anew.
+_READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "ATEN_")
+#: Variables with such a name that are read later.
+_READ_LATER = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
@@ -38,3 +42,8 @@ def describe_newer(spool: Path) -> str:
     except OSError:
         return ""
     return f"warning: torch {version} is newer than {NEWEST}, the newest that memprof was tried with."
+
+
+def is_read_at_import(name: str) -> bool:
+    """Returns whether an environment variable is read while torch is imported."""
+    return name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER

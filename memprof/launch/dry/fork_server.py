@@ -29,14 +29,11 @@ from typing import Any, NoReturn
 
 from memprof.launch.dry.apart import SCRATCH, drop_rights, isolate
 from memprof.launch.parent.relay import RELAYED
+from memprof.launch.torch_versions import is_read_at_import
 from memprof.trace.files.private_file import open_private
 
 #: Packages hidden from a rank until it imports one of them.
 _HIDDEN = frozenset({"torch", "torchgen", "functorch"})
-#: Variables read while these are imported: a script that sets one before must import them anew.
-_READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "ATEN_")
-#: Variables with such a name that are read later.
-_READ_LATER = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 _TASKS = Path("/proc/self/task")
 
 
@@ -232,11 +229,6 @@ class _Finished(Loader):
 
 def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if is_read_at_import(name)}
-
-
-def is_read_at_import(name: str) -> bool:
-    """Returns whether an environment variable is read while torch is imported."""
-    return name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
 
 
 def _start_anew(environment: Mapping[str, str], folder: str) -> NoReturn:
