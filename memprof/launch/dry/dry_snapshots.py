@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from memprof.launch.dry.dry_outcome import EndedError
-from memprof.launch.parent.parent import ENDING, run_recorded
+from memprof.launch.parent.recorded import run_recorded
+from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
 

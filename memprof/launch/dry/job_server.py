@@ -23,8 +23,8 @@ from memprof.launch.dry.dry_outcome import DryOutcome, EndedError, outcome_of
 from memprof.launch.dry.dry_plan import check_plan
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.parent.job_process import recording_environment, stand_in_for_tools
-from memprof.launch.parent.parent import ENDING, Begun, begin_recording, finish_recording
-from memprof.launch.parent.relay import SignalRelay
+from memprof.launch.parent.recorded import Begun, begin_recording, finish_recording
+from memprof.launch.parent.relay import ENDING, SignalRelay
 from memprof.launch.parent.settings import DryWindow, Settings
 from memprof.launch.parent.target import CannotStartError, Target
 from memprof.launch.torch_versions import is_read_at_import

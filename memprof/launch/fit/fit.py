@@ -31,7 +31,8 @@ from memprof.launch.fit.sentences import (
     describe_failure_under_plan,
     why_none,
 )
-from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
+from memprof.launch.parent.recorded import Recorded, run_recorded
+from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.explore import SearchRequest

@@ -16,6 +16,9 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: them to the whole process group. Windows, where recordings are only read, lacks some.
 RELAYED = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
 
+#: Signals that ask the whole command to end; other signals concern only the job.
+ENDING = frozenset(number for number in RELAYED if not number.name.startswith("SIGUSR"))
+
 #: How long a signal waits for evidence that the whole process group received it, in seconds.
 _PATIENCE_S = 0.2
 
