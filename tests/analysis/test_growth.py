@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,26 @@ def test_a_gate_is_not_passed_by_steps_that_are_too_few(tmp_path: Path, capsys: 
     assert "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`)" in page
     assert main(["diff", paths[2], paths[0], "--fail-on", "growth>0"]) == 3
     assert main(["diff", paths[0], paths[2], "--fail-on", "growth>0"]) == 0
+
+
+def test_the_history_of_lbfgs_is_undecided(tmp_path: Path) -> None:
+    """Its updates stay until ``history_size`` of them are there; another optimizer's state that stays is growth."""
+    ops, storages = _job(6, set(range(6)))
+    tables = make_tables(ops, [replace(one, category="optimizer_state") for one in storages])
+    statuses = []
+    for described in ("LBFGS closure lbfgs", "Adam foreach fused"):
+        path = str(tmp_path / f"{described[:4]}.memprof")
+        write_trace(path, [(Manifest(target="train.py", optimizers=(described,)), tables)])
+        statuses.append(main(["check", path, "--fail-on", "growth>0"]))
+    assert statuses == [3, 4]
+
+
+def test_a_run_measured_in_two_ways_says_how_many_steps_are_alike() -> None:
+    """Six of the twelve peaks can be compared, too few: "has 12 steps; growth shows from 8 on" would be no reason."""
+    hows = ["heard", "counted"] * 6
+    found = growth_of_run(StepPeaks.of(step=range(12), allocated_bytes=[1000] * 12, how=hows))
+    assert found is not None
+    assert found.why_unknown == "the run has 12 steps, 6 of them measured alike; growth shows from 8 on."
 
 
 @pytest.mark.parametrize(

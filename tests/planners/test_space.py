@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
 from memprof.errors import InvariantError
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import SearchRequest, _fast_enough, explore
 from memprof.planners.search.groups import are_apart, find_groups
+from memprof.planners.search.workbench import Workbench
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.loss.policy import ChunkedLoss
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.interval import Interval
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
@@ -34,6 +41,28 @@ def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
         assert predicted.duration_us == answer.best.step_time_us
         assert answer.best.step_time_us >= before
         before = answer.best.step_time_us
+
+
+def test_a_simpler_plan_comes_first_only_where_no_smaller_budget_has_a_faster_one() -> None:
+    """Two policies take 900 us within 50 bytes, up to 1,091 as far as is known: one of 950 us comes first if it needs less."""
+    bench = Workbench(step_named("gpt"), deadline=time.monotonic() + 60)
+    recorded = bench.try_plan()
+    assert recorded is not None
+    bench.archive[()] = recorded = dataclasses.replace(recorded, step_time_us=1000.0)
+
+    def first(budget: int, *plans: tuple[tuple[Policy, ...], int, float]) -> float:
+        for policies, size, time_us in plans:
+            interval = Interval(size, size)
+            bench.archive[policies] = dataclasses.replace(
+                recorded, policies=policies, peak_bytes=size, step_time_us=time_us, interval=interval
+            )
+        return _fast_enough(bench, SearchRequest(budget))[0].step_time_us
+
+    one, two = (ChunkedLoss(),), (OptimizerPolicy(loop="fused"), Checkpoint(modules=("blocks.*",)))
+    # The simpler plan needs more: within 60 bytes it would be slower than what comes first within 50.
+    assert [first(budget, (one, 60, 950.0), (two, 50, 900.0)) for budget in (50, 60)] == [900.0, 900.0]
+    # It needs less: the faster plan of the larger budget is as slow as it, as far as is known.
+    assert [first(budget, (one, 40, 950.0), (two, 50, 900.0)) for budget in (40, 50)] == [950.0, 950.0]
 
 
 def test_answers_are_sorted_and_complete() -> None:

@@ -133,7 +133,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
         (b"[checkpoint", "is not valid TOML: "),
         (b"a = 1\na = 2", "is not valid TOML: "),
         (b"\xff\xfe", "not UTF-8 text"),
-        (b"x = " + b"[" * 5000, "is not valid TOML: "),
+        (b"x = " + b"[" * 5000, "plan.toml is nested too deep."),
     ],
 )
 def test_files_that_are_no_plan(tmp_path: Path, content: bytes | None, sentence: str) -> None:

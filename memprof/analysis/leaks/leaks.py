@@ -27,6 +27,7 @@ from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
 from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
 from memprof.trace.store import Trace
+from memprof.trace.usages import IS_LBFGS, read_optimizers
 from memprof.units import format_bytes
 
 #: Of these, what one step makes is set up: state of an optimizer, a gradient that is accumulated.
@@ -100,6 +101,8 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
     stays = is_own & (gone == count) & ((born < count - 1) | is_elsewhere)
     steps_of = ops.step[storages.created_op_id]
     held = _Held(trace, sources, steps_of)
+    # The history of LBFGS fills up, until it has `history_size` updates.
+    keeps_history = any(IS_LBFGS in one.words for one in read_optimizers(trace.manifest.optimizers))
 
     def by_line(rows: Bools) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}
@@ -122,7 +125,10 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
         some, births = np.array(rows)[births <= youngest], births[births <= youngest]
         places = np.unique(births)
         every = rhythm(places.tolist(), youngest + 2)
-        if every == 0 or _is_replaced(ends, some) or (every is None and set(storages.category[some]) <= _SET_UP):
+        kinds = set(storages.category[some])
+        is_history = keeps_history and kinds == {"optimizer_state"}
+        every = None if is_history and every else every
+        if every == 0 or _is_replaced(ends, some) or (every is None and kinds <= _SET_UP and not is_history):
             continue
         sizes = [int(storages.allocated_bytes[some[births == birth]].sum()) for birth in places]
         rate = 0 if every is None else int(np.median(sizes) if every == 1 else np.mean(sizes) / every)

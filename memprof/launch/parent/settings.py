@@ -200,7 +200,8 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             if b"tool.memprof" not in file.read(TEXT_LIMIT_BYTES):
                 return {}
-        raise UsageError(f"{path} cannot be read: {error}. Correct it, or record from another folder.") from None
+        why = error if isinstance(error, ValueError) else f"cannot be read: {error}"
+        raise UsageError(f"{path} {why}. Correct it, or record from another folder.") from None
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.memprof is not a table. Write [tool.memprof] and its keys below it.")
     return table

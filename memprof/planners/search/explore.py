@@ -279,16 +279,22 @@ def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candid
     """Returns the plans within budget and slowdown limit, fastest first.
 
     Before them comes one that takes no longer than the job does now and has fewer policies than the fastest, where
-    that may be slower, as far as the times of its policies are known.
+    that may be slower, as far as the times of its policies are known. It is no slower than what comes first within
+    any smaller budget.
     """
     slowest, recorded_us = float("inf"), bench.archive[()].step_time_us
     if search_request.most_slowdown is not None:
         slowest = recorded_us * (1 + search_request.most_slowdown)
     fits = [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
-    bounds = time_interval_of(fits[0].policies, bench.step, fits[0].step_time_us) if fits else None
-    most_us = 0.0 if bounds is None else min(bounds.most_us, recorded_us)
-    is_simpler = [each.step_time_us <= most_us and len(each.policies) < len(fits[0].policies) for each in fits]
-    first = is_simpler.index(True) if any(is_simpler) else 0
+    needed, first, most_us = [bench.needed(one) for one in fits], 0, recorded_us
+    for budget_bytes in sorted(set(needed)):
+        within = [place for place in range(len(fits)) if needed[place] <= budget_bytes]
+        fastest = fits[within[0]]
+        bounds = time_interval_of(fastest.policies, bench.step, fastest.step_time_us)
+        most_us = min(most_us, 0.0 if bounds is None else bounds.most_us)
+        simpler = (place for place in within if len(fits[place].policies) < len(fastest.policies))
+        first = next((place for place in simpler if fits[place].step_time_us <= most_us), within[0])
+        most_us = min(recorded_us, fits[first].step_time_us)
     return [*fits[first : first + 1], *fits[:first], *fits[first + 1 :]]
 
 

@@ -61,13 +61,13 @@ def parse_plan(text: str, name: str = "the plan") -> Plan:
         name: Its name in error messages.
 
     Raises:
-        BadInputError: It is not TOML.
+        BadInputError: It is not TOML, too long, or nests too deeply.
         PolicyError: A table, a key or a value in it is invalid.
     """
     try:
         tables = parse_toml(text)
     except ValueError as error:
-        raise BadInputError(f"{name} is not valid TOML: {error}.") from None
+        raise BadInputError(f"{name} {error}.") from None
     return plan_from_tables(tables, Place(name, text))
 
 

@@ -138,20 +138,21 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parses untrusted TOML.
 
     Raises:
-        ValueError: It is not TOML, too long, nests too deeply, or has an integer beyond TOML's 64 bits.
+        ValueError: It is not TOML, too long, nests too deeply, or has an integer beyond TOML's 64 bits; the message
+            continues a sentence that begins with its name.
     """
     if len(text) > TOML_LIMIT_BYTES:
-        raise ValueError(f"it is longer than {format_bytes(TOML_LIMIT_BYTES)}")
+        raise ValueError(f"is longer than {format_bytes(TOML_LIMIT_BYTES)}")
     if _LONG_KEY.search(text) or _OPENINGS.search(text):
-        raise ValueError("it is nested too deep")
+        raise ValueError("is nested too deep")
     try:
         tables = tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
+        raise ValueError("is nested too deep") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not valid TOML: {error}") from None
     except ValueError:  # from Python's own limit
-        raise ValueError("it contains an integer of thousands of digits") from None
+        raise ValueError("contains an integer of thousands of digits") from None
     left: list[Any] = [tables]
     while left:
         value = left.pop()
@@ -160,7 +161,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         elif isinstance(value, list):
             left.extend(value)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError("it contains an integer of more than 64 bits")
+            raise ValueError("contains an integer of more than 64 bits")
     return tables
 
 

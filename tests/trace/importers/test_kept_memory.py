@@ -228,7 +228,7 @@ def test_a_result_that_is_dropped_at_once_is_no_workspace(tmp_path: Path) -> Non
 def test_weights_that_an_update_replaces_stay_parameters(is_state: bool, updates: int, tmp_path: Path) -> None:
     """``p.data = p.data - lr * p.grad``: the new tensor is a parameter, and so is the old one, from before the history.
 
-    Where a tensor of 4 MiB always stays beside it, that is the weight, and what is replaced its momentum.
+    If another tensor of 4 MiB is never freed, that one is the weight, and the update replaces its momentum.
     """
     size, places = 4 * MIB, iter(range(0, 1 << 40, 8 * MIB))
     weight, gradient, kept = next(places), next(places), next(places)
