@@ -44,7 +44,7 @@ def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
 
 
 def test_a_simpler_plan_comes_first_only_where_no_smaller_budget_has_a_faster_one() -> None:
-    """Two policies take 900 us within 50 bytes, up to 1,091 as far as is known: one of 950 us comes first if it needs less."""
+    """Two policies take 900 us within 50 bytes, or up to 1,091: one of 950 us comes first only if it needs less."""
     bench = Workbench(step_named("gpt"), deadline=time.monotonic() + 60)
     recorded = bench.try_plan()
     assert recorded is not None

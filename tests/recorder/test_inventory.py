@@ -320,3 +320,30 @@ def test_loaded_memory_is_seen_for_what_it_is(tmp_path: Path) -> None:
     assert all(one.describe() in sentences for one in found)
     dry = record_script(tmp_path, LOADED, "--dry-run", name="dry.memprof")
     assert abs((dry.peak or 0) - (ended.peak or 0)) <= 8  # a kernel's single numbers
+
+
+CYCLES = """\
+import torch
+from torch import nn
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(256, 256)
+        def hook(module, given, made):
+            self.seen = True
+        self.register_forward_hook(hook)
+    def forward(self, x):
+        return self.net(x)
+for step in range(8):
+    net = Own()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    net(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_cycle_is_no_variable_to_delete(tmp_path: Path) -> None:
+    """Modules of earlier steps that their own hooks refer to are named by their type: `del Own` would free nothing."""
+    report = build_report(Trace.open(record_script(tmp_path, CYCLES).path))
+    assert any("Memory grows by" in note.text for note in report.notes)
+    assert not any("`del " in note.text for note in report.notes)

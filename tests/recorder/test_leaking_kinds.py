@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from tests.recorder.recorded import record
 
@@ -87,3 +89,32 @@ def test_a_history_that_is_joined_anew_in_every_step_is_found_by_its_line(tmp_pa
     (leak,) = report.leaks
     assert (leak.bytes_per_step, leak.op) == (128 * 64 * 4, "aten.cat.default")
     assert leak.line.endswith("train.py:10")
+
+
+RING = """\
+import collections
+import types
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+agent = types.SimpleNamespace(memory=collections.deque(maxlen=100))
+for step in range(8):
+    out = model(torch.randn(128, 64))
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    agent.memory.append(out.detach())
+"""
+
+
+@pytest.mark.parametrize(("bound", "growth"), [("maxlen=100", None), ("", 128 * 64 * 4)])
+def test_a_ring_that_fills_up_is_undecided(bound: str, growth: int | None, tmp_path: Path) -> None:
+    """A replay buffer with a bound grows until it is full; without one, each step adds 128*64*4 bytes for ever."""
+    script = tmp_path / "train.py"
+    script.write_text(RING.replace("maxlen=100", bound))
+    report = leaks_of(tmp_path, script)
+    assert report.growth.bytes_per_step == growth
+    (leak,) = report.leaks
+    assert leak.held_by is not None
+    assert leak.held_by.chain.startswith("agent.memory[")
+    assert (leak.held_by.kind == "ring") == (growth is None)

@@ -167,8 +167,10 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     alike = np.flatnonzero(peaks.how == names[np.argmax(counts)])  # sampled peaks are lower than complete ones
     count, alike = len(alike), alike[len(alike) // 4 :]  # optimizer state and caches are set up in the first steps
     if len(alike) < _PARTS:
-        whole = f"the run has {len(peaks)} steps" + (f", {count} of them measured alike" if count < len(peaks) else "")
-        return Growth(None, why_unknown=f"{whole}; growth shows from {_PARTS * 4 // 3} on.")
+        alike_only = f", {count} of them measured alike" if count < len(peaks) else ""
+        return Growth(
+            None, why_unknown=f"the run has {len(peaks)} steps{alike_only}; growth shows from {_PARTS * 4 // 3} on."
+        )
     steps, sizes = peaks.step[alike], peaks.allocated_bytes[alike]
     parts = np.array_split(np.arange(len(alike)), _PARTS)
     floors = np.array([part[np.argmin(sizes[part])] for part in parts])

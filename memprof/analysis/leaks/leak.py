@@ -12,6 +12,7 @@ _KINDS = {
     "closure": "a closure",
     "exception": "an exception's traceback",
     "cache": "a cache",
+    "ring": "a deque with maxlen",
     "optimizer": "an optimizer",
 }
 

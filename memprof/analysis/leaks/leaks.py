@@ -127,15 +127,17 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
         every = rhythm(places.tolist(), youngest + 2)
         kinds = set(storages.category[some])
         is_history = keeps_history and kinds == {"optimizer_state"}
-        every = None if is_history and every else every
         if every == 0 or _is_replaced(ends, some) or (every is None and kinds <= _SET_UP and not is_history):
             continue
+        holder = held.of(storages, some.tolist(), steps_of[some].tolist())
+        if is_history or (holder is not None and holder.kind == "ring" and not holder.is_by_graph):
+            every = None  # it fills up
         sizes = [int(storages.allocated_bytes[some[births == birth]].sum()) for birth in places]
         rate = 0 if every is None else int(np.median(sizes) if every == 1 else np.mean(sizes) / every)
         leak = _leak(trace, storages, some.tolist(), rate, sum(sizes), int(ends.steps[births.min()]), sources)
         leak = replace(leak, every_steps=every or 0)
         if leak.op:
-            yield replace(leak, held_by=held.of(storages, some.tolist(), steps_of[some].tolist()))
+            yield replace(leak, held_by=holder)
         else:  # of another thread
             holder, shape, dtype = held.of_elsewhere(sizes)
             yield replace(leak, held_by=holder, shape=shape, dtype=dtype)

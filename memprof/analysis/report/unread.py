@@ -41,7 +41,7 @@ class Unread:
         place = f" ({self.place})" if self.place else ""
         return (
             f"`{self.variable}`{place} holds {format_bytes(self.bytes)}, {format_percent(self.share)} of the peak, "
-            f"that no recorded step reads: if nothing reads it later, `del {self.variable}` before training frees it"
+            f"that no recorded step reads: if nothing reads it later, `del {self.variable}` frees it"
         )
 
 
@@ -57,7 +57,9 @@ def find_unread(trace: Trace, step: Step, sources: Sources) -> tuple[Unread, ...
         sources: Lines of the recording.
     """
     holders, storages = trace.table(Holders), trace.table(Storages)
-    holders = holders.take((holders.tensors == 0) & (holders.storage_id != NONE) & ~holders.is_by_graph)
+    holders = holders.take(
+        (holders.tensors == 0) & (holders.storage_id != NONE) & ~holders.is_by_graph & (holders.kind != "cycle")
+    )
     if not len(holders):
         return ()
     row = np.searchsorted(storages.storage_id, holders.storage_id)

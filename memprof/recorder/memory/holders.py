@@ -38,8 +38,8 @@ class Holder:
     """What keeps a tensor alive.
 
     Attributes:
-        kind: ``global``, ``local``, ``class``, ``closure``, ``exception``, ``cache``, ``optimizer``, ``cycle`` or
-            ``unknown``.
+        kind: ``global``, ``local``, ``class``, ``closure``, ``exception``, ``cache``, ``ring``, ``optimizer``,
+            ``cycle`` or ``unknown``.
         chain: The references, such as ``trainer.history['loss'][3]``; of a cycle, from the type of one of its objects.
         container: Type of the object that the variable refers to.
         variable: The variable; None if no chain was found.
@@ -240,6 +240,8 @@ def _kind(one: Any, kind: str) -> str:
         return "exception"
     if _is(one, _LRU_CACHE):
         return "cache"
+    if _is(one, deque) and deque.maxlen.__get__(one) is not None:
+        return "ring"
     if _is(one, torch.optim.Optimizer):
         return "optimizer"
     if _is(one, types.CellType) and kind in ("global", "local", "class"):
