@@ -79,8 +79,20 @@ def test_a_check_covers_the_recorded_steps(window: DryWindow, recorded: Window, 
 )
 def test_a_check_covers_steps_that_were_recorded_later(steps: tuple[int, ...], last: int) -> None:
     """A larger evaluation at the end of an epoch, recorded as step 8, is the peak: without it dry runs are too low."""
-    window = cover_recorded_steps(DryWindow(), Manifest(window=Window(skip=2, steps=3)), steps)
+    peaks = {number: 100 + number for number in steps}
+    window = cover_recorded_steps(DryWindow(), Manifest(window=Window(skip=2, steps=3)), peaks)
     assert (window.skip, window.skip + window.steps - 1) == (2, last)
+
+
+def test_a_check_of_steps_that_are_alike_covers_one() -> None:
+    """The first of the job creates the optimizer state; a window that was chosen is kept."""
+    manifest, peaks = Manifest(window=Window(skip=2, steps=3)), dict.fromkeys((2, 3, 4), 100)
+    window = cover_recorded_steps(DryWindow(), manifest, peaks)
+    assert (window.skip, window.steps) == (1, 1)
+    chosen = DryWindow(skip=2, steps=3, is_chosen=True)
+    assert cover_recorded_steps(chosen, manifest, peaks) == chosen
+    first = cover_recorded_steps(DryWindow(), Manifest(window=Window(skip=0, steps=2)), dict.fromkeys((0, 1), 100))
+    assert (first.skip, first.steps) == (0, 2)
 
 
 def test_job_of_a_gpu_is_shown_one_of_its_kind() -> None:

@@ -37,15 +37,15 @@ _Kind = tuple[str, str, str]
 def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...], ...]:
     """Returns the frames that a search's plans need, in the order in which they are needed.
 
-    These are of plans that fit, or of faster ones that are predicted not to.
+    These are of plans that fit, and of the closest that is faster and predicted not to.
 
     Args:
         found: A search result.
-        most: Number of plans of either kind.
+        most: Number of plans that fit.
     """
     fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
     faster = [one for one in found.others if one.step_time_us < fastest_us]
-    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:most]))
+    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:1]))
     return tuple(frame for frame in dict.fromkeys(frames) if frame and frame not in found.basis.dry_steps)
 
 

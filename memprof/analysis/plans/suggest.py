@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -103,7 +103,7 @@ def suggest(
     basis: Basis,
     search_request: SearchRequest,
     report: Callable[[Candidate], None] = lambda _: None,
-    known: Sequence[Candidate] = (),
+    before: Suggestion | None = None,
 ) -> Suggestion:
     """Searches for plans under which a recorded job fits a budget.
 
@@ -112,13 +112,14 @@ def suggest(
         basis: The steps to plan for.
         search_request: The search request.
         report: Called with each replayed plan.
-        known: Plans replayed in an earlier search of the basis, which had other dry steps.
+        before: The result of an earlier search of the basis, which had other dry steps: it is repeated only as far as
+            these change it.
 
     Raises:
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    search = partial(_searched, basis, trace.manifest, search_request, report, known)
+    search = partial(_searched, basis, trace.manifest, search_request, report, before)
     answer, plans = search(search_request.budget_bytes)
     if search_request.counts_reserved:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
@@ -169,12 +170,17 @@ def _searched(
     manifest: Manifest,
     search_request: SearchRequest,
     report: Callable[[Candidate], None],
-    known: Sequence[Candidate],
+    before: Suggestion | None,
     budget_bytes: int,
 ) -> _Searched:
     """Searches within a budget, which may be smaller than the one requested."""
     smaller = replace(search_request, budget_bytes=budget_bytes)
-    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known)
+    known = () if before is None else (*before.answer.fitting, *before.answer.others)
+    again = () if before is None else (*before.plans, *before.others)
+    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, again)
+    if before is not None:
+        earlier = before.answer
+        answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)
     answer, plans = with_room(
         basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,7 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, describe_difference
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
-from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device, find_recorded_job
 from memprof.launch.dry.dry_outcome import DryOutcome, EndedError
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.frame_cache import FrameCache
@@ -50,7 +50,7 @@ class DryChecks:
         option: str = "--check",
         deadline: float = math.inf,
         digest: str = "",
-        steps: Iterable[int] = (),
+        peaks: Mapping[int, int] = NO_PEAKS,
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -61,7 +61,7 @@ class DryChecks:
             option: What requests the dry runs, for that announcement.
             deadline: ``time.monotonic`` value at which dry runs that still run are ended.
             digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
-            steps: Numbers of the recorded steps.
+            peaks: Peaks of the recorded steps by their numbers, in bytes.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -69,7 +69,7 @@ class DryChecks:
             NotExecutableError: The script or program cannot be run.
         """
         self._target, self._device = find_recorded_job(manifest), find_recorded_device(manifest)
-        self._window = cover_recorded_steps(window, manifest, steps)
+        self._window = cover_recorded_steps(window, manifest, peaks)
         self._announce, self._option, self._deadline = announce, option, deadline
         self._manifest = manifest
         self._server: JobServer | None = None

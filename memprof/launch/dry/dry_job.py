@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from memprof.errors import UsageError
 from memprof.launch.parent.settings import DryWindow
@@ -15,6 +16,7 @@ from memprof.trace.secrets.masking import MASK, is_masked
 
 #: A recorded window that ends later is not followed: a dry run would take too long to reach it.
 _LAST_STEP = 16
+NO_PEAKS: Mapping[int, int] = MappingProxyType({})
 
 
 def find_recorded_job(manifest: Manifest) -> Target:
@@ -75,20 +77,23 @@ def find_recorded_device(manifest: Manifest) -> str:
         ) from None
 
 
-def cover_recorded_steps(window: DryWindow, manifest: Manifest, steps: Iterable[int] = ()) -> DryWindow:
+def cover_recorded_steps(window: DryWindow, manifest: Manifest, peaks: Mapping[int, int] = NO_PEAKS) -> DryWindow:
     """Returns the window of a dry run that is compared with a recording: the recorded steps.
 
     Other steps may be smaller, such as those with shorter batches or without an evaluation: those that were recorded
-    after the window for their larger inputs are covered as well.
+    after the window for their larger inputs are covered as well. Of steps with equal peaks, the second of the job is
+    enough: the first creates the optimizer state.
 
     Args:
         window: The configured window; kept where its steps were chosen.
         manifest: The recording's.
-        steps: Numbers of the recorded steps.
+        peaks: Peaks of the recorded steps by their numbers, in bytes; empty where they are not known.
     """
     recorded = manifest.window
     end = recorded.skip + recorded.steps
     if window.is_chosen or not recorded.steps or end > _LAST_STEP:
         return window
-    end = max([end, *(step + 1 for step in steps if step < _LAST_STEP)])
+    if len(peaks) > 1 and len(set(peaks.values())) == 1 and min(peaks) > 0:
+        return replace(window, skip=1, steps=1)
+    end = max([end, *(step + 1 for step in peaks if step < _LAST_STEP)])
     return replace(window, skip=recorded.skip, steps=end - recorded.skip)

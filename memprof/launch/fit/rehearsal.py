@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.frames import frames_to_dry_run
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device
+from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
@@ -33,7 +33,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self, found: FitResult, manifest: Manifest, say: Callable[[str], None], steps: Iterable[int] = ()
+        self, found: FitResult, manifest: Manifest, say: Callable[[str], None], peaks: Mapping[int, int] = NO_PEAKS
     ) -> None:
         """Stores the job; runs nothing yet.
 
@@ -41,12 +41,12 @@ class Rehearsal:
             found: The request, and the recording of the unmodified job.
             manifest: The manifest of that recording.
             say: Called with the reason if there are no dry runs.
-            steps: Numbers of the recorded steps.
+            peaks: Peaks of the recorded steps by their numbers, in bytes.
         """
         self._found = found
         self._say = say
         window = found.request.dry_window
-        self._window = None if window is None else cover_recorded_steps(window, manifest, steps)
+        self._window = None if window is None else cover_recorded_steps(window, manifest, peaks)
         self._manifest = manifest
         self._device = ""
         self._is_tested = False

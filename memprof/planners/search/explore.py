@@ -31,6 +31,8 @@ from memprof.trace.step import Step
 
 #: Number of combinations tried together with a hard memory cap.
 _MOST_HELD = 6
+#: A plan is as fast as another if it takes no longer than this many times its step time.
+_AS_FAST = 1.02
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def explore(
     others: tuple[Step, ...] = (),
     dry_steps: DrySteps = NO_DRY_STEPS,
     known: Sequence[Candidate] = (),
+    again: Sequence[Candidate] = (),
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
@@ -155,6 +158,8 @@ def explore(
         dry_steps: Steps from dry runs, which stand for predicted ones.
         known: Plans replayed in an earlier search of the same steps; those that ``dry_steps`` leave as they were are
             not replayed again.
+        again: Those of them that are replayed on ``dry_steps`` first: nothing is searched for if one of them fits and
+            is as fast as the fastest was.
 
     Raises:
         PolicyError: Unknown policy.
@@ -178,6 +183,7 @@ def explore(
         dry_steps=dry_steps,
         most_host_bytes=search_request.most_host_bytes,
     )
+    before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
     bench.archive |= {one.policies: one for one in known if not split_dry_run(one.policies, (), dry_steps)[0]}
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
@@ -186,7 +192,9 @@ def explore(
         try:
             for policies in _compiled(search_request):
                 bench.try_plan(*policies)
-            if search_request.planner == "auto":
+            if _still_fits(bench, before, again, search_request):
+                pass
+            elif search_request.planner == "auto":
                 frames = _search(bench, allowed, search_request)
                 if _may_rematerialise(bench, search_request) and (
                     search_request.allow or not _fast_enough(bench, search_request)
@@ -198,6 +206,18 @@ def explore(
             bench.was_stopped = was_interrupted = True
     answer = _answer(bench, search_request, recorded, time.monotonic() - started)
     return dataclasses.replace(answer, was_interrupted=was_interrupted, schedule=schedule)
+
+
+def _still_fits(
+    bench: Workbench, before: list[Candidate], again: Sequence[Candidate], search_request: SearchRequest
+) -> bool:
+    """Replays plans of an earlier search; returns whether the fastest that fits is as fast as the fastest was."""
+    for one in again:
+        bench.try_plan(*one.policies)
+    fastest = bench.fastest(search_request.budget_bytes)
+    if not again or fastest is None:
+        return False
+    return fastest.step_time_us <= _AS_FAST * min((one.step_time_us for one in before), default=0.0)
 
 
 def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:

@@ -56,8 +56,8 @@ def check_plans(
     window = read_dry_window(Path.cwd())
     distrust: tuple[str, ...] = ()
     try:
-        steps = found.basis.peaks
-        with DryChecks(found.manifest, window, notify, option, deadline, digest, steps) as checks:
+        peaks = found.basis.peaks
+        with DryChecks(found.manifest, window, notify, option, deadline, digest, peaks) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 with CheckLine() as line:
@@ -110,7 +110,7 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
     frames = [frame[:count] for count in range(1, len(frame) + 1)]
     try:
         window, digest = read_dry_window(Path.cwd()), consent.digest
-        checks = DryChecks(manifest, window, notify, "predict", digest=digest, steps=basis.peaks)
+        checks = DryChecks(manifest, window, notify, "predict", digest=digest, peaks=basis.peaks)
         with checks, CheckLine() as line:
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
@@ -140,8 +140,8 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
     from memprof.launch.parent.settings import read_dry_window
 
     try:
-        window, steps = read_dry_window(Path.cwd()), found.basis.peaks
-        checks = DryChecks(found.manifest, window, notify, option="--compile", steps=steps)
+        window, peaks = read_dry_window(Path.cwd()), found.basis.peaks
+        checks = DryChecks(found.manifest, window, notify, option="--compile", peaks=peaks)
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with checks, CheckLine() as line:

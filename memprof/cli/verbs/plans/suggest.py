@@ -273,14 +273,13 @@ def suggest(
         is_shown: bool = True,
     ) -> Suggestion:
         at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
-        known = () if before is None else (*before.answer.fitting, *before.answer.others)
         if before is not None:
             left_s = max(end - time.monotonic(), 0.0)
             search_request = replace(search_request, time_limit_s=min(search_request.time_limit_s, _SHARE * left_s))
         if not is_shown:
-            return search(opened, at_steps, search_request, known=known)
+            return search(opened, at_steps, search_request, before=before)
         with SearchBar(search_request) as bar:
-            return search(opened, at_steps, search_request, bar.add, known)
+            return search(opened, at_steps, search_request, bar.add, before)
 
     end = begun + request.time_limit_s
     # A search may take all the time it has: the rest is left for dry runs.
