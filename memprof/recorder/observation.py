@@ -37,7 +37,7 @@ from memprof.recorder.thread_observation import ThreadObservation
 from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
-    from memprof.recorder.dry.placeholders.recorded import RecordedValues
+    from memprof.recorder.dry.answers import Answers
     from memprof.recorder.dry.run import DryRun
 
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
@@ -103,7 +103,7 @@ class Observation(ThreadObservation):
         sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
         self._unused = Unused(self._registry, self._usages)
-        self.reads: ReadLog | RecordedValues = ReadLog(log) if dry is None else dry.recorded
+        self.reads: ReadLog | Answers = ReadLog(log) if dry is None else dry.answers
         parts = (dry, generated, self._unused, self.reads)
         self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(

@@ -73,6 +73,7 @@ class OperatorMode(SlidingMode):
         self.is_on = False
         self.fake_type = None
         self.reads: ReadLog | None = None
+        self._previous = -1
         self.not_followed: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +112,8 @@ class OperatorMode(SlidingMode):
                     if _tracing_state() is None:
                         self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
                         if operator.is_read and self.reads is not None:
-                            self.reads.add(func, operator.name, args, result, frame)
+                            self.reads.add(func, operator.name, self._previous, args, result, frame)
+                        self._previous = operator.name
                     else:
                         with untraced():
                             self._add(operator, args, kwargs, result, start_ns, end_ns, frame)

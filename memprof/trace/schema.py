@@ -550,6 +550,7 @@ class ReadValues(Table):
     name: Texts = _text(
         "operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy, which are none"
     )
+    previous: Texts = _text("operator that ran before, of whose result a single value often is; null for none")
     elements: Ints = _int("elements of the tensor that it depends on; 1 for a single value")
     value: Texts = _text("the value as JSON; of an operator whose result has a size that depends on values, its rows")
 

@@ -23,5 +23,5 @@ def read_values_of(recording: Path | str) -> str:
         values = Trace.open(recording).table(ReadValues)
     except MemprofError:
         return ""
-    columns = (values.step, values.line, values.name, values.elements, values.value)
+    columns = (values.step, values.line, values.name, values.previous, values.elements, values.value)
     return json.dumps(list(zip(*(column.tolist() for column in columns), strict=True))) if len(values) else ""

@@ -153,22 +153,23 @@ class ReadLog:
         """Notes the number of the step that begins, and whether what is read in it is logged."""
         self._step, self._is_on = step, is_recorded
 
-    def add(self, func: Any, name: int, args: Any, result: Any, frame: FrameType | None) -> None:
+    def add(self, func: Any, name: int, previous: int, args: Any, result: Any, frame: FrameType | None) -> None:
         """Logs an operator that has run, if it `is_read`.
 
         Args:
             func: The operator.
             name: The number of its name.
+            previous: The number of the name of the operator before it, -1 for none.
             args: Its arguments.
             result: Its result.
             frame: The frame that called it.
         """
         if func in SCALARS:
-            self._note(name, 1, result, frame)
+            self._note(name, previous, 1, result, frame)
             return
         tensor = deciding(func, args)
         if tensor is not None:
-            self._note(name, tensor.numel(), SIZED[func.name()](args, result), frame)
+            self._note(name, previous, tensor.numel(), SIZED[func.name()](args, result), frame)
 
     def close(self) -> None:
         """Removes the functions of torch's that were wrapped."""
@@ -195,14 +196,15 @@ class ReadLog:
                     elements = tensor.numel()
                     if elements <= _MOST_ELEMENTS:
                         values = result if isinstance(result, list) else result.tolist()
-                        self._note(self._log.intern("names", LISTED[method]), elements, values, sys._getframe(1))
+                        name = self._log.intern("names", LISTED[method])
+                        self._note(name, -1, elements, values, sys._getframe(1))
             return result
 
         skip_compiling(read)
         read.is_memprof = True  # type: ignore[attr-defined]
         return read
 
-    def _note(self, name: int, elements: int, value: Any, frame: FrameType | None) -> None:
+    def _note(self, name: int, previous: int, elements: int, value: Any, frame: FrameType | None) -> None:
         line = "" if self._left < 0 or isinstance(value, complex) else reading_line(frame)
         if not line:
             return
@@ -212,7 +214,7 @@ class ReadLog:
             self._log.record("reads_end", self._step)
             return
         line_number, value_number = self._log.intern("read_lines", line), self._log.intern("read_values", text)
-        self._log.reads.extend((self._step, line_number, name, elements, value_number))
+        self._log.reads.extend((self._step, line_number, name, previous, elements, value_number))
 
 
 def _is_own(method: str) -> bool:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.read_values import LISTED
 from memprof.recorder.dry.placeholders.assertions import passing_condition
-from memprof.recorder.dry.placeholders.loops import is_end_of_loop
+from memprof.recorder.dry.placeholders.loops import Rounds, is_end_of_loop
 from memprof.recorder.dry.placeholders.recorded import RecordedValues
 from memprof.recorder.dry.values.known import known
 
@@ -74,17 +74,34 @@ class Answers:
     a positive number, by which quasi-Newton methods accept a step into their history.
     """
 
-    def __init__(self, recorded: RecordedValues | None = None) -> None:
+    def __init__(self, recorded: RecordedValues | None = None, refuse: Callable[[str], Any] = str) -> None:
         """Starts with no reads counted.
 
         Args:
             recorded: The values of a recording of the job, which are replayed instead of placeholders.
+            refuse: Ends the job with a message: one of its loops does not end.
         """
         self.recorded = recorded or RecordedValues()
+        self._rounds = Rounds()
+        self._refuse = refuse
         self._values: Counter[str] = Counter()
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._evaluations = 0
+
+    def begin_step(self, step: int, *, is_recorded: bool) -> None:
+        """Begins a step; as in `RecordedValues`."""
+        self._rounds.begin_step()
+        self.recorded.begin_step(step, is_recorded=is_recorded)
+
+    def close(self) -> None:
+        """Replays no more: the window is over."""
+        self.recorded.close()
+
+    def after(self, func: Any) -> None:
+        """Notes that an operator has run."""
+        self.recorded.previous = func
+        self._rounds.operators += 1
 
     def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
         """Marks the placeholder of an operator's result, if it differs from the default of its type."""
@@ -133,6 +150,7 @@ class Answers:
         if certain is not None:
             return certain.item()
         job = _job_frame(frame)
+        self._bound(job)
         if hasattr(tensor, _RARE) and is_end_of_loop(job):
             return True
         if self._evaluations and tensor.dtype.is_floating_point and _is_own(frame, _LBFGS):
@@ -156,6 +174,7 @@ class Answers:
         self._values[line_of(sys._getframe(1))] += 1
         if certain is not None:
             return certain.clone()
+        self._bound(_job_frame(sys._getframe(1)))
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
@@ -186,8 +205,16 @@ class Answers:
         """Returns whether two tensors are equal: as recorded, or else true, as scripts that check require."""
         frame = sys._getframe(1)
         recorded = self.recorded.value(func, frame)
-        self._values[line_of(frame)] += recorded is None
-        return True if recorded is None else bool(recorded)
+        if recorded is not None:
+            return bool(recorded)
+        self._values[line_of(frame)] += 1
+        return True
+
+    def _bound(self, job: FrameType | None) -> None:
+        """Ends the dry run if a loop would go on and on."""
+        endless = self._rounds.note(job)
+        if endless:
+            self._refuse(endless)
 
     def count_bound(self, func: Any) -> None:
         """Counts an operator whose result size was taken as its upper bound."""
@@ -209,6 +236,7 @@ class Answers:
             notes.append(
                 f"sizes that depend on values are upper bounds, {_times(self._bounds)}: {_places(self._bounds)}"
             )
+        notes += self.recorded.notes()
         notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
         return notes
 

@@ -139,7 +139,9 @@ class DryMode(FakeTensorMode):
         if device is None:
             if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
                 require_cuda()
-            return self._run(func, types, args, kwargs, is_placed=False)
+            result = self._run(func, types, args, kwargs, is_placed=False)
+            self._answers.after(func)
+            return result
         if func is _DEVICE:
             return device.answer(args[0])
         kwargs, is_placed = device.placed(kwargs)
@@ -154,6 +156,7 @@ class DryMode(FakeTensorMode):
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
+        self._answers.after(func)
         device.after(func, args, kwargs, result, self._sparse_bytes)
         return result
 

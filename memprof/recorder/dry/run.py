@@ -81,7 +81,7 @@ class DryRun:
             is_given_rank: Whether the parent starts each rank, with its number in the environment.
             expert_load: Tokens that a rank's experts receive, as a multiple of their equal share.
         """
-        self._answers = Answers(RecordedValues.read(spool))
+        self._answers = Answers(RecordedValues.read(spool), refuse)
         self._routing: Routing | None = None
         self._expert_load = expert_load
         self._device = device
@@ -97,9 +97,9 @@ class DryRun:
         )
 
     @property
-    def recorded(self) -> RecordedValues:
-        """The values of a recording of the job, which it replays."""
-        return self._answers.recorded
+    def answers(self) -> Answers:
+        """Supplies what the job reads: values of a recording, and placeholders."""
+        return self._answers
 
     def install(self) -> None:
         """Waits for the first model."""
@@ -348,5 +348,7 @@ class DryRun:
         torch_module.save = self._files.save
         torch_module.compile = compile_dry
 
+        if self._answers.recorded.are_there:
+            return  # updates end as they did
         left_out = "LBFGS' line searches, which end by values, stopped at their first trial"
         end_updates(self._answers.falling, partial(self._answers.count_left_out, left_out))

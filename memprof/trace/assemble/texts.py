@@ -37,6 +37,7 @@ def read_value_table(spool: Spool) -> ReadValues:
         step=columns["step"],
         line=look_up(listed(spool, "read_lines"), columns["line"]),
         name=look_up(listed(spool, "names"), columns["name"]),
+        previous=look_up(listed(spool, "names"), columns["previous"]),
         elements=columns["elements"],
         value=look_up(listed(spool, "read_values"), columns["value"]),
     )

@@ -61,8 +61,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     # Operators of the timed step, parents before children.
     "times": ("name", "start_ns", "duration_ns", "depth"),
     # What the job reads from tensors; `line` and `value` are indices into the texts `read_lines` and `read_values`,
-    # `elements` are those that a size depends on. A record `reads_end` has the step from which on not all was kept.
-    "reads": ("step", "line", "name", "elements", "value"),
+    # `previous` is the name of the operator before it, `elements` are those that a size depends on. A record
+    # `reads_end` has the step from which on not all was kept.
+    "reads": ("step", "line", "name", "previous", "elements", "value"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
     # Light recordings: where the job is from a given time on. `sequence` is autograd's counter then.
