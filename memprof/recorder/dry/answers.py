@@ -17,7 +17,7 @@ from memprof.recorder.calls.read_values import LISTED
 from memprof.recorder.dry.placeholders.assertions import passing_condition
 from memprof.recorder.dry.placeholders.loops import Rounds, is_end_of_loop
 from memprof.recorder.dry.placeholders.recorded import RecordedValues
-from memprof.recorder.dry.values.known import known
+from memprof.recorder.dry.values.known import has_shares, known
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.
@@ -142,7 +142,7 @@ class Answers:
         """
         frame = sys._getframe(1)
         recorded, certain = self.recorded.value(func, frame), known(tensor)
-        if recorded is not None and certain is None:
+        if recorded is not None and (certain is None or has_shares(tensor)):
             return _of_type(tensor.dtype, recorded)
         self._values[line_of(frame)] += 1
         if _is_scaler(frame):
@@ -166,7 +166,7 @@ class Answers:
             method: The method that reads them.
         """
         recorded, certain = self.recorded.value(LISTED[method], sys._getframe(2)), known(tensor)
-        if recorded is not None and certain is None:
+        if recorded is not None and (certain is None or has_shares(tensor)):
             with torch._C._DisableTorchDispatch():
                 listed = torch.tensor(recorded, dtype=tensor.dtype, device="cpu")
             if listed.shape == tensor.shape:

@@ -30,7 +30,7 @@ from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argu
 from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel, without_size
 from memprof.recorder.dry.routing import Routing
 from memprof.recorder.dry.sparse.operators import SparseOperators
-from memprof.recorder.dry.values.known import compute, follow_values, is_data, known, note, write
+from memprof.recorder.dry.values.known import compute, follow_values, has_shares, is_data, known, note, write
 from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
 
@@ -291,7 +291,7 @@ class DryMode(FakeTensorMode):
         is_recorded = is_read(func)
         rows = self._answers.recorded.rows(func, deciding(func, args), sys._getframe(1)) if is_recorded else None
         with self:
-            if values is not None:
+            if values is not None and (rows is None or not has_shares(given)):
                 made = args[0].new_empty(values.shape, dtype=values.dtype)
                 result = made if values.is_contiguous() else made.as_strided(values.shape, values.stride())
                 note(result, values)
