@@ -63,8 +63,8 @@ def _leaves(instructions: list[dis.Instruction], places: dict[int, int], place: 
     return True
 
 
-#: A loop that reads a placeholder in more rounds of one step than this, and runs more operators meanwhile, is endless.
-_MOST_ROUNDS, _MOST_OPERATORS = 500, 20_000
+#: A loop is endless that reads a placeholder in so many rounds of one step, times the operators run meanwhile.
+_MOST = 10_000_000
 
 
 class Rounds:
@@ -100,7 +100,7 @@ class Rounds:
         key = outer.f_code, outer.f_lasti, frame.f_code, frame.f_lasti
         rounds, first = self._seen.get(key, (0, self.operators))
         self._seen[key] = rounds + 1, first
-        if rounds < _MOST_ROUNDS or self.operators - first < _MOST_OPERATORS:
+        if rounds * (self.operators - first) < _MOST:
             return ""
         line = f"{Path(outer.f_code.co_filename).name}:{outer.f_lineno}"
         return (
