@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from memprof.analysis.export.scrub import scrubbed
+from memprof.launch.dry.dry_job import find_recorded_job
+from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.dry.read_values import read_values_of
+from memprof.launch.parent.settings import DryWindow
 from memprof.recorder.calls import read_values
 from memprof.recorder.calls.read_values import ReadLog
 from memprof.recorder.dry.placeholders.recorded import RecordedValues
@@ -321,3 +324,20 @@ def test_a_real_tensors_checks_are_left_out() -> None:
     assert value() == 9
     recorded.previous = "aten.sum.default"
     assert value() == 7
+
+
+def test_checks_of_plans_replay_values_and_fall_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run of `suggest` and `fit` peaks as recorded, or has placeholders where it fails with the values."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(JOBS["split"])
+    trace = record(tmp_path, *_WINDOW, "job.py").trace
+    values = read_values_of(trace.path)
+    wrong = [[*row[:5], "[1, 1, 1, 1]"] if row[2] == "Tensor.tolist" else row for row in json.loads(values)]
+    peaks = []
+    for replayed_values in (values, json.dumps(wrong), ""):
+        with JobServer(find_recorded_job(trace.manifest), DryWindow(2, 2), read_values=replayed_values) as server:
+            (outcome,) = server.run([DryRequest(None)])
+        assert outcome.reason == ""
+        peaks.append(outcome.peak_bytes)
+    assert peaks[0] == max(trace.step_peaks().values())
+    assert peaks[1] == peaks[2]

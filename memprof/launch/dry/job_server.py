@@ -138,7 +138,7 @@ class JobServer:
             except OSError as error:
                 reason = f"no process can be started ({error.strerror or error})."
                 return [DryOutcome(None, reason, was_started=False) for _ in requests]
-            self._run_all(waiting, outcomes, relay, deadline)
+            self._run_all(list(waiting), outcomes, relay, deadline)
             failed = [one for one in waiting if outcomes[one[0]].peak_bytes is None and outcomes[one[0]].was_started]
             if failed and self._read_values:
                 with_values, self._read_values = self._read_values, ""
