@@ -44,6 +44,7 @@ class RawLog:
         self.alive: list[int] = []
         self.facts: list[int] = []
         self.times: list[int] = []
+        self.reads: list[int] = []
         self.rss: list[int] = []
         self.marks: list[int] = []
         self.nodes: list[int] = []

@@ -13,6 +13,7 @@ import torch
 from memprof.recorder.after_operator import AfterOperator
 from memprof.recorder.calls.call_log import CallLog
 from memprof.recorder.calls.operator_rows import OperatorRows
+from memprof.recorder.calls.read_values import ReadLog
 from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
@@ -36,6 +37,7 @@ from memprof.recorder.thread_observation import ThreadObservation
 from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
+    from memprof.recorder.dry.answers import Answers
     from memprof.recorder.dry.run import DryRun
 
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
@@ -50,6 +52,7 @@ class Observation(ThreadObservation):
         has_ended: The window is over: only larger steps are recorded from then on.
         progress: The job's position within the step.
         calls: Logs module calls.
+        reads: Logs the values that the job reads, or replays those of a recording.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class Observation(ThreadObservation):
         sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
         self._unused = Unused(self._registry, self._usages)
-        parts = (dry, generated, self._unused)
+        self.reads: ReadLog | Answers = ReadLog(log) if dry is None else dry.answers
+        parts = (dry, generated, self._unused, self.reads)
         self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(
             log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
@@ -109,6 +113,8 @@ class Observation(ThreadObservation):
         follow = self._after.follow if dry is None else dry.around(log, self._after.follow)
         rows = OperatorRows(log, self.progress, stacks, self._registry, follow)
         mode = OperatorMode(log, rows, on_fault, on_operator_error, self._note_out_of_memory)
+        if isinstance(self.reads, ReadLog):
+            mode.reads = self.reads
         if dry is not None:
             dry.adopt(mode, rows, self._inventory, sources, log, self._usages)
         if generated is not None:
@@ -190,6 +196,7 @@ class Observation(ThreadObservation):
         """Suspends recording until `record_again`: the window is over."""
         self._sessions.close()
         self._sessions.sources.forget()
+        self.reads.close()
         self.watch, self.is_paused = Watch.RESTING, False
         if not self.has_ended:
             self.has_ended = True
@@ -242,6 +249,7 @@ class Observation(ThreadObservation):
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
         end_ns = clock_ns()
+        self.reads.close()
         self._sessions.close_operators()
         is_last = is_inside_step and self.is_recording and self.step_ops > 0
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
@@ -270,6 +278,7 @@ class Observation(ThreadObservation):
     def abandon(self) -> None:
         """Ends the sessions still open on this thread, without logging."""
         self.watch = Watch.CLOSED
+        self.reads.close()
         if threading.get_ident() == self.thread:
             self._sessions.abandon()
 

@@ -13,6 +13,7 @@ import torch
 from memprof.recorder.calls import higher_order
 from memprof.recorder.calls.operator_rows import FAILED, OperatorObserver
 from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.read_values import ReadLog
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.calls.wrapped_numbers import with_tensors
@@ -39,6 +40,7 @@ class OperatorMode(SlidingMode):
         rows: Logs them.
         is_on: Whether it logs.
         fake_type: Type of the fake tensors of a dry run; None in a real run.
+        reads: Logs the values that operators return; None in a dry run, which has none.
         not_followed: Higher-order operators logged as one operator each: the operators inside were not recorded.
     """
 
@@ -70,6 +72,8 @@ class OperatorMode(SlidingMode):
         self._operators: dict[Any, OperatorTraits] = {}
         self.is_on = False
         self.fake_type = None
+        self.reads: ReadLog | None = None
+        self._previous = -1
         self.not_followed: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,6 +111,9 @@ class OperatorMode(SlidingMode):
                 with self._lock, _no_functions():
                     if _tracing_state() is None:
                         self._add(operator, args, kwargs, result, start_ns, end_ns, frame)
+                        if operator.is_read and self.reads is not None:
+                            self.reads.add(func, operator.name, self._previous, args, result, frame)
+                        self._previous = operator.name
                     else:
                         with untraced():
                             self._add(operator, args, kwargs, result, start_ns, end_ns, frame)

@@ -16,7 +16,7 @@ import torch
 from memprof.recorder.calls.backward_calls import BackwardCalls
 from memprof.recorder.calls.modules import ModuleCallObserver
 from memprof.recorder.calls.tracebacks import remove_own_frames
-from memprof.recorder.calls.uncompiled import is_within_compiled_call, skip_compiling
+from memprof.recorder.compiled.uncompiled import is_within_compiled_call, skip_compiling
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
 from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded

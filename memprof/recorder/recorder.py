@@ -9,9 +9,9 @@ import torch
 
 from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.calls.tracebacks import clean_uncaught
-from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.compiled.generated_modules import GeneratedModules
+from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode
@@ -270,6 +270,7 @@ class Recorder(ProcessRecorder[Observation]):
             self._aside.is_due = self._aside.is_lost = True
             watch = Watch.SKIPPED
         observation.begin_step(watch)
+        observation.reads.begin_step(self._step, is_recorded=observation.is_recording)
         if watch is Watch.PLAIN:
             self._calls.remove()
             self._guard.remove()

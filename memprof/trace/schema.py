@@ -537,6 +537,25 @@ class Optimizers(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class ReadValues(Table):
+    """One row per value that the job read from a tensor in the recorded steps and before them, in order.
+
+    A dry run of the same job replays them (docs/dry-run.md). They may be data: ``--scrub`` leaves the table out.
+    """
+
+    table_name: ClassVar[str] = "read_values"
+
+    step: Ints = _int("step it was read in")
+    line: Texts = _text("line that read it, as file:line:function; torch's own is followed by that of the job")
+    name: Texts = _text(
+        "operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy, which are none"
+    )
+    previous: Texts = _text("operator that ran before, of whose result a single value often is; null for none")
+    elements: Ints = _int("elements of the tensor that it depends on; 1 for a single value")
+    value: Texts = _text("the value as JSON; of an operator whose result has a size that depends on values, its rows")
+
+
+@dataclass(frozen=True, eq=False)
 class Stacks(Table):
     """One row per distinct Python stack."""
 
@@ -644,6 +663,7 @@ TABLES: tuple[type[Table], ...] = (
     Holders,
     Optimizers,
     Stacks,
+    ReadValues,
 )
 
 #: Tables of a whole file, outside its rank folders. Files of a single process have none.

@@ -22,8 +22,9 @@ from memprof.analysis.export.scrub_command import scrub_command
 from memprof.analysis.export.scrub_rules import Rules, change_texts, find_rules, people_in
 from memprof.phases import PHASES
 from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.container import columns_of
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import Annotations, Optimizers, OutOfMemory, Stacks, Table
+from memprof.trace.schema import Annotations, Optimizers, OutOfMemory, ReadValues, Stacks, Table
 from memprof.trace.store import Trace
 
 T = TypeVar("T", bound=Table)
@@ -78,7 +79,9 @@ class _ScrubbedRank:
         )
 
     def read(self, kind: type[T], /) -> T:
-        """Reads one table."""
+        """Reads one table; values of the job are left out."""
+        if kind is ReadValues:
+            return kind.empty()
         table = self._trace.table(kind)
         changed: dict[str, Any] = {}
         for column in _texts_of(kind):
@@ -88,6 +91,8 @@ class _ScrubbedRank:
 
     def read_columns(self, kind: type[Table], names: Sequence[str], /) -> dict[str, Any]:
         """Reads some columns of one table."""
+        if kind is ReadValues:
+            return columns_of(kind.empty(), names)
         columns = self._trace.columns(kind, *names)
         for name in set(names) & set(_texts_of(kind)):
             columns[name] = _recoded(columns[name], self._change(kind, name))

@@ -113,6 +113,14 @@ Examples:
     help="With --dry-run: tokens that the experts of a rank receive, as a multiple of an equal share.  [default: 1.0]",
 )
 @option(
+    "--values-from",
+    group="Dry run",
+    type=click.Path(path_type=Path),
+    envvar="MEMPROF_VALUES_FROM",
+    metavar="FILE",
+    help="With --dry-run: replay the values that the job read in this recording, instead of placeholders.",
+)
+@option(
     "--keep-arguments",
     group="Output",
     is_flag=True,
@@ -154,6 +162,7 @@ def record(
     ranks: int | None,
     nodes: int | None,
     expert_load: float | None,
+    values_from: Path | None,
     keep_arguments: bool,
     budget: str | None,
     fail_over_budget: bool,
@@ -194,6 +203,8 @@ def record(
         raise CannotStartError("--strict is about a full GPU: name the one to simulate, --dry-run --device rtx4090.")
     if expert_load is not None and not dry_run and _is_typed(ctx, "expert_load"):
         raise CannotStartError("--expert-load is for dry runs, which compute no routing: add --dry-run.")
+    if values_from is not None and not dry_run and _is_typed(ctx, "values_from"):
+        raise CannotStartError("--values-from is for dry runs, which compute no values: add --dry-run.")
     if dry_run:
         window = read_dry_window(Path.cwd())
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
@@ -235,6 +246,7 @@ def record(
         dry_run=dry_run,
         device=device,
         strict=strict and bool(device),
+        read_values=_values_from(values_from) if dry_run and values_from is not None else "",
         ranks=ranks or 0,
         nodes=nodes or 1,
         expert_load=expert_load or 1.0,
@@ -267,6 +279,23 @@ def _budget_of(text: str | None, plan: Plan | None) -> int | None:
     if "%" in text and not known:
         raise UsageError(f"--budget {text} is a share of a recorded peak, and none is known here: write a size, 24GiB.")
     return parse_budget(text, known)
+
+
+def _values_from(recording: Path) -> str:
+    """Returns the values that a recording has for a dry run.
+
+    Raises:
+        CannotStartError: It cannot be read, or has none.
+    """
+    from memprof.launch.dry.read_values import read_values_of
+
+    values = read_values_of(recording)
+    if not values:
+        raise CannotStartError(
+            f"{recording} has no values to replay: it is no recording of a real run, was made by an older memprof, or "
+            "its job reads none."
+        )
+    return values
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:

@@ -19,6 +19,7 @@ from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.frame_cache import FrameCache
 from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.dry.job_server import DryRequest, JobServer
+from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.planners.search.explore import SearchRequest, SearchResult
@@ -51,6 +52,7 @@ class DryChecks:
         deadline: float = math.inf,
         digest: str = "",
         peaks: Mapping[int, int] = NO_PEAKS,
+        recording: str = "",
     ) -> None:
         """Finds the job; runs nothing yet.
 
@@ -62,6 +64,7 @@ class DryChecks:
             deadline: ``time.monotonic`` value at which dry runs that still run are ended.
             digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
             peaks: Peaks of the recorded steps by their numbers, in bytes.
+            recording: Path of the recording, whose values are replayed; "" for placeholders.
 
         Raises:
             CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
@@ -72,6 +75,7 @@ class DryChecks:
         self._window = cover_recorded_steps(window, manifest, peaks)
         self._announce, self._option, self._deadline = announce, option, deadline
         self._manifest = manifest
+        self._read_values = read_values_of(recording) if recording else ""
         self._server: JobServer | None = None
         self._cache = FrameCache(digest, self._window, self._device) if digest else None
         self._was_interrupted = False
@@ -193,7 +197,9 @@ class DryChecks:
     def _made(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
         if self._server is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
-            self._server = JobServer(self._target, self._window, self._device, apart=not why_not)
+            self._server = JobServer(
+                self._target, self._window, self._device, apart=not why_not, read_values=self._read_values
+            )
             self._announce(_describe_run(self._option, self._target, why_not))
         plans = [request.plan.describe() for request in requests if request.plan is not None]
         say(f"dry-running {self._target.name} with {'; '.join(plans)}")

@@ -76,7 +76,9 @@ class JobServer:
     Use it as a context manager from the main thread: the process that forks starts with the first dry run.
     """
 
-    def __init__(self, target: Target, window: DryWindow, device: str = "", *, apart: bool = False) -> None:
+    def __init__(
+        self, target: Target, window: DryWindow, device: str = "", *, apart: bool = False, read_values: str = ""
+    ) -> None:
         """Starts nothing yet.
 
         Args:
@@ -84,7 +86,10 @@ class JobServer:
             window: Steps to skip, and to record.
             device: The simulated device; "" for the CPU.
             apart: Isolate the job: writes in this folder are redirected, and it has no network (``isolation``).
+            read_values: Values of a recording of the job (``read_values_of``). Where it fails with them, as it may
+                under a plan that changes what is read, it is run with placeholders.
         """
+        self._read_values = read_values
         self._target, self._window, self._device, self._apart = target, window, device, apart
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._processes: FreshRanks | ForkedRanks | None = None
@@ -133,7 +138,14 @@ class JobServer:
             except OSError as error:
                 reason = f"no process can be started ({error.strerror or error})."
                 return [DryOutcome(None, reason, was_started=False) for _ in requests]
-            self._run_all(waiting, outcomes, relay, deadline)
+            self._run_all(list(waiting), outcomes, relay, deadline)
+            failed = [one for one in waiting if outcomes[one[0]].peak_bytes is None and outcomes[one[0]].was_started]
+            if failed and self._read_values:
+                with_values, self._read_values = self._read_values, ""
+                again: dict[int, DryOutcome] = {}
+                self._run_all(failed, again, relay, deadline)
+                outcomes |= {number: one for number, one in again.items() if one.peak_bytes is not None}
+                self._read_values = with_values
         return [outcomes[number] for number in range(len(requests))]
 
     def _start_server(self) -> str:
@@ -208,6 +220,7 @@ class JobServer:
             dry_run=True,
             device=self._device,
             plan=request.plan,
+            read_values=self._read_values,
         )
 
     def _start(self, number: int, request: DryRequest) -> _Running | DryOutcome:

@@ -13,6 +13,7 @@ from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_reco
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
+from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.fit.request import FitResult
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError
@@ -99,7 +100,8 @@ class Rehearsal:
 
     def _runs(self, window: DryWindow) -> JobServer:
         if self._server is None:
-            self._server = JobServer(self._found.request.target, window, self._device)
+            values = read_values_of(self._found.request.outputs.run)
+            self._server = JobServer(self._found.request.target, window, self._device, read_values=values)
         return self._server
 
     def _test(self) -> None:

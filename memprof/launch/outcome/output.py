@@ -22,6 +22,7 @@ from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
 from memprof.trace.files.size_limit import explain_write_error
+from memprof.trace.files.spool import READ_VALUES
 from memprof.trace.launchers import rank_in
 from memprof.trace.running import is_being_written, process_space
 from memprof.trace.secrets.masking import mask_text, mask_words
@@ -80,7 +81,7 @@ def address_of(address: str, part: str) -> str:
 
 
 def write_launch(spool: Path, target: Target, settings: Settings) -> None:
-    """Writes ``launch.json``, which describes the job, the settings and the recording process.
+    """Writes ``launch.json``, which describes the job, the settings and the recording process, and values to replay.
 
     Raises:
         CannotStartError: The file cannot be written.
@@ -103,6 +104,8 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
     }
     try:
         write_private(spool / "launch.json", json.dumps(launch))
+        if settings.read_values:
+            write_private(spool / READ_VALUES, settings.read_values)
     except OSError as error:
         shutil.rmtree(spool, ignore_errors=True)
         reason, way_out = explain_write_error(error, "Free some space, or choose -o.")

@@ -35,6 +35,7 @@ class Settings:
         snapshots: Folder where a dry run on a device collects the job's own memory snapshots; None to write them where
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
+        read_values: Values of a recording that a dry run replays, from ``read_values_of``; "" for placeholders.
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
         nodes: Machines, each with the same number of ranks.
@@ -59,6 +60,7 @@ class Settings:
     device: str = ""
     snapshots: Path | None = None
     snapshot_name: str = ""
+    read_values: str = ""
     strict: bool = False
     ranks: int = 0
     nodes: int = 1

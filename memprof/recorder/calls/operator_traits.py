@@ -11,6 +11,7 @@ import torch
 
 from memprof.hidden_import import import_hidden
 from memprof.recorder.calls import higher_order
+from memprof.recorder.calls.read_values import is_read
 from memprof.recorder.calls.untraced import is_traced_inside, traced_inside
 from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, FLAG_RNG, FLAG_VIEW
 
@@ -28,6 +29,7 @@ class OperatorTraits:
         flags: Flags of the `operators` stream that every run has.
         has_flops: Whether torch has a formula for its FLOPs.
         is_higher_order: Whether it takes functions.
+        is_read: Whether it returns a value of a tensor, or a result whose size depends on values.
         mutated: Positions of the arguments that it writes to.
         mutated_keywords: Names of the arguments that it writes to.
         name: The number of its name.
@@ -42,6 +44,7 @@ class OperatorTraits:
         "flags",
         "has_flops",
         "is_higher_order",
+        "is_read",
         "mutated",
         "mutated_keywords",
         "name",
@@ -56,6 +59,7 @@ class OperatorTraits:
         """
         self.name = name
         self.is_higher_order = higher_order.is_higher_order(operator)
+        self.is_read = is_read(operator)
         # Calling the overload's own entry skips a Python frame; higher-order operators have none.
         self.call: Callable[..., Any] = getattr(operator, "_op", operator)
         if is_traced_inside(operator):

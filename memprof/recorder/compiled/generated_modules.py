@@ -25,10 +25,10 @@ from memprof.recorder.calls.modules import wrap_body
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.recompiled import recompiled
-from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, cpp_kernels, kernel_traits
 from memprof.recorder.compiled.late_import import LateImport
 from memprof.recorder.compiled.provenance import Provenance, has_origins
+from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import COMPILED
 

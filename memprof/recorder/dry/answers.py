@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.read_values import LISTED
 from memprof.recorder.dry.placeholders.assertions import passing_condition
-from memprof.recorder.dry.placeholders.loops import is_end_of_loop
-from memprof.recorder.dry.values.known import known
+from memprof.recorder.dry.placeholders.loops import Rounds, is_end_of_loop
+from memprof.recorder.dry.placeholders.recorded import RecordedValues
+from memprof.recorder.dry.values.known import has_shares, known
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.
@@ -72,12 +74,34 @@ class Answers:
     a positive number, by which quasi-Newton methods accept a step into their history.
     """
 
-    def __init__(self) -> None:
-        """Starts with no reads counted."""
+    def __init__(self, recorded: RecordedValues | None = None, refuse: Callable[[str], Any] = str) -> None:
+        """Starts with no reads counted.
+
+        Args:
+            recorded: The values of a recording of the job, which are replayed instead of placeholders.
+            refuse: Ends the job with a message: one of its loops does not end.
+        """
+        self.recorded = recorded or RecordedValues()
+        self._rounds = Rounds()
+        self._refuse = refuse
         self._values: Counter[str] = Counter()
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._evaluations = 0
+
+    def begin_step(self, step: int, *, is_recorded: bool) -> None:
+        """Begins a step; as in `RecordedValues`."""
+        self._rounds.begin_step()
+        self.recorded.begin_step(step, is_recorded=is_recorded)
+
+    def close(self) -> None:
+        """Replays no more: the window is over."""
+        self.recorded.close()
+
+    def after(self, func: Any) -> None:
+        """Notes that an operator has run."""
+        self.recorded.previous = func
+        self._rounds.operators += 1
 
     def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
         """Marks the placeholder of an operator's result, if it differs from the default of its type."""
@@ -109,16 +133,24 @@ class Answers:
             setattr(result, _VALUE, 1)
         return result
 
-    def value(self, tensor: torch.Tensor) -> Any:
-        """Returns the placeholder of a one-element tensor."""
+    def value(self, tensor: torch.Tensor, func: Any = _aten._local_scalar_dense.default) -> Any:
+        """Returns the value of a one-element tensor: one that is certain, was recorded, or else its placeholder.
+
+        Args:
+            tensor: The tensor.
+            func: The operator that reads it.
+        """
         frame = sys._getframe(1)
+        recorded, certain = self.recorded.value(func, frame), known(tensor)
+        if recorded is not None and (certain is None or has_shares(tensor)):
+            return _of_type(tensor.dtype, recorded)
         self._values[line_of(frame)] += 1
         if _is_scaler(frame):
             return 0.0  # no overflow: the optimizer steps
-        certain = known(tensor)
         if certain is not None:
             return certain.item()
         job = _job_frame(frame)
+        self._bound(job)
         if hasattr(tensor, _RARE) and is_end_of_loop(job):
             return True
         if self._evaluations and tensor.dtype.is_floating_point and _is_own(frame, _LBFGS):
@@ -126,12 +158,23 @@ class Answers:
         asserted = passing_condition(job) if tensor.dtype is torch.bool else None
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
-    def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a real tensor filled with a tensor's placeholder."""
+    def values(self, tensor: torch.Tensor, method: str = "numpy") -> torch.Tensor:
+        """Returns a real tensor with a tensor's values, as far as they are certain or recorded, or its placeholder.
+
+        Args:
+            tensor: The tensor.
+            method: The method that reads them.
+        """
+        recorded, certain = self.recorded.value(LISTED[method], sys._getframe(2)), known(tensor)
+        if recorded is not None and (certain is None or has_shares(tensor)):
+            with torch._C._DisableTorchDispatch():
+                listed = torch.tensor(recorded, dtype=tensor.dtype, device="cpu")
+            if listed.shape == tensor.shape:
+                return listed
         self._values[line_of(sys._getframe(1))] += 1
-        certain = known(tensor)
         if certain is not None:
             return certain.clone()
+        self._bound(_job_frame(sys._getframe(1)))
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
@@ -158,10 +201,20 @@ class Answers:
         finally:
             self._evaluations = before
 
-    def equality(self) -> bool:
-        """Returns whether two tensors are equal: always true, as scripts that check require."""
-        self._values[line_of(sys._getframe(1))] += 1
+    def equality(self, func: Any) -> bool:
+        """Returns whether two tensors are equal: as recorded, or else true, as scripts that check require."""
+        frame = sys._getframe(1)
+        recorded = self.recorded.value(func, frame)
+        if recorded is not None:
+            return bool(recorded)
+        self._values[line_of(frame)] += 1
         return True
+
+    def _bound(self, job: FrameType | None) -> None:
+        """Ends the dry run if a loop would go on and on."""
+        endless = self._rounds.note(job)
+        if endless:
+            self._refuse(endless)
 
     def count_bound(self, func: Any) -> None:
         """Counts an operator whose result size was taken as its upper bound."""
@@ -183,6 +236,7 @@ class Answers:
             notes.append(
                 f"sizes that depend on values are upper bounds, {_times(self._bounds)}: {_places(self._bounds)}"
             )
+        notes += self.recorded.notes()
         notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
         return notes
 

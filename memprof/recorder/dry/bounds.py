@@ -13,22 +13,36 @@ import torch
 from torch._library.fake_impl import set_ctx_getter
 from torch._library.simple_registry import singleton
 
-from memprof.recorder.dry.placeholders.nonzeros import MASKS, most_marked, most_true
+from memprof.recorder.calls.read_values import MASKS
+from memprof.recorder.dry.placeholders.nonzeros import most_marked, most_true
 from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
 
 
-def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
+def upper_bound(func: Any, args: Any, kwargs: Any, rows: int | None = None) -> Any:
     """Returns an operator's largest possible result; None if no bound is known.
 
     Args:
         func: The operator.
         args: Its arguments; tensors have no values.
         kwargs: Its keyword arguments.
+        rows: The rows that the result had in a recording; None where it has none, and for operators without `is_read`.
     """
+    if rows is not None and func is _aten.index.Tensor:
+        return _index(args[0], args[1], rows=rows)
+    if rows is not None and func is _aten.repeat_interleave.Tensor:
+        return _places(args[0], (rows,))
+    if rows is not None and func is _aten.bincount.default:
+        kwargs = {"weights": args[1] if len(args) > 1 else None, **kwargs, "minlength": rows}
+        return _bincount(args[0], **kwargs)
     bound = _BOUNDS.get(func) or _OTHERS.get(func.name())
-    return _declared(func, args, kwargs) if bound is None else bound(*args, **kwargs)
+    largest = _declared(func, args, kwargs) if bound is None else bound(*args, **kwargs)
+    if rows is None or isinstance(largest, torch.Tensor):
+        return largest if rows is None else _with_rows(largest, 0, rows)
+    dim = args[1] if func is _aten.unique_dim.default else args[3] if len(args) > 3 and args[3] is not None else 0
+    values, inverse, counts = largest
+    return _with_rows(values, dim, rows), inverse, _with_rows(counts, 0, rows) if counts.numel() else counts
 
 
 def is_exact(func: Any, args: Any) -> bool:
@@ -63,6 +77,12 @@ def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty((tensor.dim(), count), dtype=torch.int64, device=tensor.device).t()
 
 
+def _with_rows(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
+    """Returns a tensor like another with a number of rows, in the same order of memory."""
+    shape = [*tensor.shape[:dim], rows, *tensor.shape[dim:][1:]]
+    return tensor.new_empty(shape) if tensor.is_contiguous() else tensor.new_empty(shape[::-1]).t()
+
+
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
     # Each element of a mask that is smaller stands for as many of the result.
@@ -70,12 +90,12 @@ def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 
-def _index(tensor: torch.Tensor, indices: Any) -> Any:
-    """Indexes with masks; where their values are not known, as if all their elements were true."""
+def _index(tensor: torch.Tensor, indices: Any, rows: int | None = None) -> Any:
+    """Indexes with masks; where neither values nor rows are known, as if all their elements were true."""
     positions: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in MASKS:
-            place = torch.empty((most_true(index),), dtype=torch.int64, device=index.device)
+            place = torch.empty((most_true(index) if rows is None else rows,), dtype=torch.int64, device=index.device)
             positions += [place] * index.dim()
         else:
             positions.append(index)

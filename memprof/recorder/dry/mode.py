@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from memprof.recorder.calls.higher_order import follow, is_higher_order
+from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
@@ -28,7 +30,7 @@ from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argu
 from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel, without_size
 from memprof.recorder.dry.routing import Routing
 from memprof.recorder.dry.sparse.operators import SparseOperators
-from memprof.recorder.dry.values.known import compute, follow_values, is_data, known, note, write
+from memprof.recorder.dry.values.known import compute, follow_values, has_shares, is_data, known, note, write
 from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
 
@@ -137,7 +139,9 @@ class DryMode(FakeTensorMode):
         if device is None:
             if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
                 require_cuda()
-            return self._run(func, types, args, kwargs, is_placed=False)
+            result = self._run(func, types, args, kwargs, is_placed=False)
+            self._answers.after(func)
+            return result
         if func is _DEVICE:
             return device.answer(args[0])
         kwargs, is_placed = device.placed(kwargs)
@@ -152,6 +156,7 @@ class DryMode(FakeTensorMode):
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
+        self._answers.after(func)
         device.after(func, args, kwargs, result, self._sparse_bytes)
         return result
 
@@ -187,6 +192,7 @@ class DryMode(FakeTensorMode):
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
+            self._answers.recorded.skip(func, args, sys._getframe(1))
             if self._device is not None or not self.is_begun:
                 return func(*args, **kwargs)  # no mode is active inside one
             self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
@@ -219,11 +225,12 @@ class DryMode(FakeTensorMode):
             args = lent(args, self)
             kwargs = {name: lent(value, self) for name, value in kwargs.items()}
         if func in _READS:
-            value = self._answers.value(args[0])
+            value = self._answers.value(args[0], func)
             return bool(value) if func is _aten.is_nonzero.default else value
         self.cache_enabled = func not in _OF_STORAGES
         try:
-            if is_by_bytes(func, args):  # torch's rule for fake tensors refuses these masks
+            if is_by_bytes(func, args) or (func is _aten.index.Tensor and self._answers.recorded.has(func, args)):
+                # torch's rule for fake tensors refuses such masks, or looks for what is true in any
                 result = self._sized_by_values(func, args, kwargs, given, given_by_name)
             else:
                 result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -232,7 +239,7 @@ class DryMode(FakeTensorMode):
         except DataDependentOutputException:
             if func not in _COMPARISONS:
                 self._refuse(cannot(func, "its result depends on values"))
-            return self._answers.equality()
+            return self._answers.equality(func)
         except (UnsupportedOperatorException, NotImplementedError) as error:
             if func._schema.returns:
                 self._refuse(without_kernel(func, error))
@@ -281,16 +288,18 @@ class DryMode(FakeTensorMode):
     def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:
         """Returns the result of an operator whose size depends on values: exact if they are known, else the largest."""
         values = compute(func, given, given_by_name)
+        is_recorded = is_read(func)
+        rows = self._answers.recorded.rows(func, deciding(func, args), sys._getframe(1)) if is_recorded else None
         with self:
-            if values is not None:
+            if values is not None and (rows is None or not has_shares(given)):
                 made = args[0].new_empty(values.shape, dtype=values.dtype)
                 result = made if values.is_contiguous() else made.as_strided(values.shape, values.stride())
                 note(result, values)
                 return result
-            result = upper_bound(func, args, kwargs)
+            result = upper_bound(func, args, kwargs, rows)
         if result is None:
             self._refuse(without_size(func))
-        if not is_exact(func, args):
+        if rows is None and not is_exact(func, args):
             self._answers.count_bound(func)
         return result
 

@@ -16,14 +16,15 @@ import torch
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from memprof.recorder.calls.uncompiled import trace_initializer
 from memprof.recorder.clock import clock_ns
+from memprof.recorder.compiled.uncompiled import trace_initializer
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.compiling.compiled_updates import after_first, is_update
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.placeholders.loops import end_updates
+from memprof.recorder.dry.placeholders.recorded import RecordedValues
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.spans import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
@@ -80,7 +81,7 @@ class DryRun:
             is_given_rank: Whether the parent starts each rank, with its number in the environment.
             expert_load: Tokens that a rank's experts receive, as a multiple of their equal share.
         """
-        self._answers = Answers()
+        self._answers = Answers(RecordedValues.read(spool), refuse)
         self._routing: Routing | None = None
         self._expert_load = expert_load
         self._device = device
@@ -94,6 +95,11 @@ class DryRun:
         self.rank = DryRank(
             spool, refuse, self._answers.count_left_out, is_given=is_given_rank, is_on_device=device is not None
         )
+
+    @property
+    def answers(self) -> Answers:
+        """Supplies what the job reads: values of a recording, and placeholders."""
+        return self._answers
 
     def install(self) -> None:
         """Waits for the first model."""
@@ -234,7 +240,7 @@ class DryRun:
 
         fake.numpy, fake.__array__ = numpy, array
         fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
-        fake.tolist = lambda tensor: answers.values(tensor).tolist()
+        fake.tolist = lambda tensor: answers.values(tensor, "tolist").tolist()
         span = dry_span if self._device is None else self._device.span
         fake.data_ptr = lambda tensor: span(tensor)[0]  # otherwise each call prints a warning
         fakes.log.setLevel(logging.CRITICAL)  # it prints the tracebacks of errors that it then raises
@@ -342,5 +348,7 @@ class DryRun:
         torch_module.save = self._files.save
         torch_module.compile = compile_dry
 
+        if self._answers.recorded.are_there:
+            return  # updates end as they did
         left_out = "LBFGS' line searches, which end by values, stopped at their first trial"
         end_updates(self._answers.falling, partial(self._answers.count_left_out, left_out))

@@ -43,6 +43,7 @@ from memprof.trace.schema import (
     Ops,
     Optimizers,
     OutOfMemory,
+    ReadValues,
     Saved,
     Segments,
     Stacks,
@@ -174,6 +175,7 @@ def _tables(
         OutOfMemory: failures,
         Holders: holders,
         Optimizers: optimizer_table(recording.spool),
+        ReadValues: texts.read_value_table(recording.spool),
         Stacks: stacks,
     }
     has_trained = trains_in_training_mode(recording, ops) if before is None else before.has_trained

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.files.spool import Spool
-from memprof.trace.schema import NONE, Ints, Modules, Stacks, Texts
+from memprof.trace.schema import NONE, Ints, Modules, ReadValues, Stacks, Texts
 
 
 def listed(spool: Spool, stream: str) -> list[Any]:
@@ -26,6 +26,21 @@ def as_texts(values: list[str]) -> Texts:
 def look_up(values: list[str], numbers: Ints) -> Texts:
     """Returns the text of each number, "" for NONE."""
     return as_texts([*values, ""])[numbers]
+
+
+def read_value_table(spool: Spool) -> ReadValues:
+    """Lists the values that the job read, without a step of which only some were kept."""
+    columns = spool.columns("reads")
+    whole = columns["step"] < min(spool.records.get("reads_end", [np.inf]))
+    columns = {name: values[whole] for name, values in columns.items()}
+    return ReadValues.of(
+        step=columns["step"],
+        line=look_up(listed(spool, "read_lines"), columns["line"]),
+        name=look_up(listed(spool, "names"), columns["name"]),
+        previous=look_up(listed(spool, "names"), columns["previous"]),
+        elements=columns["elements"],
+        value=look_up(listed(spool, "read_values"), columns["value"]),
+    )
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "facts": ("time_ns", "address", "size_bytes", "category", "name", "module", "tensor"),
     # Operators of the timed step, parents before children.
     "times": ("name", "start_ns", "duration_ns", "depth"),
+    # What the job reads from tensors; `line` and `value` are indices into the texts `read_lines` and `read_values`,
+    # `previous` is the name of the operator before it, `elements` are those that a size depends on. A record
+    # `reads_end` has the step from which on not all was kept.
+    "reads": ("step", "line", "name", "previous", "elements", "value"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
     # Light recordings: where the job is from a given time on. `sequence` is autograd's counter then.
@@ -142,6 +146,9 @@ RAN_EAGERLY = "ran eagerly"
 GRADIENTS_ENABLED = "evaluation runs with gradients enabled"
 #: Start of the note that nothing of a job was placed on the virtual GPU that it was dry-run on.
 UNUSED_DEVICE = "the job allocated nothing on the virtual device"
+
+#: Rows of the table ``read_values`` of a recording, for the processes of a dry run, as JSON.
+READ_VALUES = "read-values.json"
 
 # Flags of the `operators` stream.
 FLAG_GRAD_ENABLED = 1

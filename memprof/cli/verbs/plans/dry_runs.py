@@ -57,7 +57,7 @@ def check_plans(
     distrust: tuple[str, ...] = ()
     try:
         peaks = found.basis.peaks
-        with DryChecks(found.manifest, window, notify, option, deadline, digest, peaks) as checks:
+        with DryChecks(found.manifest, window, notify, option, deadline, digest, peaks, found.trace) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 with CheckLine() as line:
@@ -110,7 +110,9 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
     frames = [frame[:count] for count in range(1, len(frame) + 1)]
     try:
         window, digest = read_dry_window(Path.cwd()), consent.digest
-        checks = DryChecks(manifest, window, notify, "predict", digest=digest, peaks=basis.peaks)
+        checks = DryChecks(
+            manifest, window, notify, "predict", digest=digest, peaks=basis.peaks, recording=str(recording)
+        )
         with checks, CheckLine() as line:
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
@@ -141,7 +143,7 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
 
     try:
         window, peaks = read_dry_window(Path.cwd()), found.basis.peaks
-        checks = DryChecks(found.manifest, window, notify, option="--compile", peaks=peaks)
+        checks = DryChecks(found.manifest, window, notify, "--compile", peaks=peaks, recording=found.trace)
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with checks, CheckLine() as line:

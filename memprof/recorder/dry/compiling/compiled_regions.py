@@ -16,10 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.operator_traits import OperatorTraits
-from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
+from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.dry.compiling.compiled_updates import is_update
 from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
 from memprof.recorder.dry.compiling.region_notes import RegionNotes, first_line

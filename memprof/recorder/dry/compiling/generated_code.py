@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.calls.uncompiled import skip_compiling
 from memprof.recorder.compiled.generated_operators import KernelAccess, kernel_access
+from memprof.recorder.compiled.uncompiled import skip_compiling
 
 #: Allocating functions of torch's C++ library, with the device of what they return.
 _ALLOCATING = {

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memprof.machines.card import Card
-from memprof.recorder.calls.uncompiled import skip_compiling
+from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.dry.device import native, one_device, tensor_types
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.graphs import CUDAGraph

@@ -1,4 +1,4 @@
-"""Recognizes conditions that end a loop: one on values that were not computed must end it, and LBFGS' updates end."""
+"""Ends loops whose end depends on values: by conditions that must hold, and where nothing shows, with the dry run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, wraps
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -60,6 +61,71 @@ def _leaves(instructions: list[dis.Instruction], places: dict[int, int], place: 
         seen.add(place)
         place = places[one.argval] if one.opname.startswith("JUMP") and "IF" not in one.opname else place + 1
     return True
+
+
+#: A loop is endless that reads a placeholder in so many rounds of one step, times the operators run meanwhile.
+_MOST = 10_000_000
+
+
+class Rounds:
+    """Counts the rounds of loops that may end by a placeholder, within a step.
+
+    Attributes:
+        operators: Operators that were dry-run so far.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.operators = 0
+        self._seen: dict[tuple[CodeType, int, CodeType, int], tuple[int, int]] = {}
+
+    def begin_step(self) -> None:
+        """Begins a step."""
+        self._seen.clear()
+
+    def note(self, frame: FrameType | None) -> str:
+        """Notes that a placeholder was read.
+
+        Args:
+            frame: The job's frame that reads it, in a loop or called by one.
+
+        Returns:
+            Why the dry run cannot go on; "" if it can.
+        """
+        outer = frame
+        while outer is not None and _may_leave(outer.f_code, outer.f_lasti) is None:
+            outer = outer.f_back
+        if frame is None or outer is None or not _may_leave(outer.f_code, outer.f_lasti):
+            return ""
+        key = outer.f_code, outer.f_lasti, frame.f_code, frame.f_lasti
+        rounds, first = self._seen.get(key, (0, self.operators))
+        self._seen[key] = rounds + 1, first
+        if rounds * (self.operators - first) < _MOST:
+            return ""
+        line = f"{Path(outer.f_code.co_filename).name}:{outer.f_lineno}"
+        return (
+            f"the loop at {line} cannot be dry-run: it has not ended after {rounds:,} rounds of a step, and its end "
+            "depends on values that were not computed. Record a real run, memprof record -o run.memprof, and replay "
+            "its values: memprof record --dry-run --values-from run.memprof."
+        )
+
+
+@lru_cache(maxsize=4096)
+def _may_leave(code: CodeType, offset: int) -> bool | None:
+    """Whether the innermost loop around an instruction ends by a condition; None if the instruction is in no loop."""
+    instructions = list(dis.get_instructions(code))
+    places = {each.offset: place for place, each in enumerate(instructions)}
+    place = places.get(offset, -1)
+    jumps = [(number, places[each.argval]) for number, each in enumerate(instructions) if "JUMP" in each.opname]
+    around = [(target, number) for number, target in jumps if target <= place <= number]
+    if not around:
+        return None
+    first, last = max(around, key=lambda one: (one[0], -one[1]))
+    last = max(number for number, target in jumps if target == first)
+    if instructions[first].opname != "FOR_ITER":
+        return True
+    leaves = any(first <= number <= last and not first <= target <= last for number, target in jumps)
+    return leaves or any(each.opname in _ENDS for each in instructions[first : last + 1])
 
 
 #: Evaluations of the loss after which the history is full: the first two add nothing to it.

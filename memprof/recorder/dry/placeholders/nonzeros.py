@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.read_values import MASKS, kept_elements
 from memprof.recorder.dry.values.known import known
 
 _aten = torch.ops.aten
-#: Types of masks.
-MASKS = (torch.bool, torch.uint8)
 #: Attribute of a fake storage: the most elements that differ from zero, and the version of its tensors by then.
 _MARKED = "_memprof_marked"
 _ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
@@ -123,21 +122,6 @@ def _places_of(tensor: Any, indices: Any) -> int:
     sizes = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
     places: int = math.prod(map(max, sizes))
     return places * kept_elements(tensor, indices)
-
-
-def kept_elements(tensor: torch.Tensor, indices: Any) -> int:
-    """Returns the elements of a tensor for one value of its indices.
-
-    Args:
-        tensor: The tensor.
-        indices: Indices and masks of its first dimensions; None where one has none.
-    """
-    place, kept = 0, 1
-    for index in indices:
-        if index is None:
-            kept *= tensor.shape[place]
-        place += index.dim() if index is not None and index.dtype in MASKS else 1
-    return kept * math.prod(tensor.shape[place:])
 
 
 def _is_met_by_few(packet: Any, args: Any) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.placeholders.nonzeros import MASKS, most_true
+from memprof.recorder.calls.read_values import MASKS
+from memprof.recorder.dry.placeholders.nonzeros import most_true
 
 _aten = torch.ops.aten
 _POSITION_BYTES = 8

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.read_values import MASKS, kept_elements
 from memprof.recorder.dry.device.face import is_on_device
 from memprof.recorder.dry.device.kernels.steps import aligned, scan_bytes, states_bytes
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS, copied_steps
-from memprof.recorder.dry.placeholders.nonzeros import MASKS, kept_elements
 
 _aten = torch.ops.aten
 _INT32, _INT64 = 4, 8
