@@ -72,7 +72,7 @@ def find_consent(recording: Path) -> Consent:
     Args:
         recording: The recording.
     """
-    if spool_of(recording).exists() or not recording.is_file():
+    if spool_of(recording).exists():
         return Consent("its recording is not finished")
     try:
         digest = digest_of(recording)

@@ -35,6 +35,8 @@ from memprof.units import format_bytes
 _MOST_AT_ONCE = 2
 #: Bytes that all of them may hold in host memory at once.
 MOST_BYTES = 4 << 30
+#: Appended if an isolated job failed: it may have needed files or network access that isolation denies.
+_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml allows it.)"
 _POLL_S = 0.02
 #: Interval between two looks at their memory, and the time that a process has to end itself, in seconds.
 _LOOK_S, _GRACE_S = 0.5, 2.0
@@ -262,10 +264,6 @@ class JobServer:
         if self._apart and done.returncode:
             return replace(outcome, reason=f"{outcome.reason} {_WHILE_APART}")
         return outcome
-
-
-#: Appended if an isolated job failed: it may have needed files or network access that isolation denies.
-_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml allows it.)"
 
 
 def _end_largest(running: Sequence[_Running], now: float) -> None:
