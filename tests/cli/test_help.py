@@ -70,6 +70,7 @@ def test_groups_of_record_and_suggest() -> None:
         "--ranks N",
         "--nodes N",
         "--expert-load X",
+        "--values-from FILE",
     ]
     assert sections["Plan and policies"][0] == "--plan FILE"
     sections = sections_of(command_of("suggest")[0].get_help(command_of("suggest")[1]))

@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> 
 
 def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     """Peak and step time before and after, each policy, phase and category, how each is known, what to type next."""
-    page = run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "--precision", "bf16")
+    page = run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "--precision", "bf16", "--no-run")
     lines = page.splitlines()
     assert lines[0].startswith("predicted peak ")
     assert lines[1].startswith("peak recorded:  step 4, forward")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memprof.launch.outcome.verdict import Verdict
-from memprof.launch.parent.recorded import _kept
+from memprof.launch.parent.recorded_job import _kept
 from memprof.launch.parent.target import Target
 from memprof.launch.torch_versions import NEWEST
 from memprof.trace.schema import HostMemory, Steps

@@ -61,7 +61,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("dry_run = 1", "dry_run in [tool.memprof] must be true or false, not 1"),
         ("dry_run = {step = 3}", "[tool.memprof.dry_run] has no key step. Did you mean steps?"),
         ("dry_run = {steps = 0}", "steps in [tool.memprof.dry_run] must be 1 or more, not 0"),
-        ("skip = = 1", "cannot be read"),
+        ("skip = = 1", "is not valid TOML"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:

@@ -41,6 +41,7 @@ _OWN = tuple(
         "RANKS",
         "NODES",
         "EXPERT_LOAD",
+        "VALUES_FROM",
         "FAIL_OVER_BUDGET",
         "KEEP_ARGUMENTS",
         "FORK_RANKS",

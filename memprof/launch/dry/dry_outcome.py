@@ -9,7 +9,7 @@ from memprof.analysis.plans.dry_check_results import Checked
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.fit.attempt import measure
 from memprof.launch.outcome.verdict import describe_status
-from memprof.launch.parent.recorded import Recorded
+from memprof.launch.parent.recorded_job import Recorded
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan import Plan

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from memprof.launch.dry.dry_outcome import EndedError
-from memprof.launch.parent.recorded import run_recorded
+from memprof.launch.parent.recorded_job import run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target

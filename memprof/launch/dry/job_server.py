@@ -23,7 +23,7 @@ from memprof.launch.dry.dry_outcome import DryOutcome, EndedError, outcome_of
 from memprof.launch.dry.dry_plan import check_plan
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.parent.job_process import recording_environment, stand_in_for_tools
-from memprof.launch.parent.recorded import Begun, begin_recording, finish_recording
+from memprof.launch.parent.recorded_job import Begun, begin_recording, finish_recording
 from memprof.launch.parent.relay import ENDING, SignalRelay
 from memprof.launch.parent.settings import DryWindow, Settings
 from memprof.launch.parent.target import CannotStartError, Target

@@ -31,7 +31,7 @@ from memprof.launch.fit.sentences import (
     describe_failure_under_plan,
     why_none,
 )
-from memprof.launch.parent.recorded import Recorded, run_recorded
+from memprof.launch.parent.recorded_job import Recorded, run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError

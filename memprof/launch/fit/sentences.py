@@ -8,7 +8,7 @@ from memprof.analysis.plans.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import FitResult
 from memprof.launch.outcome.verdict import describe_status
-from memprof.launch.parent.recorded import Recorded
+from memprof.launch.parent.recorded_job import Recorded
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.units import format_bytes

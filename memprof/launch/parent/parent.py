@@ -15,7 +15,7 @@ from memprof.launch.consent import note_recording
 from memprof.launch.outcome.plan_marks import REFUSED_STATUS
 from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict
-from memprof.launch.parent.recorded import Recorded, run_recorded
+from memprof.launch.parent.recorded_job import Recorded, run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target

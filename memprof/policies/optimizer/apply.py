@@ -98,9 +98,8 @@ def _set_loop(job: Job, updates: Updates, loop: str) -> None:
         updates.before = partial(_keep_correct, job)
         job.on_undo(partial(setattr, updates, "before", None))
         wanted = (updates.before, _begin_momenta) if isinstance(optimizer, torch.optim.SGD) else (updates.before,)
-        updates.hooks += [optimizer.register_step_pre_hook(each) for each in wanted]
-        for hook in updates.hooks:
-            job.on_undo(hook.remove)
+        for each in wanted:
+            job.on_undo(optimizer.register_step_pre_hook(each).remove)
     _place_counters(optimizer)
     job.on_undo(lambda: _place_counters(optimizer))
 

@@ -154,9 +154,10 @@ class InBackward:
             return
         self._remove_last()
         self._remove_last = hook_weakly(optimizer.register_step_pre_hook, self._hide)
-        for hook in self._known[id(optimizer)].hooks if id(optimizer) in self._known else ():
-            if hook.id in optimizer._optimizer_step_pre_hooks:
-                optimizer._optimizer_step_pre_hooks.move_to_end(hook.id)  # type: ignore[attr-defined]
+        hooks = optimizer._optimizer_step_pre_hooks
+        # Those of other policies, such as the ones that move state in, run after it and see what is left to update.
+        for number in [number for number, hook in hooks.items() if _is_own(hook)][:-1]:
+            hooks.move_to_end(number)  # type: ignore[attr-defined]
 
     def _hide(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Hides the parameters that backward has updated from a step.
@@ -265,3 +266,8 @@ def _require_reset(frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise PolicyError(NEVER_RESET)
+
+
+def _is_own(hook: Any) -> bool:
+    """Returns whether a hook of a step is a policy's."""
+    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("memprof.")

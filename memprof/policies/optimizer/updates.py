@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.step_settings import StepSettings
@@ -36,14 +35,12 @@ class Updates:
         optimizer: The optimizer.
         lock: Held while a parameter is updated.
         before: Called with the optimizer before a parameter is updated alone.
-        hooks: Hooks of the step that the policy has registered.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Stores the optimizer; changes nothing."""
         self.optimizer = optimizer
         self.before: Callable[[torch.optim.Optimizer], None] | None = None
-        self.hooks: list[RemovableHandle] = []
         self._stepping = optimizer
         self._step = unhooked_step(optimizer)  # now, because the optimizer's own step may be replaced later
         self.lock = threading.RLock()  # backward runs one thread per device

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
@@ -281,12 +283,12 @@ def suggest(
         with SearchBar(search_request) as bar:
             return search(opened, at_steps, search_request, bar.add, before)
 
-    end = begun + request.time_limit_s
+    context = click.get_current_context()
+    is_asked = bool(check or compile_runs) and context.get_parameter_source("time_limit") is ParameterSource.DEFAULT
+    end = math.inf if is_asked else begun + request.time_limit_s
     # A search may take all the time it has: the rest is left for dry runs.
-    found, checked = (
-        searched(replace(request, time_limit_s=request.time_limit_s * (_SHARE if runs or compile_runs else 1.0))),
-        None,
-    )
+    share = _SHARE if (runs or compile_runs) and not is_asked else 1.0
+    found, checked = searched(replace(request, time_limit_s=request.time_limit_s * share)), None
     best = found.answer.best
     if compile_runs is not None and (best is None or best.policies):
         compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() > end)
