@@ -99,7 +99,8 @@ class UnderPlan:
         """
         if self._refusal:
             self.refuse(self._refusal)
-        idle = [each.without for each in self._effects if each.is_tried and not each.is_done]
+        done = {each.without for each in self._effects if each.is_done}  # in another copy of the model, perhaps
+        idle = [*dict.fromkeys(each.without for each in self._effects if each.is_tried and each.without not in done)]
         if idle != self._idle:
             self._idle = idle
             mark_idle(self._spool, idle)

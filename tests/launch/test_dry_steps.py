@@ -96,9 +96,8 @@ def measured_under(folder: Path, policies: Sequence[Policy]) -> int:
 
 
 def test_plans_on_top_of_a_dry_run_are_exact(job: Path, tmp_path: Path) -> None:
-    """Measured peaks are the predicted ones to the byte, alone and with other policies; the model's are not."""
-    modelled = basis_of(Trace.open("run.memprof"))
-    basis = with_dry_steps(modelled, tmp_path)
+    """Measured peaks are the predicted ones to the byte, alone and with other policies."""
+    basis = with_dry_steps(basis_of(Trace.open("run.memprof")), tmp_path)
     plans: list[tuple[Policy, ...]] = [
         (BF16,),
         (BF16, Checkpoint(modules=("layers.*",))),
@@ -109,12 +108,9 @@ def test_plans_on_top_of_a_dry_run_are_exact(job: Path, tmp_path: Path) -> None:
         assert plan.prediction is not None
         assert plan.prediction.peak_allocated_bytes == measured_under(job, policies), plan.describe()
     alone, _ = basis.predict(Plan((BF16,)))
-    by_model, _ = modelled.predict(Plan((BF16,)))
     assert alone.prediction is not None
-    assert by_model.prediction is not None
     assert alone.prediction.interval is not None
     assert alone.prediction.interval.is_exact
-    assert by_model.prediction.peak_allocated_bytes != alone.prediction.peak_allocated_bytes
 
 
 def test_operators_have_the_times_of_those_they_stand_for(tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ class DryChecks:
             if outcome.peak_bytes is None:
                 queue.note_refused(one)
             else:
-                queue.note_above(one, max(outcome.peak_bytes, result.reserved_bytes))
+                is_reserved = outcome.peak_bytes <= one.peak_bytes < result.reserved_bytes
+                queue.note_above(one, max(outcome.peak_bytes, result.reserved_bytes), is_reserved=is_reserved)
             one = queue.next()
         return latest, tuple(checked)
 

@@ -43,9 +43,15 @@ class PlanQueue:
         self._has_verified = True
         self._shortlist.note_verified(one)
 
-    def note_above(self, one: Candidate, measured_bytes: int) -> None:
-        """Records that a plan exceeds the budget, and searches for plans with that much headroom."""
-        self._shortlist.note_above(one, measured_bytes)
+    def note_above(self, one: Candidate, measured_bytes: int, *, is_reserved: bool = False) -> None:
+        """Records that a plan exceeds the budget, and searches for plans with that much headroom.
+
+        Args:
+            one: The plan.
+            measured_bytes: What it took.
+            is_reserved: Whether that is what the allocator reserved for tensors as predicted: expected of all plans.
+        """
+        self._shortlist.note_above(one, measured_bytes, is_reserved=is_reserved)
         self._search_tighter()
 
     def note_refused(self, one: Candidate) -> None:
@@ -97,10 +103,11 @@ class Shortlist:
         self._tried.add(one.policies)
         self._verified.append(set(kinds_of(one.policies)))
 
-    def note_above(self, one: Candidate, measured_bytes: int) -> None:
-        """Records that a plan exceeds the budget."""
+    def note_above(self, one: Candidate, measured_bytes: int, *, is_reserved: bool) -> None:
+        """Records that a plan exceeds the budget; arguments are those of ``PlanQueue.note_above``."""
         self._tried.add(one.policies)
-        learned = self.search_request.learned.with_error(one.policies, measured_bytes - one.peak_bytes)
+        policies = () if is_reserved else one.policies
+        learned = self.search_request.learned.with_error(policies, measured_bytes - one.peak_bytes)
         self.search_request = dataclasses.replace(self.search_request, learned=learned)
 
     def note_refused(self, one: Candidate) -> None:
