@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from memprof.analysis.plans.basis import Basis
-from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked, describe_difference
+from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
 from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device, find_recorded_job
@@ -29,11 +29,8 @@ from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import mask_words
-from memprof.units import format_bytes
 
 _INTERRUPTED = DryOutcome(None, INTERRUPTED, was_started=False)
-#: If the unmodified job's dry run differs by more than this fraction from the recording, its dry runs are not used.
-MOST_ERROR = 0.01
 
 
 class DryChecks:
@@ -111,7 +108,7 @@ class DryChecks:
             if self.distrust is not None or not requests:
                 return self._run(requests, say)
             base, *outcomes = self._run([DryRequest(None), *requests], say)
-            self.distrust = _describe_distrust(base, basis.peak_bytes)
+            self.distrust = base.describe_distrust(basis.peak_bytes)
             return outcomes
 
         learned = dry_run_frames(frames, basis, self._manifest, run)
@@ -213,16 +210,6 @@ class DryChecks:
             for request, outcome in zip(requests, outcomes, strict=True):
                 self._cache.keep(request, outcome)
         return outcomes
-
-
-def _describe_distrust(base: DryOutcome, recorded_bytes: int) -> str:
-    """Returns why dry runs of a job are not trusted, a sentence; "" if its unmodified dry run peaks as recorded."""
-    if base.peak_bytes is None:
-        return f"the unmodified job cannot be dry-run: {base.reason}"
-    if abs(base.peak_bytes - recorded_bytes) <= MOST_ERROR * recorded_bytes:
-        return ""
-    off = describe_difference(base.peak_bytes, recorded_bytes)
-    return f"a dry run of the unmodified job peaks at {format_bytes(base.peak_bytes)} ({off})"
 
 
 def _describe_run(option: str, target: Target, why_not_isolated: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memprof.analysis.allocator.dry_fit import dry_fit
-from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.fit.attempt import measure
 from memprof.launch.outcome.verdict import describe_status
@@ -14,9 +14,12 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 
 #: Maximum characters of an error's last line in messages.
 _MOST_SAID = 300
+#: If the unmodified job's dry run differs by more than this fraction from the recording, its dry runs are not used.
+_MOST_ERROR = 0.01
 
 
 class EndedError(Exception):
@@ -43,6 +46,19 @@ class DryOutcome:
     reason: str = ""
     was_started: bool = True
     reserved_bytes: int = 0
+
+    def describe_distrust(self, recorded_bytes: int) -> str:
+        """Returns why dry runs of a job are not trusted, given that of the job as it is; "" if it peaks as recorded.
+
+        Args:
+            recorded_bytes: The recorded peak.
+        """
+        if self.peak_bytes is None:
+            return f"the job cannot be dry-run: {self.reason}"
+        if abs(self.peak_bytes - recorded_bytes) <= _MOST_ERROR * recorded_bytes:
+            return ""
+        off = describe_difference(self.peak_bytes, recorded_bytes)
+        return f"a dry run of the unmodified job peaks at {format_bytes(self.peak_bytes)} ({off})"
 
     def checked(self, plan: Plan, one: Candidate, request: SearchRequest) -> Checked:
         """Compares the run with the budget: what was reserved counts where that is a device's.

@@ -58,7 +58,7 @@ def steps_at(
         recording: The recording's manifest.
 
     Returns:
-        The outcome, with the reason if there are no steps; and a step for each recorded one, None without.
+        The outcome, and one step per recorded step; None instead of the steps if the outcome says why there are none.
     """
     if outcome.peak_bytes is None:
         return outcome, None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.frames import frames_to_dry_run
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device
@@ -20,10 +19,6 @@ from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.manifest import Manifest
-from memprof.units import format_bytes
-
-#: If the unmodified job's dry run differs by more than this fraction from the measurement, only real runs are used.
-_MOST_ERROR = 0.01
 
 
 class Rehearsal:
@@ -117,11 +112,8 @@ class Rehearsal:
         if self._found.is_from_dry_run:
             return
         (outcome,) = self._runs(self._window).run([DryRequest(None)])
-        if outcome.peak_bytes is None:
-            self._give_up(f"the job cannot be dry-run: {outcome.reason}")
-        elif abs(outcome.peak_bytes - recorded.peak_bytes) > _MOST_ERROR * recorded.peak_bytes:
-            off = describe_difference(outcome.peak_bytes, recorded.peak_bytes)
-            self._give_up(f"a dry run of the unmodified job peaks at {format_bytes(outcome.peak_bytes)} ({off})")
+        if distrust := outcome.describe_distrust(recorded.peak_bytes):
+            self._give_up(distrust)
 
     def _give_up(self, reason: str) -> None:
         self._window = None

@@ -23,7 +23,7 @@ _OF_MODEL = ("weight", "bias", "running_", "save_")
 _UNDIVIDED = {_aten._cdist_backward, _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward}
 #: Total bytes of the arguments of the largest of the three.
 _MOST_BYTES = 16 * 2**20
-#: A dimension of a product is divided by this where the matrix beside it is too large.
+#: Divisor of a product's largest dimension where its other matrices leave no room within _MOST_BYTES.
 _MANY = 64
 #: Largest deviation from a line: the rounding of a library's blocks.
 _MOST_ERROR, _LEAST_BYTES = 0.002, 1024
