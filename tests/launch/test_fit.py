@@ -280,9 +280,9 @@ def test_fastest_plan_comes_first_and_errors_count_for_their_kind() -> None:
     shortlist = Shortlist(search_request)
     shortlist.add(answer(search_request, fast, tight, other, roomy))
     assert shortlist.next() is fast
-    shortlist.note_above(fast, 110)
+    shortlist.note_above(fast, 110, is_reserved=False)
     assert shortlist.next() is other  # tight would need 105
-    shortlist.note_above(other, 101)
+    shortlist.note_above(other, 101, is_reserved=False)
     assert shortlist.next() is roomy
     # What follows is a search for plans of these kinds with as much more room, and of others as they are predicted.
     again = shortlist.tightened({search_request})
