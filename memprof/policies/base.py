@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 #: statistics over fewer samples.
 NUMERICS = ("none", "rounding", "approximate", "different")
 
-#: How a prediction was obtained, most accurate first: every operator and storage replayed, sizes modelled, a rule of
-#: thumb, or measured in an earlier run.
-SOURCES = ("replayed", "modelled", "rule", "measured")
+#: How a prediction was obtained, most accurate first: every operator and storage replayed, the job dry-run under the
+#: policy, sizes modelled, a rule of thumb, or measured in an earlier run.
+SOURCES = ("replayed", "dry-run", "modelled", "rule", "measured")
 
 
 @dataclass(frozen=True, eq=False)

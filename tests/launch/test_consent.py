@@ -154,3 +154,22 @@ def test_a_script_that_is_edited_while_it_runs_has_no_note(user: Path) -> None:
     job.write_text(job.read_text() + "open(__file__, 'a').write('# later')\n")
     memprof(user, "record", "-q", "-f", "-o", "run.memprof", "train.py")
     assert find_consent(Path("run.memprof")).reason == "its files changed while it was recorded"
+
+
+def test_largest_scales_steps_of_dry_runs(user: Path) -> None:
+    """At the recorded size a plan peaks where its dry run does; without dry runs it is estimated, which is said."""
+    words = ("largest", "run.memprof", "--budget", "80%", "--allow", "precision")
+    before = runs(user)
+    found = memprof(user, *words, "--json")
+    assert found.returncode == 0, found.stderr
+    assert runs(user) > before
+    told = json.loads(found.stdout)
+    at = {one["size"]: one["plan"] for one in told["sizes"]}
+    assert at[told["recorded_sizes"][0]]["describe"] == "precision bf16"
+    before = runs(user)
+    dry = json.loads(memprof(user, "predict", "run.memprof", "--precision", "bf16", "--json").stdout)
+    predicted = dry["predicted"]["peak_allocated_bytes"]
+    assert at[told["recorded_sizes"][0]]["peak_allocated_bytes"] == predicted
+    assert "estimated, not" not in memprof(user, *words).stdout
+    assert "precision bf16 is estimated, not dry-run" in memprof(user, *words, "--no-run").stdout
+    assert runs(user) == before, "what was dry-run once is not again"

@@ -11,7 +11,7 @@ from memprof.analysis.report.light_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, split_dry_run, steps_under
+from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, sources_of, steps_under
 from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
 from memprof.policies.plan.together import require_predictable
 from memprof.policies.swap.policy import DEFAULT_GBPS
@@ -123,10 +123,7 @@ class Basis:
 
     def source_of(self, plan: Plan) -> str:
         """Returns how a plan's numbers are obtained, one of policies.base.SOURCES, with the times it starts from."""
-        frame, remaining = split_dry_run(plan.policies, (), self.dry_steps)
-        # A dry run's times are modelled.
-        source = max(("modelled", *(each.source for each in remaining)), key=SOURCES.index) if frame else plan.source
-        return max(source, self.source, key=SOURCES.index)
+        return max(self.source, *sources_of(plan.policies, self.dry_steps), key=SOURCES.index)
 
     @property
     def at(self) -> str:

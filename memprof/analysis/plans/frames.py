@@ -37,15 +37,16 @@ _Kind = tuple[str, str, str]
 def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...], ...]:
     """Returns the frames that a search's plans need, in the order in which they are needed.
 
-    These are of plans that fit, and of the closest that is faster and predicted not to.
+    These are of plans that are estimated to fit, and of faster ones that fit by the lower bound of their estimate.
 
     Args:
         found: A search result.
-        most: Number of plans that fit.
+        most: Number of plans of each of the two.
     """
     fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
-    faster = [one for one in found.others if one.step_time_us < fastest_us]
-    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:1]))
+    budget = found.answer.search_request.budget_bytes
+    faster = [one for one in found.others if one.step_time_us < fastest_us and one.interval.least_bytes <= budget]
+    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:most]))
     return tuple(frame for frame in dict.fromkeys(frames) if frame and frame not in found.basis.dry_steps)
 
 

@@ -40,7 +40,9 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "budget_bytes": budget,
         "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
-        "policies": [{**policy_to_json(stage.policy, stage.numerics), **to_json(stage)} for stage in made.stages],
+        "policies": [
+            {**policy_to_json(stage.policy, stage.numerics, stage.how), **to_json(stage)} for stage in made.stages
+        ],
         "warnings": list(made.warnings),
     }
 
@@ -79,15 +81,16 @@ def verification_to_json(found: Verification) -> Json:
 
 def plan_to_json(plan: Plan) -> list[Json]:
     """Returns a plan's policies, with their effects as predicted, ready for ``json.dump``."""
-    return [policy_to_json(policy, plan.numerics_of(policy)) for policy in plan.policies]
+    return [policy_to_json(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
 
 
-def policy_to_json(policy: Policy, numerics: str) -> Json:
+def policy_to_json(policy: Policy, numerics: str, how: str) -> Json:
     """Returns a policy with its settings and effect, ready for ``json.dump``.
 
     Args:
         policy: The policy.
         numerics: Its effect on the numbers of the job.
+        how: How its effect was obtained, one of policies.base.SOURCES.
     """
     settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
     return {
@@ -95,7 +98,7 @@ def policy_to_json(policy: Policy, numerics: str) -> Json:
         "settings": dict(settings),
         "describe": policy.describe(),
         "numerics": numerics,
-        "how": policy.source,
+        "how": how,
     }
 
 

@@ -20,7 +20,7 @@ from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
-from memprof.policies.plan.several_steps import steps_under
+from memprof.policies.plan.several_steps import sources_of, steps_under
 from memprof.policies.plan.together import require_predictable
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.within import fullest_of
@@ -52,6 +52,7 @@ class Stage:
         peak_allocated_bytes: Peak of that step.
         step_time_us: Its step time.
         numerics: The policy's effect on the numbers of the job.
+        how: How the policy's effect was obtained, one of policies.base.SOURCES.
         changes: What it changes beyond rounding, and in the job's loop.
     """
 
@@ -59,6 +60,7 @@ class Stage:
     peak_allocated_bytes: int
     step_time_us: float
     numerics: str
+    how: str
     changes: tuple[str, ...]
 
 
@@ -124,16 +126,17 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     basis = basis or basis_of_steps(trace)
     stages = []
     steps = whole = (basis.step, *basis.others)
+    sources = sources_of(plan.policies, basis.dry_steps)
     # Of a dry run, the policies in it come first.
     in_order = sorted(plan.policies, key=lambda policy: bool(basis.dry_steps) and not policy.changes_kernels)
     for count, policy in enumerate(in_order, start=1):
         steps = steps_under(in_order[:count], whole, basis.dry_steps)
         peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
         changes = Plan((policy,)).caveats(basis.step)
-        stages.append(Stage(policy, peak_bytes, steps[0].duration_us, policy.numerics_in(basis.step), changes))
+        numerics, own = policy.numerics_in(basis.step), sources[plan.policies.index(policy)]
+        stages.append(Stage(policy, peak_bytes, steps[0].duration_us, numerics, own, changes))
     recorded, predicted = fullest_of(whole), fullest_of(steps)
-    source = basis.source_of(plan) if basis.dry_steps else plan.source
-    how = max(source, basis.scaled_by or source, key=SOURCES.index)
+    how = max(basis.scaled_by or SOURCES[0], SOURCES[0], *sources, key=SOURCES.index)
     interval = interval_of(plan.policies, whole, steps, dry_steps=basis.dry_steps)
     prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
     prediction = dataclasses.replace(prediction, changes=plan.caveats(basis.step)).with_times(

@@ -7,6 +7,7 @@ from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
 from memprof.analysis.plans.suggest import Suggestion, describe_least
 from memprof.json_values import Json
 from memprof.planners.search.candidate import Candidate
+from memprof.policies.plan.several_steps import sources_of
 
 
 def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:
@@ -55,7 +56,7 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
 
 
 def _plan(one: Candidate, found: Suggestion, *, fits: bool) -> Json:
-    recorded = found.answer.recorded
+    recorded, sources = found.answer.recorded, sources_of(one.policies, found.basis.dry_steps)
     return {
         "fits": fits,
         "describe": one.plan.describe(),
@@ -71,7 +72,7 @@ def _plan(one: Candidate, found: Suggestion, *, fits: bool) -> Json:
         "numerics": one.numerics,
         "changes": list(one.plan.caveats(found.basis.step)),
         "at_peak": one.categories,
-        "policies": list(map(policy_to_json, one.policies, one.words)),
+        "policies": list(map(policy_to_json, one.policies, one.words, sources)),
     }
 
 

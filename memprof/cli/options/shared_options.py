@@ -34,6 +34,12 @@ def write_option(words: str) -> Callable[[F], F]:
     return option("--write", "written", group="Output", type=file, metavar="FILE", help=words)
 
 
+def no_run_option(command: F) -> F:
+    """Adds ``--no-run``, for verbs that dry-run a job that this user recorded here; the command takes ``no_run``."""
+    words = "Do not dry-run the job, even if you recorded it here."
+    return option("--no-run", group="Dry runs", is_flag=True, help=words)(command)
+
+
 def also_option(group: str) -> Callable[[F], F]:
     """Returns a decorator that adds ``--also TRACE``, for recordings at other sizes; the command takes ``also``.
 

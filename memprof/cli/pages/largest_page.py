@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,20 @@ from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError
+from memprof.planners.scaling.base import SizedStep
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.largest import Largest, find_largest, sized_step
 from memprof.planners.search.request_maker import MakeSearchRequest
+from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
+from memprof.policies.plan.several_steps import DrySteps, frame_of, sources_of
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_us
+
+#: Most sets of policies that the job is dry-run under.
+_MOST_FRAMES = 6
 
 
 def show_largest(
@@ -34,6 +41,7 @@ def show_largest(
     search_request: MakeSearchRequest,
     what: str,
     written: Path | None,
+    dry_run: Callable[[tuple[Policy, ...]], tuple[list[Basis], str]],
     *,
     is_json: bool,
 ) -> int:
@@ -45,28 +53,39 @@ def show_largest(
         search_request: Makes the search request from the recorded peak.
         what: ``batch`` or ``sequence``.
         written: Path for the plan; None to write none.
+        dry_run: Returns the bases with the steps of dry runs under policies, and why they are estimated instead.
         is_json: Print JSON instead.
 
     Returns:
         The exit code.
     """
     request = search_request(int(live_bytes(bases[0].step).during.max(initial=0)))
-    sized = sized_step([basis.step for basis in bases])
-    with SearchBar(request) as bar:
-        found = find_largest(sized, request, bar.add)
-    best = None if found.answer is None else found.answer.best
+    sized, framed = sized_step([basis.step for basis in bases]), dict[tuple[Policy, ...], SizedStep]()
+    estimated = ""
+    while True:
+        with SearchBar(request) as bar:
+            found = find_largest(sized, request, bar.add, framed)
+        best = None if found.answer is None else found.answer.best
+        frame = frame_of(best.policies) if best is not None else ()
+        if not frame or frame in framed or len(framed) >= _MOST_FRAMES:
+            break
+        learned, estimated = dry_run(frame)
+        if estimated:
+            break
+        framed |= {each: sized_step([one.dry_steps[each][0] for one in learned]) for each in learned[0].dry_steps}
     if written is not None and best is not None and best.policies and found.step is not None:
         at: dict[str, Any] = {"at_batch" if what == "batch" else "at_length": found.size}
-        plan, _ = dataclasses.replace(best.plan, **at).predict(found.step, trace=trace)
+        plan, _ = dataclasses.replace(best.plan, **at).predict(found.step, trace=trace, dry_steps=found.dry_steps)
         assert plan.prediction is not None
         # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=request.budget_bytes))
     if is_json:
-        print(json.dumps(_json(found, best, request, what), indent=2, allow_nan=False))
+        told = _json(found, best, request, what, estimated)
+        print(json.dumps(told, indent=2, allow_nan=False))
     else:
         page = Page.for_stdout()
-        _fill(page, found, best, request, what, bases[0], trace, written)
+        _fill(page, found, best, request, what, bases[0], trace, written, estimated)
         page.write()
     return 0 if best is not None else GateFailedError.exit_code
 
@@ -80,6 +99,7 @@ def _fill(
     basis: Basis,
     trace: str,
     written: Path | None,
+    estimated: str,
 ) -> None:
     noun = {"batch": "Largest batch", "sequence": "Longest sequence"}[what]
     budget = format_bytes(search_request.budget_bytes)
@@ -102,6 +122,8 @@ def _fill(
             style="bold",
         )
     )
+    if estimated:
+        page.add(Text(f"warning: {printable(estimated)}", style="yellow"))
     if found.was_stopped:
         page.add(Text("warning: the search was stopped early; a larger one may fit.", style="yellow"))
     if found.size > 4 * max(found.sizes):
@@ -150,33 +172,36 @@ def _table(found: Largest, what: str) -> Table:
     return table
 
 
-def _json(found: Largest, best: Candidate | None, search_request: SearchRequest, what: str) -> dict[str, Any]:
+def _json(
+    found: Largest, best: Candidate | None, search_request: SearchRequest, what: str, estimated: str
+) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA,
         "maximise": what,
         "budget_bytes": search_request.budget_bytes,
         "recorded_sizes": list(found.sizes),
         "how": found.source,
+        "warnings": [estimated] if estimated else [],
         "largest": found.size or None,
         "is_complete": not found.was_stopped,
-        "plan": None if best is None else _plan(best),
+        "plan": None if best is None else _plan(best, found.dry_steps),
         "sizes": [
             {
                 "size": one.size,
                 "fits": one.best is not None,
                 "least_peak_bytes": one.least_bytes,
-                "plan": None if one.best is None else _plan(one.best),
+                "plan": None if one.best is None else _plan(one.best, found.dry_steps),
             }
             for one in found.tried
         ],
     }
 
 
-def _plan(one: Candidate) -> dict[str, Any]:
+def _plan(one: Candidate, dry_steps: DrySteps) -> dict[str, Any]:
     return {
         "describe": one.plan.describe(),
         "peak_allocated_bytes": one.peak_bytes,
         "peak_phase": one.peak_phase,
         "step_time_us": one.step_time_us,
-        "policies": list(map(policy_to_json, one.policies, one.words)),
+        "policies": list(map(policy_to_json, one.policies, one.words, sources_of(one.policies, dry_steps))),
     }

@@ -77,8 +77,8 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
         "recorded peak and predicted peak",
     )
     page.add("")
-    for source in dict.fromkeys([stage.policy.source for stage in made.stages]):
-        names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.policy.source == source)
+    for source in dict.fromkeys([stage.how for stage in made.stages]):
+        names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.how == source)
         page.add(Text(f"{', '.join(names)}: {SOURCES_IN_WORDS.get(source, source)}", style="dim"))
     for numerics in NUMERICS[1:]:
         names = dict.fromkeys(stage.policy.name for stage in made.stages if stage.numerics == numerics)
@@ -172,7 +172,7 @@ def _stage_table(made: Forecast) -> Table:
             format_bytes(stage.peak_allocated_bytes),
             format_bytes_change(stage.peak_allocated_bytes - before),
             format_us(stage.step_time_us),
-            cell(stage.policy.source),
+            cell(stage.how),
             cell({"none": "same"}.get(stage.numerics, stage.numerics)),
         )
         before = stage.peak_allocated_bytes

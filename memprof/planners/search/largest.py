@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.doubt import step_with_errors
@@ -17,11 +18,16 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
 #: The search ends at this multiple of the recorded size; growth models are not reliable beyond.
 _MOST_TIMES = 4096
+
+#: Steps under policies that change which kernels run, at any size, by those policies.
+Framed = Mapping[tuple[Policy, ...], SizedStep]
+_NONE_FRAMED: Framed = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Largest:
         answer: The plans at that size.
         tried: Result for each size tried, in ascending order.
         was_stopped: Whether the search stopped before it was complete.
+        dry_steps: Steps of dry runs at that size, from which plans were predicted.
     """
 
     sizes: tuple[int, ...]
@@ -60,6 +67,7 @@ class Largest:
     answer: SearchResult | None
     tried: tuple[AtSize, ...]
     was_stopped: bool
+    dry_steps: DrySteps = field(default_factory=dict)
 
 
 def sized_step(steps: list[Step]) -> SizedStep:
@@ -77,7 +85,10 @@ def sized_step(steps: list[Step]) -> SizedStep:
 
 
 def find_largest(
-    sized: SizedStep, search_request: SearchRequest, report: Callable[[Candidate], None] = lambda _: None
+    sized: SizedStep,
+    search_request: SearchRequest,
+    report: Callable[[Candidate], None] = lambda _: None,
+    framed: Framed = _NONE_FRAMED,
 ) -> Largest:
     """Searches for the largest size that fits a budget under some plan, then for the fastest plan at that size.
 
@@ -89,6 +100,7 @@ def find_largest(
         sized: The step at any size.
         search_request: The request; its time limit covers all sizes together.
         report: Called with each replayed plan.
+        framed: Steps of dry runs of the same recordings, from which plans with these policies are predicted.
 
     Raises:
         PolicyError: Unknown policy.
@@ -101,7 +113,8 @@ def find_largest(
 
     def fits(size: int) -> bool:
         if size not in at:
-            at[size] = _at_size(step_with_errors(sized, size), size, search_request, known, deadline, report)
+            step, dry_steps = step_with_errors(sized, size), _dry_steps_at(sized, framed, size)
+            at[size] = _at_size(step, size, search_request, known, deadline, report, dry_steps)
         best = at[size].best
         if best is not None:
             known[best.policies] = None
@@ -119,7 +132,10 @@ def find_largest(
             high = middle
     step = step_with_errors(sized, low) if low else None
     rest = max(5.0, deadline - time.monotonic())
-    answer = None if step is None else explore(step, dataclasses.replace(search_request, time_limit_s=rest), report)
+    answer = None
+    if step is not None:
+        last = dataclasses.replace(search_request, time_limit_s=rest)
+        answer = explore(step, last, report, dry_steps=_dry_steps_at(sized, framed, low))
     if step is not None and answer is not None and answer.best is None:
         # The time left was too short to find the known fitting plan again.
         answer = dataclasses.replace(answer, fitting=tuple(one for one in (at[low].best,) if one is not None))
@@ -131,7 +147,17 @@ def find_largest(
         answer=answer,
         tried=tuple(at[size] for size in sorted(at)),
         was_stopped=high - low > 1,
+        dry_steps=_dry_steps_at(sized, framed, low) if low else NO_DRY_STEPS,
     )
+
+
+def _dry_steps_at(sized: SizedStep, framed: Framed, size: int) -> DrySteps:
+    """Returns the steps of dry runs at a size; under micro-batches their size is that of the largest of these."""
+    recorded = max(sized.sizes)
+    return {
+        policies: (step_with_errors(one, max(1, -(-size * max(one.sizes) // recorded))),)
+        for policies, one in framed.items()
+    }
 
 
 def _is_late(deadline: float) -> bool:
@@ -145,17 +171,18 @@ def _at_size(
     known: dict[tuple[Policy, ...], None],
     deadline: float,
     report: Callable[[Candidate], None],
+    dry_steps: DrySteps,
 ) -> AtSize:
     replayed = []
     for policies in reversed(known):  # those of the nearest size first
-        one = _replayed(step, policies)
+        one = Workbench(step, deadline=math.inf, dry_steps=dry_steps).try_plan(*policies)
         if one is not None:
             report(one)
             replayed.append(one)
             if one.interval.most_bytes <= search_request.budget_bytes and _is_fast(one, step, search_request):
                 return AtSize(size, one, one.interval.most_bytes)
     left = min(search_request.time_limit_s / 4, max(1.0, deadline - time.monotonic()))
-    answer = explore(step, dataclasses.replace(search_request, time_limit_s=left), report)
+    answer = explore(step, dataclasses.replace(search_request, time_limit_s=left), report, dry_steps=dry_steps)
     least = min([answer.least, *replayed], key=lambda one: one.interval.most_bytes)
     return AtSize(size, answer.best, least.interval.most_bytes)
 
@@ -164,8 +191,3 @@ def _is_fast(one: Candidate, step: Step, search_request: SearchRequest) -> bool:
     return search_request.most_slowdown is None or one.step_time_us <= step.duration_us * (
         1 + search_request.most_slowdown
     )
-
-
-def _replayed(step: Step, policies: tuple[Policy, ...]) -> Candidate | None:
-    bench = Workbench(step, deadline=math.inf)
-    return bench.try_plan(*policies)

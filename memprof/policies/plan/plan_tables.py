@@ -36,7 +36,8 @@ NUMERICS_IN_WORDS = {
 SOURCES_IN_WORDS = {
     "replayed": "replayed: every operator and storage of the recording replayed",
     "modelled": "modelled: operators and storages replayed, with sizes or times from a model of the policy",
-    "rule": "a rule of thumb",
+    "dry-run": "dry-run: the job ran under it on tensors without memory; times modelled",
+    "rule": "estimated by a rule of thumb",
     "measured": "measured in an earlier run",
 }
 

@@ -32,7 +32,7 @@ class Prediction:
         peak_phase: Phase the peak is in.
         peak_module: Module that runs there, "" outside modules.
         step_time_us: Predicted duration of the recorded step with the highest peak.
-        how: The least certain source among its policies: replayed, modelled, rule, measured.
+        how: The least certain source among its policies, one of policies.base.SOURCES.
         phases: Highest bytes in each phase.
         categories: Bytes at the peak, by category.
         machine: The machine the step times are for, "" for that of the recording.

@@ -44,6 +44,12 @@ def split_dry_run(
     return dry_steps.get(chosen, tuple(steps)), tuple(policy for policy in plan if policy not in chosen)
 
 
+def sources_of(policies: Sequence[Policy], dry_steps: DrySteps) -> tuple[str, ...]:
+    """Returns how the effect of each policy of a plan is obtained, one of policies.base.SOURCES."""
+    predicted = split_dry_run(policies, (), dry_steps)[1]
+    return tuple(policy.source if policy in predicted else "dry-run" for policy in policies)
+
+
 def steps_under(
     policies: Sequence[Policy], steps: Sequence[Step], dry_steps: DrySteps = NO_DRY_STEPS, *, at_most: bool = False
 ) -> tuple[Step, ...]:

@@ -106,7 +106,7 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
         return basis, ""
     consent = find_consent(recording)
     if consent.reason:
-        return basis, f"{_described(frame)} is estimated, not dry-run: {consent.reason}."
+        return basis, describe_estimate(frame, consent.reason)
     frames = [frame[:count] for count in range(1, len(frame) + 1)]
     try:
         window, digest = read_dry_window(Path.cwd()), consent.digest
@@ -116,15 +116,17 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
         with checks, CheckLine() as line:
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
-        return basis, f"{_described(frame)} is estimated, not dry-run: {error}"
+        return basis, describe_estimate(frame, str(error))
     if frame not in steps:
         why = checks.distrust or "its dry run has no step on the recorded inputs"
-        return basis, f"{_described(frame)} is estimated: {why.rstrip('.')}."
+        return basis, describe_estimate(frame, why)
     return replace(basis, dry_steps=steps), ""
 
 
-def _described(policies: tuple[Policy, ...]) -> str:
-    return ", ".join(policy.describe() for policy in policies)
+def describe_estimate(frame: tuple[Policy, ...], why: str = "") -> str:
+    """Returns a sentence on policies that change kernels and whose effect is estimated, with the reason if given."""
+    policies = ", ".join(policy.describe() for policy in frame)
+    return f"{policies} is estimated, not dry-run{': ' if why else ''}{why.rstrip('.')}."
 
 
 def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> CompiledPlans:

@@ -11,7 +11,7 @@ import click
 
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
-from memprof.cli.options.shared_options import json_option, write_option
+from memprof.cli.options.shared_options import json_option, no_run_option, write_option
 from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
@@ -59,7 +59,7 @@ Examples:
 )
 @size_options
 @option("--rank", group="Recorded steps", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
-@option("--no-run", group="Dry runs", is_flag=True, help="Do not dry-run the job, even if you recorded it here.")
+@no_run_option
 @json_option
 def predict(
     trace: str,

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.grouped import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
-from memprof.cli.options.shared_options import force_option, json_option, write_option
+from memprof.cli.options.shared_options import force_option, json_option, no_run_option, write_option
 from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
@@ -106,12 +106,7 @@ Examples:
     help="Dry-run the recorded job under the best plans, until one is confirmed to fit; N dry runs at most.  "
     "[default: 3]",
 )
-@option(
-    "--no-run",
-    group="Dry runs",
-    is_flag=True,
-    help="Do not dry-run the job; without this option it is, under the best plans, if you recorded it here.",
-)
+@no_run_option
 @option(
     "--compile",
     "compile_runs",
