@@ -21,6 +21,7 @@ from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
+from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Polling interval for a recording in progress, in milliseconds.
 _TICK_MS = 2_000
@@ -33,6 +34,7 @@ def create_app(
     hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"),
     prefix: str = "/",
     editor: str = EDITORS["vscode"],
+    dry_frames: DryFrames | None = None,
 ) -> Dash:
     """Creates the dashboard app for some recordings.
 
@@ -42,11 +44,12 @@ def create_app(
         hosts: Names under which it is served.
         prefix: Path, with slashes around, below which it is served at a path of its own (``own_path``).
         editor: The address that opens a source line, as in ``side.editor``.
+        dry_frames: Dry runs of their jobs; None to run nothing.
 
     Returns:
         The app; it is not running yet.
     """
-    workspace = Workspace(sources)
+    workspace = Workspace(sources, dry_frames)
     side = SidePanel(editor)
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
@@ -81,7 +84,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
     return html.Main(
         [
             dcc.Location(id=ids.URL, refresh=False),
-            *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO)),
+            *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO, ids.DRY)),
             dcc.Store(id=ids.THEME, data="light"),
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),

@@ -37,17 +37,29 @@ Examples:
     help="Editor that opens source lines: vscode, cursor, zed, pycharm, none; or an address with {file} and {line}.",
 )
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser.")
-def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, editor: str, browser: bool) -> None:
+@click.option("--no-run", is_flag=True, help="Do not dry-run the job, even if you recorded it here.")
+def dashboard(
+    traces: tuple[Path, ...], host: str, port: int, prefix: str, editor: str, browser: bool, no_run: bool
+) -> None:
     """Show recordings in a browser: memory over time, what allocated it, and which plans make the job fit.
 
     TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or has crashed; also a memory
     snapshot or a profiler's trace, as memprof import reads. Several can be compared. Access needs the token in the
-    printed address.
+    printed address. What if dry-runs a job as memprof predict does: only in the folder where you recorded it.
     """
     require_dash()
     from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
 
-    serve(list(traces), host=host, port=port, prefix=prefix, editor=editor, opens_browser=browser, say=_say)
+    serve(
+        list(traces),
+        host=host,
+        port=port,
+        prefix=prefix,
+        editor=editor,
+        may_run=not no_run,
+        opens_browser=browser,
+        say=_say,
+    )
 
 
 def require_dash() -> None:

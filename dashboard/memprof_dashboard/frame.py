@@ -149,9 +149,10 @@ def register(app: Dash, workspace: Workspace) -> None:
         Output(_DRAWN_AT, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
+        Input(ids.DRY, "data"),
         State(ids.VIEW, "data"),
     )
-    def draw_timeline(window: Any, theme: Any, whole: Any) -> Any:
+    def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
         if window is None:
             return no_update, no_update
         view, at = View.from_json(window), View.from_json(whole).at

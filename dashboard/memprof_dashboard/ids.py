@@ -14,6 +14,8 @@ PLACE = "place"
 #: A key press, and a jump requested by a page: fields of View to change.
 KEY = "key"
 GO = "go"
+#: Number of dry runs that have ended: plans are predicted again from them.
+DRY = "dry"
 #: ``light`` or ``dark``.
 THEME = "theme"
 #: Ticks while a recording is in progress; counts its refreshes.

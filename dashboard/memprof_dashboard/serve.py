@@ -21,6 +21,7 @@ from memprof_dashboard.guard import new_token
 from memprof_dashboard.side.editor import address_of_editor
 from memprof_dashboard.sources import Source, open_sources, packed_file
 from memprof_dashboard.state import View
+from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Number of ports tried after the requested one.
 _TRIES = 50
@@ -67,6 +68,7 @@ def serve(
     port: int = 8050,
     prefix: str = "/",
     editor: str = "vscode",
+    may_run: bool = False,
     opens_browser: bool = True,
     view: View | None = None,
     say: Callable[[str], None] = print,
@@ -79,6 +81,7 @@ def serve(
         port: Port to listen on; where it is taken, the next that is free.
         prefix: Path below which it is served, behind a proxy.
         editor: Name of the editor that source lines are opened in, or the address that opens them.
+        may_run: Dry-run jobs that this user recorded here, for plans with policies that change kernels.
         opens_browser: Open the page in a browser.
         view: What it shows first; None for the default.
         say: Called with messages about the page's address.
@@ -96,7 +99,8 @@ def serve(
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
     names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
-    app = create_app(sources, token=token, hosts=names, prefix=prefix, editor=address)
+    dry_frames = DryFrames(may_run=may_run)
+    app = create_app(sources, token=token, hosts=names, prefix=prefix, editor=address, dry_frames=dry_frames)
     server, taken = _listen(app.server, host, port)
     shown = f"[{host}]" if ":" in host else host
     search = (view or View()).to_search().replace("?", "&")
@@ -109,6 +113,7 @@ def serve(
         threading.Thread(target=_open, args=(url, say), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+    dry_frames.close()
     server.server_close()
 
 

@@ -23,6 +23,7 @@ from memprof.trace.manifest import PREDICTED
 from memprof.trace.running import is_being_written
 from memprof.trace.store import Trace
 from memprof_dashboard.rank import Rank
+from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Size and newest time of a recording's files, and whether they are still being written.
 _Stamp = tuple[int, int, bool]
@@ -129,9 +130,15 @@ class Source:
 class Workspace:
     """The open recordings, by index."""
 
-    def __init__(self, sources: list[Source]) -> None:
-        """Stores the recordings, at least one."""
+    def __init__(self, sources: list[Source], dry_frames: DryFrames | None = None) -> None:
+        """Stores the recordings, at least one.
+
+        Args:
+            sources: The recordings.
+            dry_frames: Dry runs of their jobs; None to run nothing.
+        """
         self.sources = sources
+        self.dry_frames = dry_frames or DryFrames(may_run=False)
         self._lock = threading.Lock()
         self._folders = {source.path.resolve().parent for source in sources}
         self._seen = _stamped_in(self._folders)

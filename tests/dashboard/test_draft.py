@@ -24,10 +24,12 @@ from memprof_dashboard.state import View
 from memprof_dashboard.views.timelines import main_timeline
 from memprof_dashboard.whatif.draft import _basis, draft_of, offer_of, predicted_line
 from memprof_dashboard.whatif.draft_page import _result
+from memprof_dashboard.whatif.dry_frames import DryFrames
 from memprof_dashboard.whatif.plan_parts import command_of
 from tests.building import Op, Storage, make_trace
 
 GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+NONE = DryFrames(may_run=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +61,26 @@ def test_text_and_choice_are_one(rank: Rank) -> None:
 
 def test_draft_is_the_prediction_of_predict(rank: Rank) -> None:
     """A ticked policy has the peak and the step time that `memprof predict` gives it."""
-    made, expected = draft_of(rank, "checkpoint=layers.*"), forecast(rank.trace, Plan((Checkpoint(("layers.*",)),)))
+    made, expected = (
+        draft_of(rank, "checkpoint=layers.*", NONE),
+        forecast(rank.trace, Plan((Checkpoint(("layers.*",)),))),
+    )
     assert made is not None
     assert made.predicted.peak.allocated_bytes == expected.predicted.peak.allocated_bytes
     assert made.predicted.step_time_us == expected.predicted.step_time_us
-    assert draft_of(rank, "") is None
+    assert draft_of(rank, "", NONE) is None
 
 
 @pytest.mark.parametrize("text", ["checkpoint=attic", "nonsense", "checkpoint=", "precision bf16;precision bf16"])
 def test_text_that_cannot_be_chosen_is_refused(rank: Rank, text: str) -> None:
     """An address may be made by anybody."""
     with pytest.raises(PolicyError, match="not one that can be chosen"):
-        draft_of(rank, text)
+        draft_of(rank, text, NONE)
 
 
 def test_predicted_line_lies_on_its_step(rank: Rank) -> None:
     """It begins and ends with the recorded step, never runs back, and peaks as predicted."""
-    made = draft_of(rank, "checkpoint=layers.*")
+    made = draft_of(rank, "checkpoint=layers.*", NONE)
     assert made is not None
     edges, during = predicted_line(rank, made)
     assert (edges[0], edges[-1]) == rank.step_range(made.step.number)
@@ -111,7 +116,7 @@ def test_of_many_steps_the_fullest_is_predicted() -> None:
 
 def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:
     """Peak, step time and budget in words; the command is what a click copies."""
-    made = draft_of(rank, "checkpoint=layers.*")
+    made = draft_of(rank, "checkpoint=layers.*", NONE)
     assert made is not None
 
     def text_at(budget: str, *, counts_reserved: bool = False) -> str:
@@ -127,7 +132,7 @@ def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:
 
 def test_saved_plan_reads_back(rank: Rank) -> None:
     """What the button downloads is the plan that was ticked, with its prediction."""
-    made = draft_of(rank, "precision bf16;checkpoint=layers.0")
+    made = draft_of(rank, "precision bf16;checkpoint=layers.0", NONE)
     assert made is not None
     plan = parse_plan(format_plan(made.plan), "plan.toml")
     assert plan.policies == made.plan.policies

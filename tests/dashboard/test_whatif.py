@@ -39,6 +39,7 @@ from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
+from memprof_dashboard.whatif.dry_frames import DryFrames
 from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
     SearchForm,
@@ -51,6 +52,7 @@ from memprof_dashboard.whatif.planning import (
 from memprof_dashboard.whatif.workspace import Search, Searches
 from tests.browsing import text_of
 
+NONE = DryFrames(may_run=False)
 MIB = 1024**2
 LIGHT = THEMES["light"]
 GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
@@ -66,7 +68,7 @@ def rank() -> Rank:
 @pytest.fixture(scope="module")
 def found(rank: Rank) -> Suggestion:
     """What fits 60 % of its peak with checkpointing alone."""
-    return find_plans(rank, SearchForm("60%", ("checkpoint",)), lambda _: None)
+    return find_plans(rank, SearchForm("60%", ("checkpoint",)), NONE, lambda _: None)
 
 
 def _text(component: object) -> str:
@@ -210,7 +212,7 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
 
 def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     """Where no plan fits, the verdict names the least peak found and what is held there."""
-    found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), lambda _: None)
+    found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), NONE, lambda _: None)
     assert found.answer.best is None
     assert "No plan found fits 1.00 MiB: the lowest peak is" in plan_parts.verdict(found)
     assert plan_parts.fitting(found) == []
@@ -219,7 +221,7 @@ def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
 
 def test_a_job_that_fits_is_told(rank: Rank) -> None:
     """A budget above the peak needs no plan, and the page says so."""
-    found = find_plans(rank, SearchForm("1GiB", ("checkpoint",)), lambda _: None)
+    found = find_plans(rank, SearchForm("1GiB", ("checkpoint",)), NONE, lambda _: None)
     assert plan_parts.verdict(found).startswith("The job already fits")
     assert plans_of(found) == ()
 
@@ -238,7 +240,7 @@ def test_a_search_is_stopped_with_what_it_has(rank: Rank) -> None:
                 assert go_on.wait(30)
             report(one)
 
-        return find_plans(rank, SearchForm("20%", ("checkpoint", "swap")), slowly)
+        return find_plans(rank, SearchForm("20%", ("checkpoint", "swap")), NONE, slowly)
 
     search: Search[object, Suggestion] = Search(1, rank, "20%", work)
     assert begun.wait(30)

@@ -162,7 +162,9 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
             form.check()
         except MemprofError as error:
             return no_update, html.P(str(error), className="warning"), no_update, no_update
-        started = searches.plans.start(key_of(view), rank, form.budget, lambda report: find_plans(rank, form, report))
+        started = searches.plans.start(
+            key_of(view), rank, form.budget, lambda report: find_plans(rank, form, workspace.dry_frames, report)
+        )
         return -started.number, [], [form.budget, sorted(form.allow)], {"budget": form.budget}
 
     @app.callback(

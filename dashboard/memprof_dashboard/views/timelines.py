@@ -64,7 +64,7 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     if rank.is_end_state:
         return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
     is_above = has_two(view)
-    most, overlaid = 0, [*_predicted(rank, view)]
+    most, overlaid = 0, [*_predicted(workspace, rank, view)]
     if view.other >= 0:
         beside = workspace.rank(view.other, view.rank)
         if beside.history.ops and view.lay == OVER:
@@ -90,10 +90,10 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     return timeline(history, now.first, now.end, theme_of(theme), marks)
 
 
-def _predicted(rank: Rank, view: View) -> list[Overlaid]:
+def _predicted(workspace: Workspace, rank: Rank, view: View) -> list[Overlaid]:
     """Returns the line of the view's plan; none without one, or where it cannot be predicted."""
     try:
-        made = draft_of(rank, view.plan)
+        made = draft_of(rank, view.plan, workspace.dry_frames)
     except MemprofError:
         return []  # the what-if page says why
     if made is None:
@@ -118,7 +118,7 @@ def other_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any
     if not rank.history.ops:
         return timeline(beside.history, 0, beside.history.ops, theme_of(theme), Marks(title=name, has_legend=False))
     aligned = _align(rank, beside, now.first, now.end)
-    heights = [one.heights for one in _predicted(rank, view)]
+    heights = [one.heights for one in _predicted(workspace, rank, view)]
     most = max(int(values.max()) for values in (rank.history.total[now.first : now.end], *heights))
     marks = Marks(
         at=at if at >= 0 else now.at,

@@ -20,6 +20,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Floats, Ints
 from memprof_dashboard.figures.overlay import Curve, shares
 from memprof_dashboard.sources import Rank
+from memprof_dashboard.whatif.dry_frames import DryFrames
 from memprof_dashboard.whatif.planning import basis_for
 
 #: In a view's text: between choices, between a policy and its modules, and between modules.
@@ -133,8 +134,10 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
-def draft_of(rank: Rank, text: str) -> Forecast | None:
+def draft_of(rank: Rank, text: str, dry_frames: DryFrames) -> Forecast | None:
     """Predicts the plan of a view's text; None where it contains no policy.
+
+    Policies that change kernels are estimated, until the dry run of the job that this starts has ended.
 
     Raises:
         MemprofError: A policy does not apply to the step or contradicts another one, or the recording is damaged.
@@ -143,16 +146,20 @@ def draft_of(rank: Rank, text: str) -> Forecast | None:
     if not text:
         return None
     with _ONE_AT_A_TIME:  # the timeline and the page ask for the same one
-        return _predicted(rank, text)
+        return _predicted(rank, text, dry_frames, dry_frames.finished)
 
 
 @lru_cache(maxsize=16)
-def _predicted(rank: Rank, text: str) -> Forecast:
+def _predicted(rank: Rank, text: str, dry_frames: DryFrames, _: int) -> Forecast:
+    """Predicts a plan, again after each dry run that ends."""
     offer = offer_of(rank)
     policies = offer.policies_of(text)
     if not policies or offer.text_of(*offer.chosen_in(text)) != text:
         raise PolicyError("the plan in this address is not one that can be chosen for this recording.")
-    return forecast(rank.trace, Plan(policies=policies), _basis(rank))
+    plan = Plan(policies=policies)
+    basis, estimated = dry_frames.basis(rank, _basis(rank), plan)
+    made = forecast(rank.trace, plan, basis)
+    return replace(made, warnings=(*made.warnings, estimated)) if estimated else made
 
 
 def predicted_line(rank: Rank, made: Forecast) -> tuple[Floats, Ints]:

@@ -27,6 +27,10 @@ _RESULT = "draft-result"
 _CLEAR = "draft-clear"
 _SAVE = "draft-save"
 _FILE = "draft-file"
+_CLOCK = "draft-clock"
+
+#: Interval between two looks at dry runs, in milliseconds.
+_TICK_MS = 1_000
 
 
 def layout() -> html.Section:
@@ -38,6 +42,7 @@ def layout() -> html.Section:
             parts.note("Tick policies or choose modules: the timeline above draws the predicted step at once."),
             dcc.Loading(html.Div(id=_FORM), delay_show=400, type="dot"),
             html.Div(id=_RESULT, role="status"),
+            dcc.Interval(id=_CLOCK, interval=_TICK_MS, disabled=True),
             dcc.Download(id=_FILE),
         ],
         className="draft",
@@ -102,14 +107,28 @@ def register(app: Dash, workspace: Workspace) -> None:
     def clear(clicks: Any) -> Any:
         return {"plan": ""} if clicks else no_update
 
-    @app.callback(Output(_RESULT, "children"), Input(ids.WINDOW, "data"))
-    def predict(window: Any) -> Any:
+    @app.callback(Output(ids.DRY, "data"), Input(_CLOCK, "n_intervals"), State(ids.DRY, "data"))
+    def look(_: Any, before: Any) -> Any:
+        now = workspace.dry_frames.finished
+        return no_update if now == (before or 0) else now
+
+    @app.callback(
+        Output(_RESULT, "children"),
+        Output(_CLOCK, "disabled"),
+        Input(ids.WINDOW, "data"),
+        Input(ids.DRY, "data"),
+    )
+    def predict(window: Any, _: Any) -> Any:
+        shown = predicted(window)
+        return shown, not workspace.dry_frames.is_running
+
+    def predicted(window: Any) -> Any:
         view = View.from_json(window)
         if window is None or not view.plan:
             return None
         try:
             rank = workspace.rank(view.trace, view.rank)
-            made = draft_of(rank, view.plan)
+            made = draft_of(rank, view.plan, workspace.dry_frames)
             is_device = counts_reserved(rank, view.budget)
         except MemprofError as error:
             return [html.P(str(error), className="warning"), _clear()]
@@ -118,7 +137,8 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(Output(_FILE, "data"), Input(_SAVE, "n_clicks"), State(ids.VIEW, "data"), prevent_initial_call=True)
     def save(clicks: Any, whole: Any) -> Any:
         view = View.from_json(whole)
-        made = draft_of(workspace.rank(view.trace, view.rank), view.plan) if clicks else None
+        rank = workspace.rank(view.trace, view.rank)
+        made = draft_of(rank, view.plan, workspace.dry_frames) if clicks else None
         if made is None:
             return no_update
         return {"content": format_plan(made.plan), "filename": "plan.toml", "type": "application/toml"}

@@ -11,6 +11,7 @@ import numpy as np
 
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.analysis.plans.frames import frames_to_dry_run
 from memprof.analysis.plans.predict import Stage, forecast
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import Verification, verify_plan
@@ -29,10 +30,13 @@ from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Ints, Texts
 from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
+from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Most time that a search for plans takes, and each search of a planner that is compared, in seconds.
 TIME_LIMIT_S = 60.0
 PLANNER_LIMIT_S = 5.0
+#: Plans of each search whose policies are dry-run, and searches repeated with that.
+_MOST_FRAMES, _MOST_ROUNDS = 2, 2
 
 #: A peak to read a budget against before the step is read, so that a mistake in it is reported at once.
 _SOME_PEAK_BYTES = 1 << 40
@@ -80,12 +84,16 @@ def basis_for(rank: Rank) -> Basis:
     return basis_of(rank.trace)
 
 
-def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]) -> Suggestion:
+def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
+
+    Policies that change kernels are estimated first; the job is dry-run under those of the best plans, and the search
+    repeated with these steps.
 
     Args:
         rank: The recording.
         form: The search request.
+        dry_frames: Dry runs of the job.
         report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
 
     Raises:
@@ -101,7 +109,15 @@ def find_plans(rank: Rank, form: SearchForm, report: Callable[[Candidate], None]
         link_bytes_per_us=link_of(rank.trace),
         counts_reserved=counts_reserved(rank, form.budget),
     )
-    return suggest(rank.trace, basis, search_request, report)
+    found, estimated = suggest(rank.trace, basis, search_request, report), dict[str, None]()
+    for _ in range(_MOST_ROUNDS):
+        for frame in frames_to_dry_run(found, _MOST_FRAMES):
+            basis, why = dry_frames.basis(rank, basis, Plan(frame), waits=True)
+            estimated |= {why: None} if why else {}
+        if basis.dry_steps.keys() == found.basis.dry_steps.keys():
+            break
+        found = suggest(rank.trace, basis, search_request, report, found)
+    return replace(found, warnings=(*found.warnings, *estimated))
 
 
 def counts_reserved(rank: Rank, budget: str) -> bool:

@@ -76,7 +76,7 @@ def steps_of_frame(frame: Sequence[Policy], basis: Basis, trace: Trace, recordin
         return None
     copied_us = _copied_us(basis.step, frame)
     timed = (
-        _as_recorded(step, before, step.ops.duration_us, step.duration_us + copied_us)
+        as_recorded(step, before, step.ops.duration_us, step.duration_us + copied_us)
         if recording.backend.name == DRY_RUN
         else _timed(step, before, copied_us)
         for step, before in zip(found, (basis.step, *basis.others), strict=True)
@@ -103,7 +103,7 @@ def _matching_steps(frame: Sequence[Policy], basis: Basis, trace: Trace) -> tupl
     return tuple(found)
 
 
-def _as_recorded(step: Step, recorded: Step, durations: Floats, duration_us: float) -> Step:
+def as_recorded(step: Step, recorded: Step, durations: Floats, duration_us: float) -> Step:
     """Returns a dry-run step with what only a recording contains, and with other times in microseconds."""
     return dataclasses.replace(
         recorded,
@@ -142,7 +142,7 @@ def _timed(step: Step, recorded: Step, more_us: float) -> Step:
         step_us = after_us + beyond_us * _count(step) / max(1, _count(recorded))
     else:  # operators timed one by one take longer than the step itself
         step_us = after_us * _ratio(recorded.duration_us, before_us)
-    return _as_recorded(step, recorded, durations, step_us + more_us)
+    return as_recorded(step, recorded, durations, step_us + more_us)
 
 
 def _durations(step: Step, recorded: Step) -> Floats:
