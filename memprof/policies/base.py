@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from memprof.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,16 +132,24 @@ class Policy(ABC):
     def transform(self, step: Step) -> Step:
         """Predicts: rewrites a recorded step into the one that would have happened under the policy.
 
-        Calls ``transform(step, policy)`` of the policy's own ``transform.py``.
+        Calls ``transform(step, policy)`` of its own ``transform.py``, an estimate where it ``changes_kernels``.
 
         Args:
             step: The step, recorded or transformed by earlier policies; not modified.
 
         Raises:
-            PolicyError: The policy does not fit the step; the message gives the reason.
+            PolicyError: The policy does not fit the step, or has no estimate; the message gives the reason.
         """
+        if not self.has_transform():
+            raise PolicyError(f"{self.name} has no estimate: only a dry run of the recorded job predicts it.")
         rewritten: Step = self._module("transform").transform(step, self)
         return rewritten
+
+    @classmethod
+    def has_transform(cls) -> bool:
+        """Returns whether it can be predicted without a dry run; only a policy that ``changes_kernels`` need not."""
+        own = cls.transform is not Policy.transform
+        return own or importlib.util.find_spec(f"{cls.__module__.rpartition('.')[0]}.transform") is not None
 
     def transform_at_most(self, step: Step) -> Step:
         """Rewrites a step like ``transform``, with worst-case values for whatever a recording leaves open.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from memprof.trace.store import Trace
 from tests.warm import client
 
 _TOP = Path(__file__).parents[2]
@@ -44,6 +45,15 @@ print(json.dumps({
 }))
 """
 
+#: Prints what a verb that fails says.
+_REFUSED = """
+import subprocess, sys
+
+done = subprocess.run([sys.executable, "-m", "memprof.cli.main", *sys.argv[1:]], capture_output=True, text=True)
+assert done.returncode == 2, done
+print(done.stderr)
+"""
+
 
 @dataclass(frozen=True)
 class House:
@@ -51,13 +61,13 @@ class House:
 
     folder: Path
 
-    def python(self, *words: str) -> str:
+    def python(self, *words: str, **variables: str) -> str:
         """Runs Python with the copy, and returns what it printed."""
         own = client.variables(str(self.folder), str(_TOP), with_memprof=False)
         done = subprocess.run(
             [sys.executable, "-P", *words],
             cwd=self.folder,
-            env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **own, "OMP_NUM_THREADS": "1", **variables},
             capture_output=True,
             text=True,
             timeout=200,
@@ -66,9 +76,9 @@ class House:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def memprof(self, *words: str) -> str:
+    def memprof(self, *words: str, **variables: str) -> str:
         """Runs a verb."""
-        return self.python("-m", "memprof.cli.main", *words)
+        return self.python("-m", "memprof.cli.main", *words, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +87,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = tmp_path_factory.mktemp("house")
     shutil.copytree(_TOP / "memprof", folder / "memprof")  # with what is compiled of it
     shutil.copytree(_TOP / "dashboard" / "memprof_dashboard", folder / "memprof_dashboard")
-    shutil.copytree(Path(__file__).parent / "plugged", folder / "memprof" / "policies" / "plugged")
+    for name in ("plugged", "dry_only"):
+        shutil.copytree(Path(__file__).parent / name, folder / "memprof" / "policies" / name)
     registry = folder / "memprof" / "policies" / "registry.py"
     text = registry.read_text()
     assert '    "swap",\n' in text
-    registry.write_text(text.replace('    "swap",\n', '    "plugged",\n    "swap",\n'))
+    registry.write_text(text.replace('    "swap",\n', '    "dry_only",\n    "plugged",\n    "swap",\n'))
     made = House(folder)
     made.memprof("record", "-o", "plain.memprof", _GPT, *_SMALL)
     return made
@@ -130,3 +141,18 @@ def test_fit_applies_it_as_predicted(house: House, predicted: int) -> None:
     peaks = [attempt[side]["peak_allocated_bytes"] for side in ("predicted", "dry_run", "measured")]
     assert peaks == [peaks[0]] * 3
     assert predicted <= peaks[0] <= predicted + 1000
+
+
+def test_a_policy_without_a_prediction_is_dry_run(house: House) -> None:
+    """Settings and a runtime are enough: what changes kernels is predicted by torch, in predict as in a search."""
+    user = {name: str(house.folder / name) for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
+    house.memprof("record", "-o", "own.memprof", _GPT, *_SMALL, **user)
+    house.memprof("record", "-o", "real.memprof", "--dry_only", "bf16", _GPT, *_SMALL)
+    measured = max(Trace.open(house.folder / "real.memprof").step_peaks().values())
+    found = json.loads(house.memprof("predict", "own.memprof", "--dry_only", "bf16", "--json", **user))
+    assert (found["how"], found["predicted"]["peak_allocated_bytes"]) == ("dry-run", measured)
+    words = ("suggest", "own.memprof", "--budget", str(measured), "--allow", "dry_only", "--json")
+    best = json.loads(house.memprof(*words, **user))["plans"][0]
+    assert (best["describe"], best["peak_allocated_bytes"]) == ("dry_only bf16", measured)
+    told = house.python("-c", _REFUSED, "predict", "own.memprof", "--dry_only", "bf16", "--no-run")
+    assert "dry_only has no estimate: only a dry run of the recorded job predicts it." in told

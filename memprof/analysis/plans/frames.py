@@ -15,9 +15,11 @@ import numpy as np
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import PolicyError
+from memprof.planners.search.workbench import allowed_names
 from memprof.policies.base import Policy
 from memprof.policies.plan.inputs import ran_on
 from memprof.policies.plan.several_steps import frame_of
+from memprof.policies.registry import default_policies, policy_types
 from memprof.replay.scale import product_kinds
 from memprof.replay.within import fullest_of
 from memprof.trace.files.spool import DRY_RUN
@@ -37,7 +39,8 @@ _Kind = tuple[str, str, str]
 def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...], ...]:
     """Returns the frames that a search's plans need, in the order in which they are needed.
 
-    These are of plans that are estimated to fit, and of faster ones that fit by the lower bound of their estimate.
+    These are of plans that are estimated to fit, of faster ones that fit by the lower bound of their estimate, and of
+    policies without an estimate.
 
     Args:
         found: A search result.
@@ -46,7 +49,12 @@ def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...],
     fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
     budget = found.answer.search_request.budget_bytes
     faster = [one for one in found.others if one.step_time_us < fastest_us and one.interval.least_bytes <= budget]
-    frames = (frame_of(one.policies) for one in (*found.plans[:most], *faster[:most]))
+    request, unknown = found.answer.search_request, []
+    allowed = allowed_names(request.allow, request.forbid, default_policies())
+    for kind in policy_types():
+        if kind.name in allowed and kind.changes_kernels and not kind.has_transform():
+            unknown += [(policy,) for policy in kind.candidates(found.basis.step).whole_step]
+    frames = (*(frame_of(one.policies) for one in (*found.plans[:most], *faster[:most])), *unknown)
     return tuple(frame for frame in dict.fromkeys(frames) if frame and frame not in found.basis.dry_steps)
 
 
