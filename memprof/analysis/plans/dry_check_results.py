@@ -43,6 +43,11 @@ class Checked:
         return max(self.dry_bytes or 0, self.reserved_bytes, self.budget_bytes) - self.budget_bytes
 
     @property
+    def is_reserved(self) -> bool:
+        """Whether what the allocator reserved alone exceeds the prediction, which is expected of all plans then."""
+        return (self.dry_bytes or 0) <= self.predicted_bytes < self.reserved_bytes
+
+    @property
     def difference_bytes(self) -> int | None:
         """The dry run's peak minus the predicted one; None without a dry run."""
         return None if self.dry_bytes is None else self.dry_bytes - self.predicted_bytes

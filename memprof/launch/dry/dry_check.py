@@ -178,8 +178,7 @@ class DryChecks:
             if outcome.peak_bytes is None:
                 queue.note_refused(one)
             else:
-                is_reserved = outcome.peak_bytes <= one.peak_bytes < result.reserved_bytes
-                queue.note_above(one, max(outcome.peak_bytes, result.reserved_bytes), is_reserved=is_reserved)
+                queue.note_above(one, request.budget_bytes + result.excess_bytes, is_reserved=result.is_reserved)
             one = queue.next()
         return latest, tuple(checked)
 

@@ -170,7 +170,7 @@ def _try_plans(
                 plan, "passed over", None, dry_bytes=checked.dry_bytes, dry_reserved_bytes=checked.reserved_bytes
             )
             found.attempts.append(dry)
-            queue.note_above(one, found.budget_bytes + checked.excess_bytes)
+            queue.note_above(one, found.budget_bytes + checked.excess_bytes, is_reserved=checked.is_reserved)
             continue
         attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=checked.dry_bytes)
         found.attempts.append(attempt)
