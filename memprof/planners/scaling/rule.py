@@ -53,15 +53,12 @@ class InferredBatch:
             UsageError: The batch size is not positive.
         """
         check_size(size)
-        step, ops = self.step, len(self.step.ops)
-        every = np.ones(ops + 1, dtype=np.bool_)
-        scaled = scale_step(step, self.batch, np.array([size]), every[:ops])
-        first = np.zeros(max(ops, len(step.storages)), dtype=np.int64)
+        step = self.step
+        scaled = scale_step(step, self.batch, size, np.ones(len(step.ops), dtype=np.bool_))
         # Unlike in a micro-batch, the inputs of a step scale with the batch too.
         grows = self.batch.is_proportional | self._standing_batches()
         made = dataclasses.replace(scaled, batch=dataclasses.replace(self.batch, is_proportional=grows))
-        rows = made.ops(np.arange(ops), first[:ops], every[:ops])
-        storages = made.storages(np.arange(len(step.storages)), first[: len(step.storages)], self._successors())
+        rows, storages = made.ops(), made.storages(self._successors())
         return dataclasses.replace(
             step, duration_us=made.duration_us(rows), ops=rows, storages=storages, memory=Memory.empty()
         )

@@ -16,6 +16,7 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
 from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.refusals import NOT_A_MEAN
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
 from memprof.policies.runtime.job import Job
@@ -126,6 +127,8 @@ def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
             # Nested in a backward (reentrant activation checkpointing), gradients are already weighted.
             is_outermost = torch._C._current_graph_task_id() == -1
             if is_outermost:
+                if current.is_split and kwargs.get("create_graph", args[1] if len(args) > 1 else False):
+                    raise PolicyError(NOT_A_MEAN)
                 weight = current.begin_backward()
                 if weight != 1.0 and kwargs.get("grad_variables") is None:
                     grad_tensors = _weighed(tensors, grad_tensors, weight)

@@ -11,11 +11,12 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import computed_from, find_batch
 from memprof.policies.accumulate.changes import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.refusals import IN_EVALUATION, left_whole
 from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
-from memprof.trace.usages import SETS_LEARNING_RATE
+from memprof.trace.usages import SETS_LEARNING_RATE, TRAINED_IN_EVALUATION
 
 #: Micro-batch counts tried; higher ones cost more calls and free less each.
 _MICRO_BATCHES = (2, 4, 8, 16)
@@ -46,6 +47,8 @@ def _why_whole(step: Step) -> str:
             f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
             "and update after several of them, as trainers do with gradient_accumulation_steps."
         )
+    if TRAINED_IN_EVALUATION in step.usages:
+        return left_whole(f"its batches are not split, as {IN_EVALUATION}", _MICRO_BATCHES[0])
     if SETS_LEARNING_RATE in step.usages:
         return (
             "The job sets the learning rate of each update itself. Where it computes the rate from a count of batches, "

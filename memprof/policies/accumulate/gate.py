@@ -110,6 +110,7 @@ class OptimizerGate:
         """
         self._gradients.require_untouched()
         self._calls += 1
+        self._round.has_stepped = True
         self._backwards_at_call = self._round.backwards
 
     def close(self) -> None:

@@ -10,8 +10,6 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memprof.trace.step import Step
 
 
@@ -43,7 +41,7 @@ class Accumulate(Policy):
     flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."
     flag_example: ClassVar[str] = "4"
     numerics: ClassVar[str] = "rounding"
-    source: ClassVar[str] = "modelled"
+    source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.05, 0.01)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.08, 0.31)
 
@@ -78,13 +76,6 @@ class Accumulate(Policy):
     def handles_saved(self) -> bool:
         """Always true."""
         return True
-
-    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns the validation errors, plus the excess of parts whose samples differ in size."""
-        from memprof.policies.accumulate.unequal import excess_of
-
-        below, above = self.errors_seen
-        return below, above + excess_of(steps, self.micro_batches)
 
     @property
     def why_not_torch(self) -> str:

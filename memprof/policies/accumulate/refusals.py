@@ -1,4 +1,4 @@
-"""Why accumulate is refused: the sentences that a prediction and a run share."""
+"""Why accumulate is refused."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ NOT_A_MEAN = (
 WEIGHED = (
     "accumulate cannot split a loss whose weights are computed from gradients of the parameters "
     "(torch.autograd.grad before backward): each micro-batch would have weights of its own. Train without accumulate."
+)
+IN_TURN = (
+    "accumulate does not fit this loop: it calls backward() again after step() on the same batch, as when two networks "
+    "train in turn, but micro-batches update once, after the last of them; train without accumulate."
 )
 HOOKS = (
     "accumulate: a hook runs when a gradient is complete (register_post_accumulate_grad_hook) and would run once for "

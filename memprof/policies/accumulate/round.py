@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from memprof.policies.accumulate.refusals import IN_EVALUATION
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.refusals import IN_EVALUATION, IN_TURN, WEIGHED
 from memprof.recorder.steps.batch_structure import first_tensor
 
 #: Rounds of the jobs under accumulate.
@@ -50,6 +51,8 @@ class Round:
         backwards_here: Those that completed in the last yielded part.
         left_out: Parts of the batch for which the loop ran no backward.
         is_resting: The loop has left its batches: nothing is split until the next one.
+        has_stepped: A step() was held back in the last yielded part.
+        returned: Gradients of parameters were returned to the loop, not accumulated, in the last yielded part.
         reason: Why the last batch was left whole, "" where it was split.
     """
 
@@ -59,7 +62,7 @@ class Round:
         self.number, self.count, self.weight = 0, 1, 1.0
         self.handed = self.split = self.backwards = 0
         self.backwards_here = self.left_out = 0
-        self.is_resting = False
+        self.is_resting = self.has_stepped = self.returned = False
         self.reason = ""
         self._on_abandoned: list[Callable[[], None]] = []
         self._on_next: list[Callable[[], None]] = []
@@ -116,7 +119,8 @@ class Round:
             self.left_out = self._lost = 0
             self._batch += 1
             self._waiting = [part for part in self._waiting if part.is_alive]
-        self.backwards_here, self.is_resting = 0, False
+        self.backwards_here = 0
+        self.is_resting = self.has_stepped = self.returned = False
         self.number, self.count, self.weight = number, count, weight
         self.handed += 1
         self.split += number == 0 and count > 1
@@ -134,7 +138,14 @@ class Round:
 
         Returns:
             The weight of the part that the backward is of: the first that waits for one.
+
+        Raises:
+            PolicyError: It depends on more than the part, which it is not the first backward of.
         """
+        if self.is_split and self.returned:
+            raise PolicyError(WEIGHED)
+        if self.is_split and self.has_stepped and not (self._waiting or self._takes_ahead):
+            raise PolicyError(IN_TURN)
         self.backwards += 1
         if self.is_resting or not self._waiting:
             return self.weight

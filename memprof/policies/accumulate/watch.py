@@ -68,8 +68,10 @@ def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             has_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
             given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-            if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
-                raise PolicyError(NOT_A_MEAN)
+            if current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
+                if has_graph:
+                    raise PolicyError(NOT_A_MEAN)
+                current.returned = True
             return before(outputs, inputs, *args, **kwargs)
 
         return grad

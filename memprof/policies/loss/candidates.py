@@ -6,11 +6,10 @@ import numpy as np
 
 from memprof.policies.base import Candidates
 from memprof.policies.loss.policy import ChunkedLoss
-from memprof.policies.loss.recorded import linear_modules
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: Fewest and most chunks; as many that the logits of one are at most this share of the step's peak.
@@ -53,3 +52,14 @@ def _chunks(step: Step, logits_bytes: int) -> int:
     while chunks < _MOST and logits_bytes > small * chunks:
         chunks *= 2
     return chunks
+
+
+def linear_modules(step: Step) -> Bools:
+    """Marks the modules that are one torch Linear: a wrapper around one, such as an adapter's, has modules inside.
+
+    Returns:
+        One value for each row of ``step.modules``.
+    """
+    modules = step.modules
+    found: Bools = (modules.type == "Linear") & ~np.isin(modules.module_id, modules.parent_id)
+    return found

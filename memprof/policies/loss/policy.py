@@ -29,7 +29,7 @@ class ChunkedLoss(Policy):
     )
     flag_example: ClassVar[str] = "8,head"
     numerics: ClassVar[str] = "rounding"
-    source: ClassVar[str] = "modelled"
+    source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.05, 0.10)
 

@@ -56,14 +56,10 @@ def with_part_of_batch(step: Step, ranks: int) -> Step:
         PolicyError: The batch of the step cannot be determined.
     """
     batch = find_batch(step)
-    parts = part_sizes(batch.size, ranks)[:1]
-    repeats = np.isin(step.ops.phase, ("forward", "backward"))
-    scaled = scale_step(step, batch, parts, repeats)
+    size = int(part_sizes(batch.size, ranks)[0])
+    scaled = scale_step(step, batch, size, np.isin(step.ops.phase, ("forward", "backward")))
     draft = Draft(step)
-    every = np.arange(len(step.ops))
-    draft.ops = scaled.ops(every, np.zeros(len(every), dtype=np.int64), repeats)
-    rows = np.arange(len(step.storages))
-    draft.storages = scaled.storages(rows, np.zeros(len(rows), dtype=np.int64), np.full(len(rows), NONE))
+    draft.ops, draft.storages = scaled.ops(), scaled.storages()
     draft.duration_us = scaled.duration_us(draft.ops)
     return dataclasses.replace(draft.build(), number=step.number)
 
