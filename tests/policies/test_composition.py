@@ -104,15 +104,6 @@ def test_savings_do_not_add_up() -> None:
 
 COMBINED = [
     ("gpt", (Checkpoint(modules=("layers.*",)), Precision(dtype="bf16"))),
-    ("resnet", (Checkpoint(modules=("stages.*",)), Accumulate(micro_batches=2))),
-    (
-        "vit",
-        (
-            Checkpoint(modules=("encoder.blocks.*",)),
-            OptimizerPolicy(loop="foreach"),
-            ChunkedLoss(chunks=2, minimum_bytes=1),
-        ),
-    ),
     ("shared", (Checkpoint(modules=("mixer",)), OptimizerPolicy(in_backward=True))),
     ("unet", (Checkpoint(modules=("down.0",)), Swap(modules=("up.*",), to="disk"))),
 ]

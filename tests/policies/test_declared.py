@@ -46,11 +46,11 @@ def test_recomputing_and_moving_change_no_number() -> None:
 
 
 def test_times_of_micro_batches_have_bounds() -> None:
-    """They were compared with runs: a step of 1 ms lasts from 0.92 to 1.31 ms."""
+    """They are estimates: a step of 1 ms lasts from 0.7 to 1.5 ms."""
     step = make_step([Op(makes=["a"])], [Storage("a", 64)])
     interval = time_interval_of([Accumulate(2)], step, 1000.0)
     assert interval is not None
-    assert interval.bounds == pytest.approx([920.0, 1310.0])
+    assert interval.bounds == pytest.approx([700.0, 1500.0])
 
 
 def test_a_policy_without_candidates_has_none_of_either_kind() -> None:

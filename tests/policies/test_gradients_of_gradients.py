@@ -8,8 +8,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from memprof.errors import PolicyError
-from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.precision.policy import Precision
 from tests.policies.faces import compare
@@ -77,9 +75,3 @@ def test_measured_peak_is_in_the_predicted_interval(make, policy, tmp_path):
     assert bounds.least_bytes <= peak(measured) <= bounds.most_bytes, compare(predicted, measured)
     if policy is BF16:
         assert abs(peak(predicted) - peak(measured)) <= 0.03 * peak(measured), compare(predicted, measured)
-
-
-def test_accumulate_is_refused_under_another_precision_too(tmp_path):
-    """Weights that are cast before they are read are parameters still: the run would refuse the plan."""
-    with pytest.raises(PolicyError, match="gradients of the parameters"):
-        Accumulate(2).transform(BF16.transform(record(adapting, tmp_path)))

@@ -51,30 +51,6 @@ def weighty() -> Small:
     return supervised(nn.Sequential(*layers, nn.Linear(256, 512)), (4, 256))
 
 
-def holding() -> Small:
-    """``logits, loss = model(x, y)``: the loop holds the logits until it has the next ones."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(3000, 32), nn.Linear(32, 3000)
-
-        def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            logits = self.head(self.embed(ids))
-            return logits, F.cross_entropy(logits, ids)
-
-    model, held = Model(), {}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        held["logits"], held["loss"] = model(torch.randint(0, 3000, (256,)))
-        held["loss"].backward()
-        optimizer.step()
-
-    return Small([model], step, [optimizer])
-
-
 def caching() -> Small:
     """A model whose output holds keys and values, as those with a cache do in training, too."""
 
@@ -326,8 +302,6 @@ def fine_tuned() -> Small:
         (adversarial, BF16, 0.01),
         (caching, SWAP, 0.001),
         (logarithms, BF16, 0.01),
-        (holding, ChunkedLoss(8, head="head", minimum_bytes=0), 0.001),
-        (holding, ChunkedLoss(8, minimum_bytes=0), 0.001),
         (weighty, Plan((BF16, SWAP, IN_BACKWARD)), 0.01),
         (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
         (gathered, BF16, 0.01),

@@ -30,8 +30,8 @@ class ChunkedLoss(Policy):
     flag_example: ClassVar[str] = "8,head"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "rule"
-    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
-    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.05, 0.10)
+    errors_seen: ClassVar[tuple[float, float]] = (0.2, 0.15)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.5)
 
     chunks: int = 8
     head: str = ""

@@ -29,10 +29,7 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     is_input &= storages.allocated_bytes[uses.storage_id] >= policy.minimum_bytes
     softmax, logits = uses.op_id[is_input], np.unique(uses.storage_id[is_input])
     if not len(logits):
-        raise PolicyError(
-            f"The step calls cross_entropy on no logits of {policy.minimum_bytes:,} bytes or more (minimum_bytes) that "
-            "it differentiates; the loss policy would change nothing."
-        )
+        raise PolicyError(f"loss: no cross_entropy trains on {policy.minimum_bytes:,} bytes of logits (minimum_bytes).")
     backward = np.flatnonzero(np.isin(ops.forward_op_id, softmax))
     copies = np.flatnonzero(np.isin(ops.name, ("aten._to_copy.default", "aten.clone.default")))
     copies = copies if policy.head else np.intersect1d(copies, softmax - 1)  # the model's, or autocast's in the call
@@ -46,7 +43,8 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
         is_head = np.append(linear_modules(step) & np.isin(names, match_modules([policy.head], names)), False)
         if not np.any(is_head[storages.module_id[logits]]):
             raise PolicyError(f"{policy.head!r} makes no logits of a cross-entropy; name the Linear that does.")
-        is_chunked[logits] = True
+        is_left = (made_by == NONE) & (freed != NONE)  # by the step before, such as the logits that its loop held
+        is_chunked |= np.isin(storages.shape, storages.shape[logits]) & (is_left | np.isin(made_by, made_by[logits]))
         duration[backward[0]] += np.nansum(duration[is_head[ops.module_id] & (ops.phase == "forward")])
     else:  # kept until backward in place of their softmax
         freed[logits] = np.where(freed[logits] == NONE, NONE, np.maximum(freed[logits], backward[-1]))
@@ -56,5 +54,6 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     allocated = np.where(is_chunked, rounded(requested, storages.device), storages.allocated_bytes)
     rows = storages.replace(requested_bytes=requested, allocated_bytes=allocated, freed_op_id=freed)
     total_us = step.duration_us + float(np.nansum(duration - ops.duration_us))
-    ops = ops.replace(duration_us=duration)
+    share = np.where(np.isin(ops.op_id, uses.op_id[is_chunked[uses.storage_id]]), policy.chunks, 1)
+    ops = ops.replace(duration_us=duration, workspace_bytes=ops.workspace_bytes // share)
     return dataclasses.replace(step, duration_us=total_us, ops=ops, storages=rows, memory=Memory.empty())
