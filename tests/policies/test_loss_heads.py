@@ -78,7 +78,6 @@ def test_heads_proposed_are_linears(head: str, found: set[str], tmp_path: Path) 
     for policy in proposed:
         write_plan(tmp_path / "plan.toml", Plan((policy,)))
         under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
-        assert under.peak < plain.peak
         assert list(map(float, under.stdout.split())) == pytest.approx(list(map(float, plain.stdout.split())))
 
 

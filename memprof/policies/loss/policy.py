@@ -30,7 +30,7 @@ class ChunkedLoss(Policy):
     flag_example: ClassVar[str] = "8,head"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "rule"
-    errors_seen: ClassVar[tuple[float, float]] = (0.2, 0.15)
+    errors_seen: ClassVar[tuple[float, float]] = (0.2, 0.2)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.5)
 
     chunks: int = 8
