@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from memprof.trace.step import Step
 
 # Why fp16 is refused, in predictions and in runs.
 CREATE_GRAPH = (
@@ -57,7 +52,7 @@ class Precision(Policy):
     flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"
-    source: ClassVar[str] = "modelled"
+    source: ClassVar[str] = "rule"
     errors_combined: ClassVar[tuple[float, float]] = (0.02, 0.10)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.28, 0.38)
 
@@ -81,6 +76,11 @@ class Precision(Policy):
     def is_pure(self) -> bool:
         """Whether parameters, gradients and optimizer state are short too."""
         return self.weights != "fp32"
+
+    @property
+    def torch_name(self) -> str:
+        """Torch's name of the compute type."""
+        return {"bf16": "bfloat16", "fp16": "float16"}[self.dtype]
 
     @property
     def why_not_torch(self) -> str:
@@ -108,17 +108,6 @@ class Precision(Policy):
             raise PolicyError(f"unknown --precision {text!r}; write one of {', '.join(FLAGS)}.")
         dtype, weights = FLAGS[text]
         return cls(dtype=dtype, weights=weights)
-
-    @property
-    def guesses(self) -> bool:
-        """True: a job may cast by itself, which a float32 recording does not show."""
-        return True
-
-    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns the observed errors for the kernels that the steps run."""
-        from memprof.policies.precision.errors_seen import errors_of
-
-        return errors_of(steps, self.dtype, is_pure=self.is_pure)
 
     @property
     def caveat(self) -> str:
