@@ -103,7 +103,6 @@ def test_savings_do_not_add_up() -> None:
 
 
 COMBINED = [
-    ("gpt", (Checkpoint(modules=("layers.*",)), Precision(dtype="bf16"))),
     ("resnet", (Checkpoint(modules=("stages.*",)), Accumulate(micro_batches=2))),
     (
         "vit",

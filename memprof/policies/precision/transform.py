@@ -3,17 +3,13 @@
 import numpy as np
 
 from memprof.policies.precision.misfits import refuse_unsuitable
-from memprof.policies.precision.policy import Precision
+from memprof.policies.precision.policy import CPU_TIME, DEVICE_TIME, Precision
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
 from memprof.policies.runtime.model_roots import root_of, trained_roots
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step
-
-#: Time of an operator as a share of float32's, as of its bytes; of a product only where its rates were not recorded.
-SHORT_TIME = 0.5
-_PASSES = ("forward", "backward")
 
 
 def transform(step: Step, policy: Precision) -> Step:
@@ -24,31 +20,30 @@ def transform(step: Step, policy: Precision) -> Step:
     is_ours = is_float & is_trained[storages.module_id]
     refuse_unsuitable(step, policy, is_ours)
     is_lasting = np.isin(storages.category, ("parameter", "buffer", "gradient", "optimizer_state"))
-    is_in_model, is_in_update = (np.append(np.isin(ops.phase, names), False) for names in (_PASSES, "optimizer"))
-    is_in_model[:-1] &= [not ("softmax" in name or "loss" in name) for name in ops.name]
-    is_short = is_ours & ~is_lasting & is_in_model[made_by]
-    if policy.is_pure:
-        is_short |= is_ours & is_lasting | is_float & is_in_update[made_by]
-    plain, short = step.product_flops_per_us
-    ratio = np.where((ops.flops > 0) & (short > 0), plain / max(short, 1), SHORT_TIME)
-    times = ops.duration_us * np.where(is_trained[ops.module_id], ratio, 1.0)
-    draft = Draft(step)
-    draft.duration_us *= float(np.nansum(times) / max(np.nansum(ops.duration_us), 1e-9))
-    draft.ops = ops.replace(duration_us=times)
-    if not policy.is_pure:
-        is_short = np.append(is_short, _cast_weights(draft, step, is_ours & (storages.category == "parameter")))
-    storages, requested = draft.storages, draft.storages.requested_bytes // (1 + is_short)
-    allocated = np.where(is_short, rounded(requested, storages.device), storages.allocated_bytes)
+    in_update = np.append(ops.phase == "optimizer", False)[made_by]
+    is_whole = np.array([*("softmax" in name or "loss" in name for name in ops.name), True])[made_by]
+    is_short = is_ours & ~is_lasting & ~in_update & ~is_whole
+    is_short |= (is_ours & is_lasting | is_float & in_update) & policy.is_pure
+    draft, (plain, short) = Draft(step), step.product_flops_per_us
+    ratio = np.where((ops.flops > 0) & (short > 0), plain / max(short, 1), DEVICE_TIME)
+    ratio = np.where(is_trained[ops.module_id], ratio if step.targets_device() else CPU_TIME, 1.0)
+    draft.duration_us *= float(np.nansum(ratio * ops.duration_us) / max(np.nansum(ops.duration_us), 1e-9))
+    draft.ops = ops.replace(duration_us=ratio * ops.duration_us)
+    _copy_weights(draft, step, is_ours & ~is_short & (storages.category == "parameter"))
+    storages = draft.storages
+    is_short = np.append(is_short, np.ones(len(storages) - len(is_short), dtype=np.bool_))  # the copies, too
+    requested, allocated = storages.requested_bytes // (1 + is_short), storages.allocated_bytes
+    allocated = np.where(is_short & (allocated > 0), rounded(requested, storages.device), allocated)
     dtypes = np.where(is_short, policy.torch_name, storages.dtype)
     draft.storages = storages.replace(requested_bytes=requested, allocated_bytes=allocated, dtype=dtypes)
     return draft.build()
 
 
-def _cast_weights(draft: Draft, step: Step, is_weight: Bools) -> Bools:
-    """Copies weights from forward's first product with each to backward's last; returns True for each copy."""
+def _copy_weights(draft: Draft, step: Step, is_weight: Bools) -> None:
+    """Adds a copy of each weight that forward's products read, from the first of them to backward's last reader."""
     ops, uses, saved, count = step.ops, step.uses, step.saved, len(step.storages)
-    is_product = (ops.flops > 0) & (ops.phase == "forward")
-    is_read = is_weight[uses.storage_id] & (uses.role == "read") & np.isin(ops.phase, _PASSES)[uses.op_id]
+    is_product, is_pass = (ops.flops > 0) & (ops.phase == "forward"), np.isin(ops.phase, ("forward", "backward"))
+    is_read = is_weight[uses.storage_id] & (uses.role == "read") & is_pass[uses.op_id]
     products = uses.take(is_read & is_product[uses.op_id])
     weights, rows = np.unique(products.storage_id, return_index=True)
     first, last, became = np.full(count, len(ops)), np.zeros(count, dtype=np.int64), np.arange(count)
@@ -56,12 +51,10 @@ def _cast_weights(draft: Draft, step: Step, is_weight: Bools) -> Bools:
     np.maximum.at(last, uses.storage_id[is_read], uses.op_id[is_read])
     casts = draft.insert_ops(new_ops(step, "aten._to_copy.default", before, module_id=ops.module_id[before]), before)
     became[weights] = copies = draft.copy_storages(weights, casts, last[weights])
-    category = np.where(np.arange(count + len(copies)) < count, draft.storages.category, "activation")
-    draft.storages = draft.storages.replace(category=category)
+    draft.storages.category[copies] = "activation"
     is_copied = is_read & (uses.op_id >= first[uses.storage_id])
     draft.uses = uses.replace(storage_id=np.where(is_copied, became[uses.storage_id], uses.storage_id))
     draft.use(casts, weights, "read")
     draft.use(casts, copies, "write")
-    is_kept = is_product[saved.forward_op_id]
-    draft.saved = saved.replace(storage_id=np.where(is_kept, became[saved.storage_id], saved.storage_id))
-    return np.ones(len(copies), dtype=np.bool_)
+    is_saved = is_product[saved.forward_op_id]
+    draft.saved = saved.replace(storage_id=np.where(is_saved, became[saved.storage_id], saved.storage_id))
