@@ -71,7 +71,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     ),
     "tests/policies/test_compress.py": ("bar[vit", "bar[unet", "tolerance[vit]", "tolerance[resnet]"),
     "tests/policies/test_dropped.py": ("compile layers",),
-    "tests/policies/test_frozen_weights.py": ("predicted[True-policies1]", "predicted[False-policies2]"),
+    "tests/policies/test_frozen_weights.py": ("predicted[checkpoint]",),
     "tests/policies/test_interval.py": ("lie_between[vit]",),
     "tests/policies/test_kept_calls.py": ("byte[gpt-flags1]", "byte[unet"),
     "tests/policies/test_loss.py": (
@@ -85,13 +85,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     ),
     "tests/policies/test_loss_heads.py": ("-found1]", "-found2]", "-found3]"),
     "tests/policies/test_optimizer.py": ("each_other[SGD Nesterov-loop", "each_other[AdamW-loop", "peak[unet"),
-    "tests/policies/test_precision.py": ("one[vit", "one[resnet", "one[lstm", "rounding[lstm"),
-    "tests/policies/test_precision_own_code.py": ("[part cast before a product",),
-    "tests/policies/test_precision_processors.py": (
-        "predicted[resnet-bf16",
-        "every_level[AVX512_CORE_BF16]",
-        "without[AVX512_CORE_BF16]",
-    ),
+    "tests/policies/test_precision.py": ("bounds[resnet", "rounding[lstm"),
     "tests/policies/test_remat.py": ("budget_holds[eq-class",),
     "tests/policies/test_shard_apply.py": ("whole_one[split-0]", "whole_one[split-1]", "was_predicted[flags2"),
     "tests/policies/test_swap.py": (
@@ -107,7 +101,6 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/policies/test_swap_in_backward.py": ("leaves_them[gpt-both]",),
     "tests/policies/test_swap_together.py": ("[layers.*-layers.*]", "[layers.*-**]"),
     "tests/policies/test_swap_one_by_one.py": ("the_same[CountingOutside-policy1", "the_same[Further-policy1"),
-    "tests/policies/test_unseen_jobs.py": ("peak[normalized", "peak[products", "peak[adversarial-precision"),
     "tests/real/test_real_scripts.py": (
         "graph_net",
         "accelerate_loop",

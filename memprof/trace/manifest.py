@@ -87,8 +87,6 @@ class Machine(_Json):
         speed: Its speed; unknown in recordings of older versions, and in those made inside a ``with`` statement.
         short_types: Types shorter than float32 that oneDNN computes in on its CPU, by their torch names; in
             recordings of older versions, those of a CPU with AVX-512.
-        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on its CPU.
-        threads: Threads that share an operator of the job on the CPU; 1 in recordings of older versions.
     """
 
     device_name: str = ""
@@ -102,8 +100,6 @@ class Machine(_Json):
     os: str = ""
     speed: Speed = field(default_factory=Speed)
     short_types: tuple[str, ...] = ("bfloat16",)
-    has_amx: bool = False
-    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -218,13 +214,6 @@ class Manifest(_Json):
         op_times: Source of the operator durations, such as ``timed step 5``.
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
             be, or where that is unknown.
-        own_casts: Stacks whose code may cast to another type, by their ids; None where the code was not read.
-        own_float32: Stacks whose operators run in float32 by the job's code, whatever the type of the model.
-        own_weight_type: Stacks whose operators run in the type of a weight by the job's code.
-        casts_back: Of both, those whose results the code casts back.
-        made_like: Stacks whose operators make a tensor in the type of another by the job's code.
-        in_argument_type: Stacks whose operators read what the job's code casts to the type of an argument.
-        in_autocast_type: Stacks whose operators make a tensor in autocast's type, which the job's code asks torch for.
         notes: Sentences for the reader of a report.
     """
 
@@ -249,13 +238,6 @@ class Manifest(_Json):
     clock: str = ""
     plan: dict[str, Any] | None = None
     undivided: str = ""
-    own_casts: tuple[int, ...] | None = None
-    own_float32: tuple[int, ...] = ()
-    own_weight_type: tuple[int, ...] = ()
-    casts_back: tuple[int, ...] = ()
-    made_like: tuple[int, ...] = ()
-    in_argument_type: tuple[int, ...] = ()
-    in_autocast_type: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = ()
     usages: tuple[str, ...] = ()
     backend: Backend = field(default_factory=Backend)

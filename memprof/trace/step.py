@@ -49,19 +49,10 @@ class Step:
         product_flops_per_us: FLOPs of its matrix products in float32 and in a short type; 0 where not known.
         short_types: Types shorter than float32 that the device it ran on computes in; on a CPU, oneDNN.
         planned_types: The same of the GPU that it is planned for, where it ran on a CPU; None for no other machine.
-        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on that CPU.
-        threads: Threads that share an operator there.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
         optimizers: The optimizers that update in the recorded steps; none in recordings of older versions.
-        own_casts: Stacks whose code may cast to another type, by their ids; None where that is unknown.
-        own_float32: Stacks whose operators run in float32 by the job's code, whatever the type of the model.
-        own_weight_type: Stacks whose operators run in the type of a weight by the job's code.
-        casts_back: Of both, those whose results the code casts back.
-        made_like: Stacks whose operators make a tensor in the type of another by the job's code.
-        in_argument_type: Stacks whose operators read what the job's code casts to the type of an argument.
-        in_autocast_type: Stacks whose operators make a tensor in autocast's type, which the job's code asks torch for.
         usages: What the job does in the recorded steps that no operator shows, by the names of ``usages.py``.
         trained_modules: Modules whose parameters have gradients in any recorded step of the job; a step that only
             evaluates has none of its own.
@@ -84,18 +75,9 @@ class Step:
     product_flops_per_us: tuple[float, float] = (0.0, 0.0)
     short_types: tuple[str, ...] = ("bfloat16",)
     planned_types: tuple[str, ...] | None = None
-    has_amx: bool = False
-    threads: int = 1
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()
-    own_casts: frozenset[int] | None = None
-    own_float32: frozenset[int] = frozenset()
-    own_weight_type: frozenset[int] = frozenset()
-    casts_back: frozenset[int] = frozenset()
-    made_like: frozenset[int] = frozenset()
-    in_argument_type: frozenset[int] = frozenset()
-    in_autocast_type: frozenset[int] = frozenset()
     usages: frozenset[str] = frozenset()
     trained_modules: tuple[int, ...] = ()
 

@@ -214,13 +214,6 @@ class Trace:
         step = replace(
             self._cuts.cut(number),
             undivided=manifest.undivided,
-            own_casts=None if manifest.own_casts is None else frozenset(manifest.own_casts),
-            own_float32=frozenset(manifest.own_float32),
-            own_weight_type=frozenset(manifest.own_weight_type),
-            casts_back=frozenset(manifest.casts_back),
-            made_like=frozenset(manifest.made_like),
-            in_argument_type=frozenset(manifest.in_argument_type),
-            in_autocast_type=frozenset(manifest.in_autocast_type),
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),
         )
@@ -231,7 +224,7 @@ class Trace:
                 f"{self.path} is damaged: {str(error).removesuffix('.').replace('Step', 'step', 1)}."
             ) from error
         if machine.device_kind == "cpu":  # copies measured there are within its own memory
-            return replace(step, short_types=machine.short_types, has_amx=machine.has_amx, threads=machine.threads)
+            return replace(step, short_types=machine.short_types)
         return replace(
             step,
             to_host_bytes_per_us=machine.speed.to_host_bytes_per_us,

@@ -127,7 +127,8 @@ def test_request_after_the_window(recorded: Recorded) -> None:
     """An error after the recording is reported by its traceback, without live bytes."""
     status, said, path = recorded("late")
     assert status == 1
-    assert said[0].startswith("memprof: out of memory: the job requested 36.00 MiB on cpu in step 5, runs_out_of_memory.py:")
+    first = "memprof: out of memory: the job requested 36.00 MiB on cpu in step 5, runs_out_of_memory.py:"
+    assert said[0].startswith(first)
     found = examine(Trace.open(path))
     assert found is not None
     assert (found.held, found.has_whole_step, found.requested_bytes) == (None, True, WEIGHT)

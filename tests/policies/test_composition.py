@@ -103,7 +103,6 @@ def test_savings_do_not_add_up() -> None:
 
 
 COMBINED = [
-    ("gpt", (Checkpoint(modules=("layers.*",)), Precision(dtype="bf16"))),
     ("shared", (Checkpoint(modules=("mixer",)), OptimizerPolicy(in_backward=True))),
     ("unet", (Checkpoint(modules=("down.0",)), Swap(modules=("up.*",), to="disk"))),
 ]

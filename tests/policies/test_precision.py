@@ -1,10 +1,9 @@
-"""The precision policy: predictions match runs, and training is the same up to rounding."""
+"""The precision policy: estimates hold within their bounds, and training is the same up to rounding."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import weakref
 from typing import NamedTuple
 
@@ -14,18 +13,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import memprof
 from memprof.errors import PolicyError
 from memprof.machines.catalogue import find_machine
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
-from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, SHORT, VIEW, WIDEST, plain_names, rules
 from memprof.policies.precision.candidates import candidates
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
+from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
-from memprof.trace.schema import NONE
-from memprof.trace.store import Trace
-from tests.policies.faces import one_thread, record_step, recorded, train, trained
+from tests.policies.faces import record_step, recorded, train, trained
+from tests.policies.small_jobs import record, supervised
 from tests.recorder.recorded import record_script
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
@@ -72,31 +70,6 @@ def test_unknown_flag_lists_those_known():
         Precision.from_flag("half")
 
 
-# Autocast's lists
-
-
-def test_lists_differ_between_devices():
-    """Layer norm and softmax follow their input on a CPU and run in float32 on CUDA, as autocast's lists say."""
-    names = plain_names(
-        np.array(
-            ["aten.addmm.default", "aten.t.default", "aten.native_layer_norm.default", "aten._softmax.default"],
-            dtype=object,
-        )
-    )
-    assert rules(names, "cpu").tolist() == [SHORT, VIEW, FIRST, WIDEST]
-    assert rules(names, "cuda").tolist() == [SHORT, VIEW, FLOAT32, FLOAT32]
-
-
-@pytest.mark.parametrize(
-    ("stacks", "rule"), [((3, 3), FLOAT32), ((3, 4), WIDEST), ((NONE, 4), FLOAT32), (None, FLOAT32)]
-)
-def test_cross_entropy_is_one_call(stacks, rule):
-    """On a CPU its softmax is in float32; one that a model returns, with the likelihood taken outside, is not."""
-    names = plain_names(np.array(["aten._log_softmax.default", "aten.nll_loss_forward.default"], dtype=object))
-    found = rules(names, "cpu", None if stacks is None else np.array(stacks))
-    assert found.tolist() == [rule, FLOAT32]
-
-
 # The prediction
 
 
@@ -115,41 +88,46 @@ def test_transform_leaves_the_input_untouched(policy):
 
 def test_model_without_float32_weights_is_not_predicted():
     """A step recorded in the short type has nothing left to shorten, and the prediction says so."""
-    with pytest.raises(PolicyError, match="no float32 parameters"):
-        PURE.transform(PURE.transform(recorded("shared")))
+    for policy in (BF16, PURE):
+        with pytest.raises(PolicyError, match="already computes in bfloat16"):
+            PURE.transform(policy.transform(recorded("shared")))
+    storages = recorded("shared").storages
+    float64 = storages.replace(dtype=np.where(storages.dtype == "float32", "float64", storages.dtype))
+    with pytest.raises(PolicyError, match="no model with float32 parameters"):
+        BF16.transform(dataclasses.replace(recorded("shared"), storages=float64))
 
 
-# Bars in per cent of the measured peak. Exact where every byte follows from types and lives, but for what other tests
-# of the same process leave behind (some hundred bytes); workspaces of oneDNN's convolutions, recurrent layers and
-# products in bf16 are modelled.
-@pytest.mark.parametrize(
-    ("job", "policy", "bar"),
-    [
-        ("gpt", BF16, 0.01),
-        ("shared", PURE, 0.01),
-        ("resnet", BF16, 3.0),
-        ("lstm", BF16, 3.0),
-        ("vit", BF16, 3.0),
-        ("unet", FP16, 3.0),
-    ],
-    ids=lambda value: value.describe() if isinstance(value, Precision) else str(value),
-)
-def test_predicted_peak_is_the_measured_one(job, policy, bar):
-    """The step predicted from the plain recording has the peak of the step recorded under the policy."""
-    predicted = live_bytes(policy.transform(recorded(job))).during.max()
-    measured = live_bytes(record_step(job, Plan((policy,)))).during.max()
-    if policy is FP16 and "float16" in recorded(job).short_types:
-        bar = 10.0  # no processor on which oneDNN computes in fp16 was at hand to measure
-    assert abs(predicted - measured) <= bar / 100 * measured, f"{predicted:,} predicted, {measured:,} measured"
+@pytest.mark.parametrize(("job", "policy"), [("gpt", BF16), ("resnet", PURE), ("shared", FP16)], ids=str)
+def test_measured_peak_is_within_the_stated_bounds(job, policy):
+    """The estimate is made from the plain recording alone, and other policies are predicted on it."""
+    step, plan = recorded(job), Plan((policy,))
+    bounds = plan.predict(step)[0].prediction.interval
+    measured = live_bytes(record_step(job, plan)).during.max()
+    assert bounds.least_bytes <= measured <= bounds.most_bytes
+    for other in (Checkpoint(("*",)), Swap(("*",), to="disk")):
+        other.transform(policy.transform(step)).check()
 
 
-def test_gradients_and_weights_keep_float32_under_autocast():
-    """Under autocast parameters, their gradients and the optimizer's state are as large as before."""
-    step = recorded("gpt")
-    predicted = BF16.transform(step)
+def test_autocast_copies_each_weight_once(tmp_path):
+    """By hand: forward casts the weights of two layers of 64 by 64, of which backward needs the second.
+
+    The norm between them is no product: its weight is not cast, and what it makes is halved.
+    """
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.Linear(64, 64, bias=False))
+    step = record(lambda: supervised(model, (8, 64), torch.optim.Adam), tmp_path)
+    under = BF16.transform(step)
+    ops, storages = under.ops, under.storages
+    casts = np.flatnonzero(ops.name == "aten._to_copy.default")
+    made = storages.take(np.isin(storages.created_op_id, casts))
+    assert ops.phase[casts].tolist() == ["forward", "forward"]
+    assert made.requested_bytes.tolist() == [8192, 8192]
+    assert made.dtype.tolist() == ["bfloat16", "bfloat16"]
+    assert ops.phase[made.freed_op_id].tolist() == ["forward", "backward"]
     for category in ("parameter", "optimizer_state", "gradient"):
-        sizes = [one.storages.allocated_bytes[one.storages.category == category].sum() for one in (step, predicted)]
+        sizes = [one.storages.allocated_bytes[one.storages.category == category].sum() for one in (step, under)]
         assert sizes[0] == sizes[1], category
+    norm = np.flatnonzero(ops.name == "aten.native_layer_norm.default")
+    assert set(storages.dtype[storages.created_op_id == norm[0]]) == {"bfloat16"}
 
 
 def test_a_gpu_without_bfloat16_is_offered_fp16():
@@ -164,21 +142,6 @@ def test_a_gpu_without_bfloat16_is_offered_fp16():
             if offered == "fp16":
                 with pytest.raises(PolicyError, match="does not support bf16"):
                     Precision("bf16").transform(one)
-
-
-def test_trace_from_cuda_follows_cudas_lists():
-    """On CUDA layer norm runs in float32: what was recorded there keeps its norms' results whole."""
-    step = recorded("gpt")
-    on_cuda = dataclasses.replace(
-        step, storages=step.storages.replace(device=np.full(len(step.storages), "cuda:0", dtype=object))
-    )
-    predicted = BF16.transform(on_cuda)
-    norms = np.flatnonzero(predicted.ops.name == "aten.native_layer_norm.default")
-    made = predicted.storages.take(np.isin(predicted.storages.created_op_id, norms))
-    assert set(made.dtype) == {"float32"}
-    assert live_bytes(predicted).during.max() < live_bytes(step).during.max()
-    is_short = (predicted.storages.dtype == "bfloat16") & (predicted.storages.created_op_id >= 0)
-    assert np.all(predicted.storages.allocated_bytes[is_short] % 512 == 0)
 
 
 # Real training
@@ -338,7 +301,7 @@ for step in range(6):
 
 
 def test_indices_that_would_be_rounded_are_refused(tmp_path):
-    """Integers in the type of an activation and back are other integers in bfloat16."""
+    """Integers in the type of an activation and back are other integers in bfloat16: a plan would compute others."""
     kept = record_script(tmp_path, _INDICES.replace("MADE", "torch.arange(399, -1, -1)")).step
     assert live_bytes(BF16.transform(kept)).during.max() > 0
     cast = record_script(tmp_path, _INDICES.replace("MADE", "y.new_tensor(torch.arange(399, -1, -1)).long()")).step
@@ -491,11 +454,11 @@ def test_a_loss_that_the_model_returns_may_be_changed_in_place() -> None:
     torch.testing.assert_close(gradient(Plan((FP16,))), gradient(Plan(())), rtol=1e-2, atol=1e-3)
 
 
-# What a recording in float32 does not contain
+# Models that are more than layers
 
 
 class Returning(nn.Module):
-    """Returns logits and its loss, holds its norm's result in a variable, and keeps a table that is a view."""
+    """Keeps a table that is a view."""
 
     def __init__(self):
         super().__init__()
@@ -508,47 +471,6 @@ class Returning(nn.Module):
         hidden = self.norm(self.embedding(words) + self.table[: words.shape[1], 0])
         logits = self.head(hidden)
         return logits, F.cross_entropy(logits.view(-1, 64), words.view(-1))
-
-
-def returning_step(tmp_path, *policies, rounds=1):
-    """Records a step of it, of one or more batches, under a plan."""
-    gc.collect()  # models that other tests left would be in one recording and not in the other
-    torch.manual_seed(0)
-    path = tmp_path / "run.memprof"
-    model, words = Returning(), torch.randint(0, 64, (16, 24))
-    optimizer = torch.optim.AdamW(model.parameters())
-    job = Job(model, [optimizer])
-    for policy in policies:
-        policy.apply(job)
-    with one_thread(), memprof.record(path, skip=1, steps=1, force=True):
-        for _ in range(2):
-            for _ in range(rounds):
-                logits, loss = model(words)
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    del logits
-    return Trace.open(path).fullest_step()
-
-
-@pytest.mark.parametrize("policy", [BF16, FP16], ids=Precision.describe)
-def test_what_is_returned_or_held_in_a_variable_is_counted(policy, tmp_path):
-    """Logits without readers are cast and held as well; a variable holds the cast tensor for the next module.
-
-    Either is at least 9 per cent of the peak; other tests of the process may leave some bytes allocated.
-    """
-    predicted = live_bytes(policy.transform(returning_step(tmp_path))).during.max()
-    measured = live_bytes(returning_step(tmp_path, policy)).during.max()
-    assert abs(predicted - measured) <= 0.02 * measured, f"{predicted:,} predicted, {measured:,} measured"
-
-
-def test_what_the_batch_before_returned_is_held_until_the_model_returns(tmp_path):
-    """A job that accumulates gradients has the last batch's logits in a variable until those of the next are cast."""
-    steps = (BF16.transform(returning_step(tmp_path, rounds=2)), returning_step(tmp_path, BF16, rounds=2))
-    is_cast = [(step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") for step in steps]
-    last = [np.flatnonzero(rows & (step.ops.micro_batch == 1))[-1] for step, rows in zip(steps, is_cast, strict=True)]
-    found, expected = (int(live_bytes(step).during[op]) for step, op in zip(steps, last, strict=True))
-    assert abs(found - expected) <= 0.02 * expected, (found, expected)
 
 
 def test_pure_is_part_of_an_exported_program():
@@ -579,64 +501,3 @@ def test_pure_frees_what_a_buffer_was_a_view_of():
     base = weakref.ref(view._base)
     del view
     assert base() is None
-
-
-@pytest.mark.parametrize(
-    ("multiply", "reason"),
-    [
-        (torch.mm, "aten.mm with a sparse tensor, because the recording does not contain"),
-        (lambda graph, made: torch.addmm(made, graph, made), "aten.addmm with .* the recording does not contain"),
-        (torch.sparse.mm, "aten._sparse_addmm with .* autocast casts none of its operands"),
-    ],
-    ids=["mm", "addmm", "sparse"],
-)
-def test_products_with_sparse_tensors_are_not_predicted(tmp_path, multiply, reason):
-    """What a short copy of one takes is not in a recording; autocast leaves the operands of `torch.sparse.mm` alone."""
-    torch.manual_seed(0)
-    path, model = tmp_path / "run.memprof", nn.Linear(8, 4)
-    graph = torch.eye(6).to_sparse()
-
-    class Graph(nn.Module):
-        """Sums over neighbours."""
-
-        def __init__(self):
-            super().__init__()
-            self.inner = model
-
-        def forward(self, features):
-            return multiply(graph, self.inner(features))
-
-    outer = Graph()
-    optimizer = torch.optim.SGD(outer.parameters(), 0.1)
-    with memprof.record(path, skip=1, steps=1):
-        for _ in range(2):
-            outer(torch.randn(6, 8)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    with pytest.raises(PolicyError, match=reason):
-        BF16.transform(Trace.open(path).fullest_step())
-
-
-def test_products_of_integers_are_not_taken_for_sparse_ones(tmp_path):
-    """They read integers, as indices are."""
-    torch.manual_seed(0)
-    path, pairs = tmp_path / "run.memprof", torch.randint(0, 3, (6, 6))
-
-    class Counts(nn.Module):
-        """Weights by the number of ways of two steps."""
-
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 4)
-
-        def forward(self, features):
-            return torch.mm(pairs, pairs).sum(1, keepdim=True) * self.inner(features)
-
-    model = Counts()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with memprof.record(path, skip=1, steps=1):
-        for _ in range(2):
-            model(torch.randn(6, 8)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    BF16.transform(Trace.open(path).fullest_step()).check()

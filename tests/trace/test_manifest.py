@@ -25,7 +25,7 @@ FULL = Manifest(
     window=Window(skip=1, steps=5, stop=True),
     op_times="timed step 5",
     notes=("one", "two"),
-    own_casts=(0, 7),
+    same_ranks=(0, 7),
 )
 
 
@@ -36,8 +36,8 @@ def test_manifest_survives_json() -> None:
 
 
 def test_unknown_keys_are_ignored_and_missing_ones_defaulted() -> None:
-    """A manifest of another version within the schema is read."""
-    record = {"rank": 2, "created_us": 5, "colour": "red", "machine": {"cores": 4, "colour": "blue"}}
+    """A manifest of another version within the schema is read, as one with what older versions read off the source."""
+    record = {"rank": 2, "created_us": 5, "own_casts": [0, 7], "machine": {"cores": 4, "has_amx": True}}
     assert Manifest.from_json(record) == Manifest(rank=2, created_us=5.0, machine=Machine(cores=4))
 
 
@@ -52,7 +52,7 @@ def test_unknown_keys_are_ignored_and_missing_ones_defaulted() -> None:
         ({"machine": {"cores": None}}, "'cores' holds no int"),
         ({"plan": 3}, "'plan' holds no dict"),
         ({"plan": {"policies": [float("inf")]}}, "'plan' holds a number that is not finite"),
-        ({"own_casts": ["1"]}, "'own_casts' holds no tuple"),
+        ({"same_ranks": ["1"]}, "'same_ranks' holds no tuple"),
         ({"capture": {"exit_status": "9"}}, "'exit_status' holds no int"),
         ({"created_us": "now"}, "'created_us' holds no float"),
     ],

@@ -109,7 +109,7 @@ def micro_batches(step: Step, parts: int) -> Step:
 
 
 #: Operators whose results stay in float32 under autocast, kept by their own backward or by that of a norm behind
-#: them: sums with a residual stream, embeddings, softmax and the like (``policies.precision.autocast_lists``).
+#: them: sums with a residual stream, embeddings, softmax and the like.
 _IN_FLOAT32 = re.compile(r"(add_Tensor|embedding|_?(safe_|log_)?softmax(_int|_Dimname)?|exp|rsqrt|reciprocal)$")
 #: Dropout keeps a mask of one byte for each number of four that it returns, whatever their type.
 _DROPOUT = re.compile(r"(native_)?(feature_)?dropout[123]?d?$")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.policies.base import Candidates
-from memprof.policies.precision.misfits import why_not_compiled
+from memprof.policies.precision.misfits import product_types, short_types, why_not_compiled
 from memprof.policies.precision.policy import NO_BF16, Precision
 from memprof.trace.step import Step
 
@@ -13,15 +13,12 @@ def candidates(step: Step, world_size: int) -> Candidates:
 
     What counts is the type of the numbers: fused attention also writes the state of its random numbers, as integers.
     """
-    is_matrix = (step.ops.flops > 0) & (step.ops.phase == "forward")
-    wrote = step.uses.take(is_matrix[step.uses.op_id] & (step.uses.role == "write"))
-    types = set(step.storages.dtype[wrote.storage_id])
-    reduced = sorted(name for name in types if name.startswith(("float8", "float16", "bfloat16", "complex32")))
+    types = product_types(step)
     bf16 = Precision("bf16")
     if reason := why_not_compiled(step, bf16):
         return Candidates(unsuitable={bf16: reason})
-    if reduced:
-        return Candidates(unsuitable={bf16: f"The job's matrix products are in {' and '.join(reduced)} already."})
+    if reduced := short_types(types):
+        return Candidates(unsuitable={bf16: f"The job's matrix products are in {reduced} already."})
     if not types & {"float32", "float64"}:
         return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
     return Candidates((bf16,)) if step.runs_bf16() else Candidates((Precision("fp16"),), {bf16: NO_BF16})

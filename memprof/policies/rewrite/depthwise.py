@@ -34,31 +34,6 @@ def has_copies(weight: Sequence[int], workspace: int, copies: int = COPIES) -> b
     return is_depthwise(weight) and workspace - 4 * (copies + 1) * int(np.prod(weight)) in (0, 4 * weight[0])
 
 
-def short_copies_bytes(weight: Sequence[int], given: Sequence[int], made: Sequence[int], workspace: int) -> int:
-    """Returns the workspace of that kernel in bf16, with AVX-512.
-
-    It sums up copies in float32 and casts them, and lays out rows of the input and of the gradient in pairs of columns,
-    with space for what the kernel reads beyond them. Measured with torch 2.13 on an Intel Xeon, with oneDNN limited to
-    AVX-512 and to AMX, on one thread and two: exact to 300 bytes for 58 sizes with kernels of 5, 7 and 9 columns and
-    strides of 1 and 2.
-
-    Args:
-        weight: Shape of the weight.
-        given: Shape of the input.
-        made: Shape of the output.
-        workspace: The workspace in float32.
-    """
-    channels, elements = weight[0], int(np.prod(weight))
-    high = made[2] if len(made) == 4 else 1
-    columns, wide = given[-1], made[-1]
-    stride = max(1, round(columns / wide))
-    pairs = 2 * -(-wide // 2)
-    beyond = 2 * (-(-(weight[-1] // 2) // stride) // 2) + 2
-    rows = high * (pairs + stride**2 * (pairs + beyond))
-    bias = 2 if workspace > 4 * (COPIES + 1) * elements else 0
-    return _casts_of_copies(elements) + channels * CHANNEL_BYTES * (rows + bias)
-
-
 def fixed_workspaces(step: Step) -> Bools:
     """Marks the operators whose workspace is that of this kernel, which does not depend on the batch, ``(ops,)``."""
     ops, uses, shapes = step.ops, step.uses, step.storages.shape

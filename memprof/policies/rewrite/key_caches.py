@@ -36,18 +36,3 @@ def cached_storages(step: Step) -> Ints:
     values = first_values(step)
     created = step.storages.created_op_id
     return np.flatnonzero(np.isin(created, np.append(values, values - 1)) & (created != NONE))
-
-
-def cache_ends(step: Step, region: Ints, region_end: Ints) -> Ints:
-    """Returns until when a cache holds each storage: until the model has returned; NONE elsewhere, ``(storages,)``.
-
-    Args:
-        step: The step.
-        region: The call of the model that each operator runs in, NONE outside, ``(ops,)``.
-        region_end: Last operator of each call.
-    """
-    cached = cached_storages(step)
-    ends = np.full(len(step.storages), NONE, dtype=np.int64)
-    call = region[step.storages.created_op_id[cached]]
-    ends[cached] = np.where(call != NONE, region_end[call], NONE)
-    return ends

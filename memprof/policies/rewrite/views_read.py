@@ -15,54 +15,6 @@ _INTERNAL = ("t", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squ
 _MADE_BY_CALLER = (*_PARTS, "permute", "transpose", "movedim", "swapaxes")
 
 
-def bytes_read(step: Step, sources: Ints, readers: Ints) -> Ints:
-    """Returns how many bytes of each source its reader uses: of the view that it reads.
-
-    Only an operator's total reads are known. Where they are less than its storages, the source's view accounts for it,
-    unless views of a part were made of the reader's other storages alone. Where they are more, the source does that
-    the caller has expanded.
-
-    Args:
-        step: The step.
-        sources: Storages.
-        readers: An operator that reads each.
-    """
-    uses = step.uses
-    is_read = uses.role != "write"
-    held = np.zeros(len(step.ops), dtype=np.int64)
-    np.add.at(held, uses.op_id[is_read], step.storages.requested_bytes[uses.storage_id[is_read]])
-    is_divided = np.zeros(len(step.storages), dtype=np.bool_)
-    is_divided[uses.storage_id[_named(step, _PARTS)[uses.op_id]]] = True
-    reads_part = np.zeros(len(step.ops), dtype=np.bool_)
-    reads_part[uses.op_id[is_read & is_divided[uses.storage_id]]] = True
-    whole = step.storages.requested_bytes[sources]
-    excess = np.maximum(held[readers] - step.ops.read_bytes[readers], 0)
-    is_part = (excess < whole) & (is_divided[sources] | ~reads_part[readers])
-    repeated = np.maximum(step.ops.read_bytes[readers] - held[readers], 0)
-    repeated[repeated > 0] *= _reads_expanded(step, sources[repeated > 0], readers[repeated > 0])
-    read: Ints = np.where(is_part, whole - excess, whole) + repeated
-    return read
-
-
-def _reads_expanded(step: Step, sources: Ints, readers: Ints) -> Bools:
-    """Returns which readers are given a source that their caller has expanded; a product expands its own arguments."""
-    if not len(sources):
-        return np.zeros(0, dtype=np.bool_)
-    keys, bound = _views_until(step, (*_INTERNAL, *_MADE_BY_CALLER))
-    count = len(step.ops) + 1
-    is_expanded, is_viewed = (_named(step, names)[keys % count] for names in (("expand",), ("view", "_unsafe_view")))
-    place = np.searchsorted(keys, sources * count + readers)
-    expansions = np.append(0, np.cumsum(is_expanded))
-    found = expansions[place] - expansions[bound[place] + 1]
-    # torch.matmul: what it expands, it views as matrices.
-    found -= (place > bound[place] + 2) & is_viewed[place - 1] & is_expanded[place - 2]
-    of_caller: Bools = found > 0
-    # Where two arguments are, it is not known how much of the bytes is of which.
-    alone = np.bincount(readers[of_caller], minlength=count) == 1
-    found_alone: Bools = of_caller & alone[readers]
-    return found_alone
-
-
 def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
     """Returns which readers are given a view that their caller made of the source: ``x @ weight.T``, not ``linear``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from memprof.trace.assemble.operators import durations, module_calls, operator_t
 from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
-from memprof.trace.assemble.source.autocast_types import find_autocast_types, find_own_casts
-from memprof.trace.assemble.source.own_types import find_own_types, forget_types
 from memprof.trace.assemble.source.statements import forget_functions
 from memprof.trace.assemble.source.variables import forget_held, held_by_variables
 from memprof.trace.assemble.steps import step_table
@@ -70,7 +68,6 @@ def assemble_all(
     devices = tuple(recording.memory_events.device for recording in recordings)
     if forget_changed_sources():
         forget_functions()
-        forget_types()
         forget_held()
     return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
 
@@ -98,21 +95,7 @@ def _assemble(
         *on_evaluation,
         *_device_notes(recording.memory_events.device, devices),
     )
-    manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
-    stacks = tables[Stacks]
-    assert isinstance(stacks, Stacks)
-    on_device = recording.memory_events.device != "cpu"
-    own_types = find_own_types(ops, stacks, on_device=on_device)
-    return replace(
-        manifest,
-        own_casts=find_own_casts(ops, stacks),
-        own_float32=own_types.float32,
-        own_weight_type=own_types.weight,
-        casts_back=own_types.casts_back,
-        made_like=own_types.made_like,
-        in_argument_type=own_types.in_argument,
-        in_autocast_type=find_autocast_types(ops, stacks, on_device=on_device),
-    ), tables
+    return build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed), tables
 
 
 @dataclass(frozen=True)
