@@ -16,6 +16,8 @@ from memprof.trace.step import Step
 CALL_US = 75.0
 
 _ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
+#: Copies that swap inserts around updates; they are no part of them.
+SWAPS = (SWAP_IN, SWAP_OUT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ def single_updates(step: Step) -> SingleUpdates:
     own = np.flatnonzero(is_own)
     inside = is_own[uses.op_id]
     use_op, use_storage = uses.op_id[inside], uses.storage_id[inside]
-    parameter_of = _parameters(step)
+    parameter_of = parameters_of(step)
     known = parameter_of[use_storage] != NONE
     use_op, use_storage = use_op[known], use_storage[known]
     if not len(use_op):
@@ -79,8 +81,7 @@ def single_updates(step: Step) -> SingleUpdates:
     carried = own[np.maximum.accumulate(named)]
     owner = np.where(lowest[carried] == highest[carried], highest[carried], NONE)
 
-    # Copies that swap inserted around the updates are no part of them.
-    is_computed = ~np.isin(ops.name[own], (SWAP_IN, SWAP_OUT))
+    is_computed = ~np.isin(ops.name[own], SWAPS)
     computed, owner = own[is_computed], owner[is_computed]
     if np.any(owner == NONE):
         raise PolicyError(_together(step, len(parameters), "in one operator"))
@@ -95,7 +96,7 @@ def single_updates(step: Step) -> SingleUpdates:
     return SingleUpdates(own, first, last, of_storage)
 
 
-def _parameters(step: Step) -> Ints:
+def parameters_of(step: Step) -> Ints:
     """Returns the parameter storage each storage belongs to, NONE for storages of no parameter."""
     storages = step.storages
     by_name = {str(storages.name[i]): int(i) for i in np.flatnonzero(storages.category == "parameter")}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def transform(step: Step, policy: OptimizerPolicy) -> Step:
-    """Estimates a step: fused updates make nothing, others up to two numbers for each parameter updated at once.
+    """Estimates a step: fused updates make nothing, others one or two numbers for each parameter of a call.
 
     Raises:
         PolicyError: The step has no update, or none that the policy can change.
@@ -34,27 +34,29 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
         raise PolicyError("The step has no optimizer update of a known parameter; the optimizer policy needs one.")
     if policy.state == "host" and not step.targets_device():
         raise PolicyError(IN_HOST_MEMORY)
-    singly, form = policy.in_backward or policy.state == "host", policy.loop or recorded
+    singly, whole, largest = policy.in_backward or policy.state == "host", int(sizes.sum()), int(sizes.max())
     if singly and not (step.optimizers and all(each.has_form("loop") for each in step.optimizers)):
         single_updates(step)  # raises where updates depend on each other, as torch's own do not
+    form = "fused" if policy.state == "8bit" else policy.loop or recorded
     allocated, workspace, state = storages.allocated_bytes.copy(), step.ops.workspace_bytes.copy(), moved_state(step)
     made = (storages.category == "temporary") & np.append(is_update, False)[storages.created_op_id]
     spent = sum_during(storages.take(made), len(is_update)).max()
-    numbers = 1.0 if recorded == "fused" else min(2.0, spent / (sizes.sum() if recorded == "foreach" else sizes.max()))
-    numbers = 0.0 if "fused" in form or policy.state == "8bit" else numbers
+    numbers = {"fused": 0.0, "foreach": 1.0, "loop": 2.0}[form]
+    if recorded != "fused" and spent < (whole if recorded == "foreach" else largest):
+        numbers = 0.0  # as of SGD
     if policy.state == "8bit":
         allocated[state] = eight_bit_bytes(allocated[state])
-    elif policy.state == "host":  # that of one parameter at a time is copied from there and back
-        numbers += allocated[state].sum() / sizes.sum()
+    if policy.state == "host":  # that of one parameter at a time is copied from there and back
+        numbers += allocated[state].sum() / whole
         rates = (step.to_host_bytes_per_us or 24e3, step.from_host_bytes_per_us or 24e3)  # or PCIe 4.0 x16
         draft.duration_us += sum(float(allocated[state].sum()) / rate for rate in rates)
         allocated[state] = 0
-    if singly or policy.state or form != recorded:
+    if singly or form != recorded:
         allocated[made] = 0
-        workspace[is_update] += int(numbers * (sizes.sum() if form == "foreach" and not singly else sizes.max()))
-    draft.duration_us += CALL_US * (len(sizes) - 1) * singly
+        at_once = 0 if policy.in_backward else whole if form == "foreach" and not singly else largest
+        workspace[is_update] += int(numbers * at_once)
+        draft.duration_us += CALL_US * (len(sizes) - 1) * singly
     if policy.in_backward:
-        workspace[is_update] = step.ops.workspace_bytes[is_update]
         free_gradients(draft, step, workspace, numbers)
     draft.storages = draft.storages.replace(allocated_bytes=allocated)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
