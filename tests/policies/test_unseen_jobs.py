@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.compress.policy import Compress
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
@@ -27,7 +26,7 @@ from tests.policies.faces import compare
 from tests.policies.small_jobs import Small, peak, record, supervised
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
-SWAP, IN_BACKWARD = Swap(to="disk"), OptimizerPolicy(in_backward=True)
+SWAP = Swap(to="disk")
 
 
 def normalized() -> Small:
@@ -43,12 +42,6 @@ def in_place() -> Small:
 def products() -> Small:
     layers = [nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 64), nn.ReLU(), nn.Linear(64, 512), nn.ReLU()]
     return supervised(nn.Sequential(*layers, nn.Linear(512, 10)), (300, 50))
-
-
-def weighty() -> Small:
-    """Weights by far outweigh activations, and the peak is at the end of forward."""
-    layers = (nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh()) for _ in range(4))
-    return supervised(nn.Sequential(*layers, nn.Linear(256, 512)), (4, 256))
 
 
 def holding() -> Small:
@@ -328,8 +321,6 @@ def fine_tuned() -> Small:
         (logarithms, BF16, 0.01),
         (holding, ChunkedLoss(8, head="head", minimum_bytes=0), 0.001),
         (holding, ChunkedLoss(8, minimum_bytes=0), 0.001),
-        (weighty, Plan((BF16, SWAP, IN_BACKWARD)), 0.01),
-        (weighty, Plan((BF16, Compress(("*",)), IN_BACKWARD)), 0.01),
         (gathered, BF16, 0.01),
         (pooled, BF16, 0.01),
         (transformed, BF16, 0.01),
@@ -337,7 +328,6 @@ def fine_tuned() -> Small:
         (gated, BF16, 0.05),
         (fine_tuned, PURE, 0.01),
         (two_headed, Checkpoint(("*",)), 0.0),
-        (adversarial, OptimizerPolicy(loop="foreach"), 0.001),
     ],
     ids=lambda value: getattr(value, "__name__", None) or getattr(value, "describe", lambda: "")(),
 )
@@ -431,25 +421,6 @@ def test_step_shorter_than_its_operators_keeps_a_length(policy, tmp_path):
     step = record(make, tmp_path)
     step = dataclasses.replace(step, duration_us=float(np.nansum(step.ops.duration_us)) / 20)
     assert policy.transform(step).duration_us > 0
-
-
-def test_two_losses_with_a_backward_each_are_refused_in_backward(tmp_path):
-    """Two backward runs before one update accumulate their gradients; in-backward reports this when it is predicted."""
-
-    def make() -> Small:
-        job = supervised(nn.Linear(32, 32), (16, 32))
-
-        def step() -> None:
-            job.optimizers[0].zero_grad()
-            out = job.models[0](torch.randn(16, 32))
-            out.sum().backward(retain_graph=True)
-            out.pow(2).sum().backward()
-            job.optimizers[0].step()
-
-        return Small(job.models, step, job.optimizers)
-
-    with pytest.raises(PolicyError, match=r"A second backward ran before optimizer\.step"):
-        OptimizerPolicy(in_backward=True).transform(record(make, tmp_path))
 
 
 _ROWS = torch.arange(16)

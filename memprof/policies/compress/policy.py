@@ -42,7 +42,7 @@ class Compress(Policy):
     numerics: ClassVar[str] = "approximate"
     source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.10)
-    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 1.0)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.95)
 
     modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12
