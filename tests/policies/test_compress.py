@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.apply import from_eight_bits, to_eight_bits
-from memprof.policies.compress.policy import BLOCK, CHUNK, DEVICE_CHUNK, Compress
+from memprof.policies.compress.policy import BLOCK, CHUNK, Compress
+from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
+from memprof.policies.swap.policy import Swap
 from tests.policies.faces import compare, peaks, record_step, recorded, train
 
 #: The largest relative difference of a loss over eight steps that is promised.
@@ -87,17 +88,23 @@ def test_what_is_not_finite_is_not_packed(bad):
 # -- the two faces ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "patterns", "bar"),
-    [("gpt", ("layers.*",), 0.0), ("resnet", ("**",), 0.0), ("unet", ("down.*",), 0.0), ("vit", ("**",), 0.02)],
-)
-def test_prediction_meets_its_bar(name, patterns, bar):
-    """The predicted peak is exact, but for what a job's own functions hold until they return (ViT)."""
-    plan = Plan((Compress(modules=patterns),))
-    predicted = plan.transform(recorded(name))
-    measured = record_step(name, plan)
-    assert peaks(predicted)[0] == pytest.approx(peaks(measured)[0], rel=bar, abs=0), compare(predicted, measured)
-    assert peaks(predicted)[0] < peaks(recorded(name))[0]
+@pytest.mark.parametrize(("name", "patterns"), [("gpt", ("layers.*",)), ("unet", ("down.*",)), ("vit", ("**",))])
+def test_estimate_is_within_its_bounds(name, patterns):
+    """A quarter of what is saved, with a scale for each block, is about what a run has in memory."""
+    policy = Compress(modules=patterns)
+    step, measured = recorded(name), record_step(name, Plan((policy,)))
+    bounds = interval_of((policy,), (step,), (policy.transform(step),))
+    assert bounds.least_bytes <= peaks(measured)[0] <= bounds.most_bytes, compare(policy.transform(step), measured)
+    assert bounds.most_bytes < peaks(step)[0]
+
+
+def test_estimate_is_changed_by_other_policies():
+    """Checkpoint and swap take other modules' tensors: the peak is lower than with one of them alone."""
+    compressed, step = Compress(modules=("layers.[2-9]",)), recorded("gpt")
+    for policy in (Checkpoint(("layers.[0-1]",)), Swap(("layers.[0-1]",), to="disk")):
+        both = Plan((compressed, policy)).transform(step)
+        both.check()
+        assert peaks(both)[0] < min(peaks(one.transform(step))[0] for one in (compressed, policy))
 
 
 def test_transform_leaves_the_step():
@@ -111,16 +118,6 @@ def test_transform_leaves_the_step():
     np.testing.assert_array_equal(step.storages.freed_op_id, freed)
     packed = changed.ops.name == "memprof.compress"
     assert packed.sum() == (changed.storages.dtype == "int8").sum() > 0
-
-
-def test_a_step_planned_for_a_gpu_takes_the_chunks_of_a_gpu():
-    """A CPU's recording planned for a GPU: the temporary of a pack is a larger chunk, at most the whole tensor."""
-    step = recorded("gpt")
-    policy = Compress(modules=("layers.*",))
-    here, there = policy.transform(step), policy.transform(replace(step, planned_types=("bfloat16",)))
-    workspaces = [one.ops.workspace_bytes[one.ops.name == "memprof.compress"] for one in (here, there)]
-    assert (workspaces[1] >= workspaces[0]).all()
-    assert workspaces[0].max() < workspaces[1].max() <= DEVICE_CHUNK * 4 * (1 + 1 / BLOCK)
 
 
 # -- training ---------------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,30 +11,23 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.candidates import candidates
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.updates import HostUpdates
+from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
+from memprof.policies.swap.policy import Swap
 from memprof.recorder.steps.usages import has_form
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies import faces
 from tests.policies.faces import compare, record_step, recorded, train, trained
-from tests.recorder.recorded import record, record_script
+from tests.recorder.recorded import record_script
 
 HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
-FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-OPTIMIZERS = {
-    "AdamW": (torch.optim.AdamW, {}),
-    "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
-    "SGD Nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
-    "RMSprop": (torch.optim.RMSprop, {}),
-    "RMSprop centered": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
-    "Adagrad": (torch.optim.Adagrad, {}),
-    "Adagrad decayed": (torch.optim.Adagrad, {"weight_decay": 0.1}),
-}
 
 
 def peak(step: Step, phase: str = "") -> int:
@@ -106,80 +97,27 @@ def test_transform_leaves_its_input(policy):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("lstm", "in-backward"), ("shared", "foreach"), ("unet", "in-backward,fused"), ("lstm", "fused")],
+    [("resnet", "in-backward"), ("shared", "in-backward,fused"), ("shared", "foreach"), ("shared", "fused")],
 )
-def test_prediction_is_the_measured_peak(name, text):
-    """Prediction and measurement agree to the byte: in the step, and in the optimizer's own phase."""
-    plan = Plan((OptimizerPolicy.from_flag(text),))
-    predicted, measured = plan.transform(recorded(name)), record_step(name, plan)
-    assert peak(predicted) == peak(measured), compare(predicted, measured)
-    if "in-backward" not in text:
-        assert peak(predicted, "optimizer") == peak(measured, "optimizer")
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "target"),
-    [
-        ("AdamW", "loop", "foreach"),
-        ("AdamW", "fused", "loop"),
-        ("Adam amsgrad", "foreach", "loop"),
-        ("SGD Nesterov", "loop", "foreach"),
-        ("SGD Nesterov", "foreach", "in-backward"),
-        ("RMSprop", "foreach", "loop"),
-        ("RMSprop", "loop", "foreach"),
-        ("RMSprop", "foreach", "in-backward"),
-        ("RMSprop centered", "foreach", "loop"),
-        ("RMSprop centered", "loop", "foreach"),
-        ("Adagrad", "foreach", "loop"),
-        ("Adagrad", "loop", "foreach"),
-        ("Adagrad decayed", "foreach", "loop"),
-        ("Adagrad decayed", "loop", "foreach"),
-    ],
-)
-def test_forms_become_each_other(name, form, target, monkeypatch):
-    """From whichever form was recorded, the optimizer's own bytes in another are predicted to the byte."""
-    kind, settings = OPTIMIZERS[name]
-    job = faces.load_job("shared")
-    monkeypatch.setattr(job, "make_optimizer", lambda model: kind(model.parameters(), **settings, **FORMS[form]))
+def test_estimate_is_within_its_bounds(name, text, monkeypatch):
+    """Of one short sequence, so that updates make the peak where the policy does not free what they take."""
+    job = faces.load_job(name)
     monkeypatch.setattr(job, "BATCH", 1)
-    monkeypatch.setattr(job, "LENGTH", 8)
-    plan = Plan((OptimizerPolicy.from_flag(target),))
-    predicted, measured = plan.transform(record_step("shared")), record_step("shared", plan)
-    phase = "backward" if target == "in-backward" else "optimizer"
-    assert peak(predicted, phase) == peak(measured, phase), compare(predicted, measured)
-    assert peak(predicted) == peak(measured), compare(predicted, measured)
+    monkeypatch.setattr(job, "LENGTH", 8, raising=False)
+    policy = OptimizerPolicy.from_flag(text)
+    step, measured = record_step(name), record_step(name, Plan((policy,)))
+    bounds = interval_of((policy,), (step,), (policy.transform(step),))
+    assert bounds.least_bytes <= peak(measured) <= bounds.most_bytes, compare(policy.transform(step), measured)
 
 
-def test_rmsprop_has_no_fused_form(monkeypatch):
-    """Nor is one predicted from a recording that lacks the optimizer's settings."""
-    job = faces.load_job("shared")
-    monkeypatch.setattr(job, "make_optimizer", lambda model: torch.optim.RMSprop(model.parameters()))
-    monkeypatch.setattr(job, "BATCH", 1)
-    monkeypatch.setattr(job, "LENGTH", 8)
-    step = record_step("shared")
-    with pytest.raises(PolicyError, match="RMSprop has no fused form for these parameters; leave loop out"):
-        OptimizerPolicy(loop="fused").transform(dataclasses.replace(step, optimizers=()))
-
-
-_ON_A_CARD = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).cuda()
-optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9, weight_decay=0.1)
-for step in range(5):
-    model(torch.ones(2, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-def test_updates_in_backward_on_a_card_are_as_predicted(tmp_path: Path) -> None:
-    """Weight decay makes a sum inside backward, which is not one of gradients: it has memory of its own."""
-    words = ("--dry-run", "--device", "rtx4090")
-    (tmp_path / "job.py").write_text(_ON_A_CARD)
-    step = record(tmp_path, *words, "job.py").step
-    for text in ("in-backward,loop", "host"):
-        measured = record(tmp_path, *words, "--optimizer", text, "job.py", name="under.memprof").step
-        assert peak(OptimizerPolicy.from_flag(text).transform(step)) == peak(measured), text
+def test_estimate_is_changed_by_other_policies():
+    """What is in memory meanwhile is theirs to change."""
+    early = OptimizerPolicy(in_backward=True)
+    plans = Plan((Checkpoint(("mixer",)), early)), Plan((Swap(("mixer",), to="disk"), early))
+    for plan in plans:
+        predicted = plan.transform(recorded("shared"))
+        predicted.check()
+        assert peak(predicted) < peak(early.transform(recorded("shared")))
 
 
 @pytest.mark.parametrize(
@@ -359,14 +297,6 @@ def test_missing_library_is_named():
     model, optimizer = small_job()
     with pytest.raises(PolicyError, match="pip install torchao"):
         OptimizerPolicy(state="8bit").apply(Job(model, [optimizer]))
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao, which compiles its update")
-def test_eight_bit_state_is_as_predicted():
-    """8-bit state has the predicted peak within 3 %."""
-    plan = Plan((OptimizerPolicy(state="8bit"),))
-    predicted, measured = plan.transform(recorded("gpt")), record_step("gpt", plan)
-    assert abs(peak(predicted) - peak(measured)) <= 0.03 * peak(measured), compare(predicted, measured)
 
 
 def test_eight_bit_state_is_predicted_smaller():

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 import memprof
-from memprof.errors import PolicyError
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes
-from memprof.trace.step import Step
+from memprof.replay.live import live_bytes_by_category
 from memprof.trace.store import Trace
-from tests.policies.faces import compare, faces, recorded, train
+from tests.policies.faces import train
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10)
 PARAMETERS = Swap(modules=("**",), what="parameters", to="disk", minimum_bytes=1 << 10)
@@ -27,8 +25,6 @@ PLANS = {
     "parameters": Plan((PARAMETERS, IN_BACKWARD)),
     "both": Plan((STATE, PARAMETERS, IN_BACKWARD)),
 }
-#: What swap leaves in the place of all that is out: one number.
-STAND_IN_BYTES = 4
 
 
 @pytest.mark.parametrize("swapped", PLANS)
@@ -41,46 +37,22 @@ def test_numbers_stay_as_in_backward_alone_leaves_them(job: str, swapped: str) -
         assert torch.equal(planned.state[key], value), key
 
 
-@pytest.mark.parametrize("swapped", PLANS)
-def test_peak_is_predicted(swapped: str) -> None:
-    """The predicted peak is the measured one, but for what stands in the place of what is out."""
-    predicted, measured = faces("gpt", PLANS[swapped])
-    more = int(live_bytes(measured).during.max()) - int(live_bytes(predicted).during.max())
-    assert 0 <= more <= STAND_IN_BYTES, compare(predicted, measured)
-
-
-@pytest.mark.parametrize("swapped", [STATE, PARAMETERS])
-@pytest.mark.parametrize("loop", ["foreach", "fused"])
-def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: str) -> None:
-    """A single update of all swapped state is refused with a message that names swap; a loop is predicted."""
-    step = recorded("gpt")
-    with pytest.raises(PolicyError, match="Swapped parameters or state can only be predicted"):
-        Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)
-    Plan((swapped, OptimizerPolicy(loop="loop"))).transform(step).check()
-
-
 def test_state_of_experts_without_tokens_stays_out(tmp_path: Path) -> None:
-    """A step that updates one expert of four brings in the state of that one alone, as predicted."""
-
-    def record(name: str, plan: Plan | None) -> Step:
-        gc.collect()
-        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
-        experts = torch.nn.ModuleList(layers)
-        optimizer = torch.optim.AdamW(experts.parameters(), lr=0.1, foreach=False)
-        job = None if plan is None else memprof.apply(plan, experts, optimizer)
-        with memprof.record(tmp_path / name, skip=4, steps=1):
-            for number in range(6):
-                optimizer.zero_grad()
-                layers[number % 4](torch.ones(4, 64)).square().sum().backward()
-                optimizer.step()
-        if job is not None:
-            job.undo()
-        return Trace.open(tmp_path / name).steady_step()
-
-    plan = PLANS["state"]
-    predicted, measured = plan.transform(record("plain.memprof", None)), record("planned.memprof", plan)
-    more = int(live_bytes(measured).during.max()) - int(live_bytes(predicted).during.max())
-    assert abs(more) <= STAND_IN_BYTES, compare(predicted, measured)
+    """A step that updates one expert of four brings in the state of that one alone: its two averages for a weight."""
+    gc.collect()
+    layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+    experts = torch.nn.ModuleList(layers)
+    optimizer = torch.optim.AdamW(experts.parameters(), lr=0.1, foreach=False)
+    job = memprof.apply(PLANS["state"], experts, optimizer)
+    with memprof.record(tmp_path / "run.memprof", skip=4, steps=1):
+        for number in range(6):
+            optimizer.zero_grad()
+            layers[number % 4](torch.ones(4, 64)).square().sum().backward()
+            optimizer.step()
+    job.undo()
+    step = Trace.open(tmp_path / "run.memprof").steady_step()
+    small = 4 * 2 * 64 * 4 + 8 * 4  # averages of the biases, which stay, and counts of steps
+    assert live_bytes_by_category(step)["optimizer_state"].max() <= 2 * 64 * 64 * 4 + small
 
 
 def test_a_parameter_without_a_hook_is_updated_in_step() -> None:

@@ -18,7 +18,7 @@ from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
-from tests.policies.faces import compare, faces, recorded, train, trained
+from tests.policies.faces import compare, faces, load_job, record_step, recorded, train, trained
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10, one_by_one=True)
 
@@ -197,12 +197,13 @@ def test_settings_made_of_all_parameters_are_refused(policy: Any) -> None:
     job.undo()
 
 
-def test_other_forms_are_refused() -> None:
+def test_other_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A foreach update has no single parameters; one in backward has no step to change."""
     step = recorded("gpt")
-    foreach = OptimizerPolicy(loop="foreach").transform(step)
+    job = load_job("shared")
+    monkeypatch.setattr(job, "make_optimizer", lambda model: torch.optim.AdamW(model.parameters(), foreach=True))
     with pytest.raises(PolicyError, match="runs its foreach form"):
-        STATE.transform(foreach)
+        STATE.transform(record_step("shared"))
     for policy in (OptimizerPolicy(in_backward=True), OptimizerPolicy(state="8bit")):
         with pytest.raises(PolicyError, match="leave one_by_one, or in_backward and state"):
             Plan((STATE, policy)).transform(step)

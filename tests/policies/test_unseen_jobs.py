@@ -25,9 +25,7 @@ from tests.policies.faces import compare
 from tests.policies.small_jobs import Small, peak, record, supervised
 
 BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
-SWAP, IN_BACKWARD = Swap(to="disk"), OptimizerPolicy(in_backward=True)
-
-
+SWAP = Swap(to="disk")
 
 
 def caching() -> Small:
@@ -151,7 +149,6 @@ def spectral() -> Small:
         (caching, SWAP, 0.001),
         (spectral, Swap(what="optimizer", to="disk"), 0.001),
         (two_headed, Checkpoint(("*",)), 0.0),
-        (adversarial, OptimizerPolicy(loop="foreach"), 0.001),
     ],
     ids=lambda value: getattr(value, "__name__", None) or getattr(value, "describe", lambda: "")(),
 )
@@ -211,25 +208,6 @@ def test_step_shorter_than_its_operators_keeps_a_length(policy, tmp_path):
     step = record(make, tmp_path)
     step = dataclasses.replace(step, duration_us=float(np.nansum(step.ops.duration_us)) / 20)
     assert policy.transform(step).duration_us > 0
-
-
-def test_two_losses_with_a_backward_each_are_refused_in_backward(tmp_path):
-    """Two backward runs before one update accumulate their gradients; in-backward reports this when it is predicted."""
-
-    def make() -> Small:
-        job = supervised(nn.Linear(32, 32), (16, 32))
-
-        def step() -> None:
-            job.optimizers[0].zero_grad()
-            out = job.models[0](torch.randn(16, 32))
-            out.sum().backward(retain_graph=True)
-            out.pow(2).sum().backward()
-            job.optimizers[0].step()
-
-        return Small(job.models, step, job.optimizers)
-
-    with pytest.raises(PolicyError, match=r"A second backward ran before optimizer\.step"):
-        OptimizerPolicy(in_backward=True).transform(record(make, tmp_path))
 
 
 def test_autocast_of_the_script_is_not_overruled(tmp_path):

@@ -40,9 +40,9 @@ class Compress(Policy):
     )
     flag_example: ClassVar[str] = "'layers.*'"
     numerics: ClassVar[str] = "approximate"
-    source: ClassVar[str] = "modelled"
-    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
-    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.05, 0.22)
+    source: ClassVar[str] = "rule"
+    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.10)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.95)
 
     modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12

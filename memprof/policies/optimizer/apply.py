@@ -9,7 +9,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
-from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, NOT_FUSED, needs_whole, no_form
+from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, IN_HOST_MEMORY, NOT_FUSED, needs_whole, no_form
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates, updates_of
 from memprof.recorder.steps.usages import has_form, needs_closure, takes_fused
 
@@ -51,7 +51,7 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
     kind = type(optimizer).__name__
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
-        raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
+        raise PolicyError(IN_HOST_MEMORY)
     is_short = any(each.element_size() == 2 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
         raise PolicyError(FUSED_SGD)

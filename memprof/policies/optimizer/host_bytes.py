@@ -1,14 +1,11 @@
-"""The pinned host memory that optimizer state takes."""
+"""The optimizer state that may be kept in host memory, and the pinned memory that it takes there."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from memprof.policies.optimizer.recognise import recognise_updates
-from memprof.policies.optimizer.transform import state_of
 from memprof.replay.rounding import rounded_when_pinned
+from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -21,9 +18,11 @@ def host_bytes(step: Step, policy: OptimizerPolicy) -> int:
     Args:
         step: The step before the policy.
         policy: The policy; nothing else of it matters.
-
-    Raises:
-        PolicyError: The step has no updates.
     """
-    state = [storage for update in recognise_updates(step).updates for storage in state_of(step, update)]
-    return int(rounded_when_pinned(step.storages.requested_bytes[np.array(state, dtype=np.int64)]).sum())
+    return int(rounded_when_pinned(step.storages.requested_bytes[moved_state(step)]).sum())
+
+
+def moved_state(step: Step) -> Bools:
+    """Returns which storages are optimizer state, but for single numbers such as counts of steps, ``(storages,)``."""
+    found: Bools = (step.storages.category == "optimizer_state") & (step.storages.shape != "")
+    return found

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from memprof.trace.step import Step
 
 STATES = ("8bit", "host")
 LOOPS = ("foreach", "fused", "loop")
@@ -42,9 +37,9 @@ class OptimizerPolicy(Policy):
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
     )
     flag_example: ClassVar[str] = "in-backward,foreach"
-    source: ClassVar[str] = "modelled"
-    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
-    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.10, 0.07)
+    source: ClassVar[str] = "rule"
+    errors_seen: ClassVar[tuple[float, float]] = (0.3, 0.2)
+    time_errors_seen: ClassVar[tuple[float, float] | None] = (0.4, 0.2)
 
     state: str = ""
     loop: str = ""
@@ -105,10 +100,6 @@ class OptimizerPolicy(Policy):
             if len(chosen) > 1:
                 raise PolicyError(f"optimizer: options {' and '.join(chosen)} are incompatible; write one of them.")
         return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
-
-    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns the observed errors: larger for 8-bit state than for another loop."""
-        return self.errors_seen if self.state else (0.002, 0.002)
 
     @property
     def takes_host(self) -> bool:

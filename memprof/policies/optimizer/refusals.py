@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from memprof.errors import PolicyError
+from memprof.trace.usages import NEEDS_CLOSURE, OptimizerTraits
+
+if TYPE_CHECKING:
+    from memprof.policies.optimizer.policy import OptimizerPolicy
+    from memprof.trace.step import Step
+
+IN_HOST_MEMORY = "The parameters and the optimizer state are already in host memory; host changes nothing."
 USED = (
     "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
     "in_backward out, or access it in a hook on the parameter (register_hook)."
@@ -68,3 +78,26 @@ def needs_whole(kind: str) -> str:
 def no_form(kind: str, loop: str) -> str:
     """Returns the sentence for an optimizer without an update form."""
     return f"{kind} has no {loop} form for these parameters; leave loop out."
+
+
+def refuse_optimizers(step: Step, policy: OptimizerPolicy) -> None:
+    """Rejects recorded optimizers that lack the update form, or that need all parameters at once.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    for optimizer in step.optimizers:
+        if policy.loop and not optimizer.has_form(policy.loop):
+            raise PolicyError(no_form(optimizer.name, policy.loop))
+        if policy.in_backward or policy.state == "host":
+            refuse_closure(optimizer)
+
+
+def refuse_closure(optimizer: OptimizerTraits) -> None:
+    """Rejects a recorded optimizer that cannot update one parameter at a time, because it needs a closure.
+
+    Raises:
+        PolicyError: It does.
+    """
+    if NEEDS_CLOSURE in optimizer.words:
+        raise PolicyError(needs_whole(optimizer.name))

@@ -1,75 +1,117 @@
-"""What updates of one parameter after another use: their operators, and the swapped state that stays out."""
+"""Which operators of a step update its parameters, one parameter after another."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.recognise import Updates
-from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: Overhead of one optimizer call for one parameter, without its operators: hook, Python, groups. Adam and SGD inside
 #: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more per parameter (torch 2.13, one CPU core).
 CALL_US = 75.0
 
-#: Copies that swap inserted around the updates.
+_ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
+#: Copies that swap inserts around updates; they are no part of them.
 SWAPS = (SWAP_IN, SWAP_OUT)
 
 
-def blocks_of(step: Step, updates: Updates) -> tuple[Ints, Ints]:
-    """Returns the first and the last operator of each update, in the order of ``updates.updates``.
+@dataclass(frozen=True, eq=False)
+class SingleUpdates:
+    """The updates of a step, each of one parameter.
 
-    Args:
-        step: The step.
-        updates: Its updates.
+    Attributes:
+        ops: Operators of the optimizers, in order.
+        first: First operator of each update, shape ``(updates,)``.
+        last: Last operator of each.
+        of_storage: Update that uses each storage, NONE for others; shape ``(storages,)``.
+    """
+
+    ops: Ints
+    first: Ints
+    last: Ints
+    of_storage: Ints
+
+
+def is_updating(step: Step) -> Bools:
+    """Returns which operators are of optimizers' updates, shape ``(ops,)``."""
+    found: Bools = (step.ops.phase == "optimizer") & ~np.isin(step.ops.name, _ZEROING)
+    return found
+
+
+def update_form(step: Step) -> str:
+    """Returns the form of a step's updates: loop, foreach or fused."""
+    names = set(step.ops.name[is_updating(step)])
+    for form in ("fused", "foreach"):
+        if any(str(name).startswith(f"aten._{form}_") for name in names):
+            return form
+    return "loop"
+
+
+def single_updates(step: Step) -> SingleUpdates:
+    """Reads the updates of a step.
 
     Raises:
-        PolicyError: The optimizer does not update one parameter after another: an operator of its step concerns several
-            parameters, or it returns to a parameter after others, as for a norm of all of them.
+        PolicyError: It has none, or does not update one parameter after another: an operator concerns several
+            parameters, or the optimizer returns to a parameter after others, as for a norm of all of them.
     """
-    is_own = ~np.isin(step.ops.name[updates.ops], SWAPS)
-    ops, owner = updates.ops[is_own], updates.owner[is_own]
+    ops, uses, count = step.ops, step.uses, len(step.storages)
+    is_own = is_updating(step)
+    own = np.flatnonzero(is_own)
+    inside = is_own[uses.op_id]
+    use_op, use_storage = uses.op_id[inside], uses.storage_id[inside]
+    parameter_of = parameters_of(step)
+    known = parameter_of[use_storage] != NONE
+    use_op, use_storage = use_op[known], use_storage[known]
+    if not len(use_op):
+        raise PolicyError("The step has no optimizer update of a known parameter.")
+    parameters, use_row = np.unique(parameter_of[use_storage], return_inverse=True)
+    of_storage = np.full(count, NONE, dtype=np.int64)
+    of_storage[use_storage] = use_row
+
+    # An operator that names one parameter belongs to it, as do the following ones that name none.
+    lowest, highest = np.full(len(ops), len(parameters)), np.full(len(ops), NONE)
+    np.minimum.at(lowest, use_op, use_row)
+    np.maximum.at(highest, use_op, use_row)
+    named = np.where(highest[own] != NONE, np.arange(len(own)), np.flatnonzero(highest[own] != NONE)[0])
+    carried = own[np.maximum.accumulate(named)]
+    owner = np.where(lowest[carried] == highest[carried], highest[carried], NONE)
+
+    is_computed = ~np.isin(ops.name[own], SWAPS)
+    computed, owner = own[is_computed], owner[is_computed]
     if np.any(owner == NONE):
-        raise PolicyError(_together(step, updates, "in one operator"))
+        raise PolicyError(_together(step, len(parameters), "in one operator"))
     begins = np.append(True, owner[1:] != owner[:-1])
-    owners = owner[begins]
-    names, runs = np.unique(owners, return_counts=True)
+    rows, runs = np.unique(owner[begins], return_counts=True)
     if np.any(runs > 1):
-        raise PolicyError(_together(step, updates, f"and returns to {updates.updates[names[runs > 1][0]].name}"))
-    first = np.full(len(updates.updates), NONE, dtype=np.int64)
-    last = first.copy()
-    first[owners] = ops[begins]
-    last[owners] = ops[np.append(np.flatnonzero(begins)[1:], len(ops)) - 1]
-    return first, last
+        again = step.storages.name[parameters[rows[runs > 1][0]]]
+        raise PolicyError(_together(step, len(parameters), f"and returns to {again}"))
+    first, last = np.full((2, len(parameters)), NONE, dtype=np.int64)
+    first[owner[begins]] = computed[begins]
+    last[owner[begins]] = computed[np.append(np.flatnonzero(begins)[1:], len(computed)) - 1]
+    return SingleUpdates(own, first, last, of_storage)
 
 
-def keep_out(step: Step) -> Step:
-    """Returns a step in which swapped state stays out if no update uses it.
-
-    An update of all parameters brings all their state in; updates within backward bring in that of one parameter.
-
-    Args:
-        step: A step under swap, or another, which is returned as it is.
-    """
-    ops, storages, uses = step.ops, step.storages, step.uses
-    is_copy = np.append(np.isin(ops.name, SWAPS) & (ops.phase == "optimizer"), False)
-    is_state = (storages.category == "optimizer_state") & (storages.created_op_id != NONE)
-    is_idle = is_state & is_copy[storages.created_op_id]
-    is_idle[uses.storage_id[~is_copy[uses.op_id]]] = False
-    if not is_idle.any():
-        return step
-    draft = Draft(step)
-    draft.remove_storages(np.flatnonzero(is_idle))
-    draft.remove_ops(np.unique(uses.op_id[is_idle[uses.storage_id]]))
-    return draft.build()
+def parameters_of(step: Step) -> Ints:
+    """Returns the parameter storage each storage belongs to, NONE for storages of no parameter."""
+    storages = step.storages
+    by_name = {str(storages.name[i]): int(i) for i in np.flatnonzero(storages.category == "parameter")}
+    owner = np.full(len(storages), NONE, dtype=np.int64)
+    for row in np.flatnonzero(np.isin(storages.category, ("parameter", "gradient", "optimizer_state"))):
+        name = str(storages.name[row])
+        if storages.category[row] == "optimizer_state":
+            name = name.rpartition(".")[0]
+        owner[row] = by_name.get(name, NONE)
+    return owner
 
 
-def _together(step: Step, updates: Updates, how: str) -> str:
+def _together(step: Step, count: int, how: str) -> str:
     kinds = ", ".join(dict.fromkeys(str(each.name) for each in step.optimizers)) or "The optimizer"
     return (
-        f"{kinds} computes the updates of {len(updates.updates)} parameters together ({how}), so that it cannot update "
-        "one parameter at a time: leave out in_backward and one_by_one."
+        f"{kinds} computes the updates of {count} parameters together ({how}), so that it cannot update one parameter "
+        "at a time: leave out in_backward and one_by_one."
     )

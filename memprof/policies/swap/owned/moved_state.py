@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.recognise import recognise_updates
-from memprof.policies.optimizer.seen import refuse_closure
-from memprof.policies.optimizer.single_updates import CALL_US, blocks_of
+from memprof.policies.optimizer.refusals import refuse_closure
+from memprof.policies.optimizer.single_updates import CALL_US, single_updates, update_form
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.owned.stays import can_move, joined, update_of, with_stays
@@ -70,21 +69,19 @@ def _one_by_one(step: Step, policy: Swap, moved: Ints) -> Step:
     """
     for optimizer in step.optimizers:
         refuse_closure(optimizer)
-    updates = recognise_updates(step)
-    if updates.form != "loop":
+    form = update_form(step)
+    if form != "loop":
         raise PolicyError(
             f"To move state one parameter at a time, swap needs an optimizer that loops over its parameters; this one "
-            f"runs its {updates.form} form. Create it with foreach=False and record again, or leave one_by_one out; on "
+            f"runs its {form} form. Create it with foreach=False and record again, or leave one_by_one out; on "
             "a GPU, write optimizer host."
         )
-    first, last = blocks_of(step, updates)
-    owner = np.full(len(step.storages), NONE, dtype=np.int64)
-    for row, update in enumerate(updates.updates):
-        owner[list(update.storages.values())] = row
-    at = moved[owner[moved] != NONE]  # the rest stays out: a parameter without a gradient
+    updates = single_updates(step)
+    at = moved[updates.of_storage[moved] != NONE]  # the rest stays out: a parameter without a gradient
+    own, first, last = updates.of_storage[at], updates.first, updates.last
     freed = _freed_with_calls(step, updates.ops, first, last)
-    rewritten = _with_reads(freed, policy, moved, at, first[owner[at]], last[owner[at]])
-    return dataclasses.replace(rewritten, duration_us=rewritten.duration_us + CALL_US * (len(updates.updates) - 1))
+    rewritten = _with_reads(freed, policy, moved, at, first[own], last[own])
+    return dataclasses.replace(rewritten, duration_us=rewritten.duration_us + CALL_US * (len(first) - 1))
 
 
 def _with_reads(step: Step, policy: Swap, moved: Ints, at: Ints, first: Ints, last: Ints) -> Step:
