@@ -188,7 +188,8 @@ def test_a_search_leaves_the_most_of_a_time_limit_to_compiled_plans(
 
     monkeypatch.setattr("memprof.cli.verbs.plans.dry_runs.find_compiled", find_compiled)
     run(capsys, "suggest", "run.memprof", "--budget", "60%", "--compile", "--allow", "optimizer", *limit, status=4)
-    assert seen == [(searched_s, False)]
+    assert [is_late for _, is_late in seen] == [False]
+    assert searched_s / 2 < seen[0][0] <= searched_s  # less what it took to read the recording
 
 
 def test_page_says_what_a_loop_counts_under_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:

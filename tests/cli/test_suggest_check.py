@@ -6,13 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.cli.main import main
+from memprof.cli.verbs.plans.dry_runs import check_plans
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan_file import read_plan
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
+from memprof.trace.store import Trace
 from tests.scripts import net_of_blocks
 
 #: Another MiB as soon as any module is checkpointed: as much as no prediction could know.
@@ -133,6 +141,25 @@ def test_where_the_job_is_not_there_one_sentence_says_so(
     text = run(capfd, str(job / "light.memprof"), "--budget", "70%", "--allow", "checkpoint", "--check", "--json")
     assert checked(text) == []
     assert [one for one in json.loads(text)["warnings"] if one.startswith("no plan was checked: There is no script")]
+
+
+def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
+    """Neither the dry run of a frame nor that of the plan begins; another search has no time, and finds as much."""
+    trace = Trace.open("light.memprof")
+    basis = basis_of(trace, None, None)
+    request = SearchRequest(int(0.7 * basis.peak_bytes), allow=("checkpoint", "precision"), is_checked=True)
+
+    def search(again: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, before: Suggestion | None = None) -> Suggestion:
+        late = replace(again, time_limit_s=0.0)
+        return suggest(trace, replace(basis, dry_steps=dry_steps), late, before=before)
+
+    found = suggest(trace, basis, request)
+    late, nothing = check_plans(found, 2, search, deadline=time.monotonic())
+    assert nothing == ()
+    assert late.warnings[-1] == "no plan was checked: no time is left for its dry run."
+    sure = [one.policies for one in found.plans if one.interval.most_bytes <= request.budget_bytes]
+    assert sure
+    assert [one.policies for one in late.plans] == sure
 
 
 def test_without_check_nothing_is_said_of_it(capfd: pytest.CaptureFixture[str]) -> None:

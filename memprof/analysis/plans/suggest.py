@@ -18,6 +18,7 @@ from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.several_steps import NO_DRY_STEPS
 from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
@@ -176,8 +177,9 @@ def _searched(
     """Searches within a budget, which may be smaller than the one requested."""
     smaller = replace(search_request, budget_bytes=budget_bytes)
     known = () if before is None else (*before.answer.fitting, *before.answer.others)
+    known_steps = NO_DRY_STEPS if before is None else before.basis.dry_steps
     again = () if before is None else (*before.plans, *before.others)
-    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, again)
+    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, known_steps, again)
     if before is not None:
         earlier = before.answer
         answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)

@@ -140,6 +140,7 @@ def explore(
     others: tuple[Step, ...] = (),
     dry_steps: DrySteps = NO_DRY_STEPS,
     known: Sequence[Candidate] = (),
+    known_steps: DrySteps = NO_DRY_STEPS,
     again: Sequence[Candidate] = (),
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
@@ -158,6 +159,7 @@ def explore(
         dry_steps: Steps from dry runs, which stand for predicted ones.
         known: Plans replayed in an earlier search of the same steps; those that ``dry_steps`` leave as they were are
             not replayed again.
+        known_steps: That search's steps from dry runs.
         again: Those of them that are replayed on ``dry_steps`` first: nothing is searched for if one of them fits and
             is as fast as the fastest was.
 
@@ -184,7 +186,11 @@ def explore(
         most_host_bytes=search_request.most_host_bytes,
     )
     before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
-    bench.archive |= {one.policies: one for one in known if not split_dry_run(one.policies, (), dry_steps)[0]}
+    bench.archive |= {
+        one.policies: one
+        for one in known
+        if split_dry_run(one.policies, (), dry_steps)[0] is split_dry_run(one.policies, (), known_steps)[0]
+    }
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -60,12 +61,16 @@ def check_plans(
         with DryChecks(found.manifest, window, notify, option, deadline, digest, peaks, found.trace) as checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
+                begun = time.monotonic()
                 with CheckLine() as line:
                     learned = checks.frames(frames_to_dry_run(found, most), found.basis, line.show)
+                ended = time.monotonic()
                 if not learned:
                     break
                 dry_steps |= learned
                 found = search(found.answer.search_request, dry_steps, found)
+                if time.monotonic() + 2 * (ended - begun) > deadline:  # no time for more, and then for the plan itself
+                    break
             if checks.distrust:
                 distrust = (f"{checks.distrust}, so dry runs of plans may be off as much.",)
             with CheckLine() as line:
@@ -78,7 +83,7 @@ def check_plans(
         why = next((one.reason for one in checked), "")
         if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
             return found, checked
-    unchecked = search(replace(found.answer.search_request, is_checked=False))
+    unchecked = search(replace(found.answer.search_request, is_checked=False), found.basis.dry_steps, found)
     return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 

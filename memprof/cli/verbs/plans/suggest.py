@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _RUNS = 2
 #: Share of the time left that a search may take if dry runs follow.
 _SHARE = 0.4
+#: Share of the whole time that a search may take where dry runs have left none.
+_LEAST_SHARE = 0.04
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
@@ -270,9 +272,8 @@ def suggest(
         is_shown: bool = True,
     ) -> Suggestion:
         at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
-        if before is not None:
-            left_s = max(end - time.monotonic(), 0.0)
-            search_request = replace(search_request, time_limit_s=min(search_request.time_limit_s, _SHARE * left_s))
+        least_s, left_s = _LEAST_SHARE * request.time_limit_s, share * (end - time.monotonic())
+        search_request = replace(search_request, time_limit_s=min(request.time_limit_s, max(left_s, least_s)))
         if not is_shown:
             return search(opened, at_steps, search_request, before=before)
         with SearchBar(search_request) as bar:
@@ -283,11 +284,11 @@ def suggest(
     end = math.inf if is_asked else begun + request.time_limit_s
     # A search may take all the time it has: the rest is left for dry runs.
     share = _SHARE if (runs or compile_runs) and not is_asked else 1.0
-    found, checked = searched(replace(request, time_limit_s=request.time_limit_s * share)), None
+    found, checked = searched(request), None
     best = found.answer.best
     if compile_runs is not None and (best is None or best.policies):
         compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() > end)
-        found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)))
+        found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)), before=found)
         found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))
     if runs:
         option = "--check" if check is not None else "suggest"
