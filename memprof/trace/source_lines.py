@@ -30,12 +30,6 @@ def is_source_file(path: str) -> bool:
     return found is not None and stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
 
 
-def function_of(frame: str) -> str:
-    """Returns the file and the function of a line of a stack, the line itself where it names none."""
-    place = PLACE.match(frame)
-    return f"{place['path']}:{place['function']}" if place else frame
-
-
 def is_of_torch(frame: str) -> bool:
     """Returns whether a line of a stack is in torch itself."""
     return _TORCH.search(frame) is not None

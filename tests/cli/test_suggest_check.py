@@ -19,7 +19,7 @@ from memprof.cli.main import main
 from memprof.cli.verbs.plans.dry_runs import check_plans
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan_file import read_plan
-from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
+from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.store import Trace
 from tests.scripts import net_of_blocks
 
@@ -149,7 +149,9 @@ def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
     basis = basis_of(trace, None, None)
     request = SearchRequest(int(0.7 * basis.peak_bytes), allow=("checkpoint", "precision"), is_checked=True)
 
-    def search(again: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, before: Suggestion | None = None) -> Suggestion:
+    def search(
+        again: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, before: Suggestion | None = None
+    ) -> Suggestion:
         late = replace(again, time_limit_s=0.0)
         return suggest(trace, replace(basis, dry_steps=dry_steps), late, before=before)
 

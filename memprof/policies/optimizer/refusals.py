@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
-from memprof.trace.usages import NEEDS_CLOSURE, OptimizerTraits
+from memprof.trace.usages import CHANGES_SETTINGS, NEEDS_CLOSURE, OptimizerTraits
 
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
@@ -81,11 +81,15 @@ def no_form(kind: str, loop: str) -> str:
 
 
 def refuse_optimizers(step: Step, policy: OptimizerPolicy) -> None:
-    """Rejects recorded optimizers that lack the update form, or that need all parameters at once.
+    """Rejects recorded optimizers that lack the update form, or that need all parameters at once or after backward.
 
     Raises:
         PolicyError: There is one.
     """
+    if policy.in_backward and CHANGES_SETTINGS in step.usages:
+        raise PolicyError(SETTINGS_CHANGED)
+    if policy.in_backward and "DistributedDataParallel" in step.modules.type:
+        raise PolicyError(DISTRIBUTED)
     for optimizer in step.optimizers:
         if policy.loop and not optimizer.has_form(policy.loop):
             raise PolicyError(no_form(optimizer.name, policy.loop))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.policy import NO_BF16, Precision
+from memprof.policies.precision.policy import LBFGS, NO_BF16, Precision
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
+from memprof.trace.usages import IS_LBFGS
 
 #: Floating point types shorter than float32.
 _SHORT_TYPES = ("float8", "float16", "bfloat16", "complex32")
@@ -32,6 +33,8 @@ def refuse_unsuitable(step: Step, policy: Precision, is_ours: Bools) -> None:
     """
     if policy.dtype == "bf16" and not step.runs_bf16():
         raise PolicyError(NO_BF16)
+    if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
+        raise PolicyError(LBFGS)
     if reason := why_not_compiled(step, policy):
         raise PolicyError(reason)
     if short := short_types(product_types(step)):

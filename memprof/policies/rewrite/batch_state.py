@@ -40,11 +40,3 @@ def changed_buffers(step: Step) -> tuple[Ints, Ints]:
 def draws(step: Step) -> bool:
     """Returns whether forward draws random numbers, as dropout does."""
     return bool(np.any(step.ops.uses_rng & (step.ops.phase == "forward") & ~step.ops.is_recompute))
-
-
-def differentiated_gradients(step: Step) -> Ints:
-    """Returns the operators of backward that another backward runs through, by their ids in ascending order."""
-    forward = step.ops.forward_op_id
-    nodes = np.unique(forward[forward != NONE])
-    found: Ints = nodes[step.ops.phase[nodes] == "backward"]
-    return found

@@ -86,10 +86,6 @@ class Draft:
         """Inserts one use for each pair of an operator and a storage, all of one role."""
         self.insert_uses(Uses.of(op_id=op_ids, storage_id=storage_ids, role=np.full(len(op_ids), role)))
 
-    def insert_saved(self, rows: Saved) -> None:
-        """Inserts rows of what is saved for backward, in ids of the draft."""
-        self.saved = Saved.joined((self.saved, rows))
-
     def repeat_ops(self, op_ids: Ints, before: Ints) -> Ints:
         """Inserts repeats of operators: recomputation, of the phase and micro-batch that it interrupts.
 

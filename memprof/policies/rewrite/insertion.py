@@ -121,11 +121,6 @@ class Insertion:
         self._use_roles.append(role)
 
     @property
-    def next_op(self) -> int:
-        """Id the next operator will have."""
-        return self._first_op + len(self._ops)
-
-    @property
     def next_storage(self) -> int:
         """Id the next storage will have."""
         return self._first_storage + len(self._storages["freed_op_id"])

@@ -12,7 +12,6 @@ import torch
 
 from memprof.machines import convolutions, fourier
 from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
-from memprof.machines.fourier import LEAST_TIMES
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
 from memprof.recorder.dry.device.kernels.indexing import Indexing
@@ -23,18 +22,6 @@ from memprof.recorder.dry.device.kernels.sorting import median_sizes, sort_sizes
 from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
-
-
-def fourier_sizes(args: Any, result: Any) -> list[int]:
-    """Returns a call's work area: once the elements of its complex side, the least that cuFFT documents."""
-    transformed = result if result.is_complex() else args[0]
-    return [transformed.nbytes * LEAST_TIMES]
-
-
-def inverse_real_sizes(args: Any, result: Any) -> list[int]:
-    """Returns the same and a copy of the input, which cuFFT overwrites."""
-    return [args[0].nbytes, *fourier_sizes(args, result)]
-
 
 _aten = torch.ops.aten
 _FP32 = 4
