@@ -149,9 +149,7 @@ def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
     basis = basis_of(trace, None, None)
     request = SearchRequest(int(0.7 * basis.peak_bytes), allow=("checkpoint", "precision"), is_checked=True)
 
-    def search(
-        again: SearchRequest, dry_steps: DrySteps = NO_DRY_STEPS, before: Suggestion | None = None
-    ) -> Suggestion:
+    def search(again: SearchRequest, dry_steps: DrySteps, before: Suggestion) -> Suggestion:
         late = replace(again, time_limit_s=0.0)
         return suggest(trace, replace(basis, dry_steps=dry_steps), late, before=before)
 
