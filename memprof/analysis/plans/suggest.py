@@ -122,7 +122,7 @@ def suggest(
     """
     search = partial(_searched, basis, trace.manifest, search_request, report, before)
     answer, plans = search(search_request.budget_bytes)
-    if search_request.counts_reserved:
+    if search_request.counts_reserved and not search_request.is_rough:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
     fitting = {kinds_of(one.policies) for one in answer.fitting}
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
@@ -178,14 +178,17 @@ def _searched(
     smaller = replace(search_request, budget_bytes=budget_bytes)
     known = () if before is None else (*before.answer.fitting, *before.answer.others)
     known_steps = NO_DRY_STEPS if before is None else before.basis.dry_steps
-    again = () if before is None else (*before.plans, *before.others)
+    was_whole = before is not None and not before.answer.search_request.is_rough
+    again = (*before.plans, *before.others) if before is not None and was_whole else ()
     answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, known_steps, again)
     if before is not None:
         earlier = before.answer
         answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)
-    answer, plans = with_room(
-        basis, manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
-    )
+
+    def shown(found: SearchResult) -> tuple[Candidate, ...]:
+        return _worth_their_policies(one_of_each_family(found.fitting))
+
+    answer, plans = (answer, shown(answer)) if smaller.is_rough else with_room(basis, manifest, answer, shown)
     if budget_bytes < search_request.budget_bytes:
         over = (one for one in answer.others if search_request.needed(one) > search_request.budget_bytes)
         answer = replace(answer, search_request=search_request, others=tuple(over))

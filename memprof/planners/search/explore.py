@@ -23,7 +23,7 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
-from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, frame_of, split_dry_run
 from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
@@ -55,6 +55,8 @@ class SearchRequest:
         is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak must fit the
             budget, not the upper end of its interval.
         learned: Prediction errors of plans that were tried.
+        is_rough: Whether the result only says what to dry-run: modules are then chosen once, without refinement.
+        frames: Policies that change kernels, as ``frame_of`` returns them, to choose modules for; None for any.
     """
 
     budget_bytes: int
@@ -71,6 +73,8 @@ class SearchRequest:
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
     learned: SeenErrors = field(default_factory=SeenErrors)
+    is_rough: bool = False
+    frames: frozenset[tuple[Policy, ...]] | None = None
 
     def needed(self, one: Candidate) -> int:
         """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked."""
@@ -238,6 +242,10 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     """Chooses modules for every combination of the other policies, and returns those combinations."""
     selection = Selection(bench, allowed, search_request.budget_bytes)
     frames = find_frames(bench, allowed, world_size=search_request.world_size)
+    if search_request.is_rough:
+        frames = list(filter(frame_of, frames))
+    elif search_request.frames is not None:
+        frames = [frame for frame in frames if frame_of(frame) in search_request.frames]
     for frame in frames:
         base = bench.try_plan(*frame)
         if base is None or bench.host_excess(base):
@@ -246,7 +254,9 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         # Without other policies the numbers stay the same, which may be worth a slower step.
         is_promising = best is None or not frame or base.step_time_us < best.step_time_us
         if not bench.fits(base, search_request.budget_bytes) and is_promising:
-            selection.choose(frame)
+            selection.choose(frame, roughly=search_request.is_rough)
+    if search_request.is_rough:
+        return frames
     selection.refine()
     selection.narrow()
     selection.narrow_frames(frames)

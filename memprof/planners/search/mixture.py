@@ -67,8 +67,8 @@ class Mixture:
         """Returns the step time if choices could be made in part, a lower bound as added up; infinite if none fits."""
         return self._step.duration_us + self._knapsack.relaxed_cost(self._cost_us, self._live - self._budget)
 
-    def search(self) -> Candidate | None:
-        """Returns the fastest mixture found that fits; None if there is none."""
+    def search(self, *, roughly: bool = False) -> Candidate | None:
+        """Returns the fastest mixture found that fits, or roughly, the first; None if there is none."""
         best: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
         whole = iter(self._whole_options())
@@ -89,10 +89,12 @@ class Mixture:
                 found = self._fitting_variant(found)
             if self._fits(found) and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
-            if best is not None and best[0].step_time_us <= self.least_us() + _SLACK * self._step.duration_us:
+            if best is not None and (
+                roughly or best[0].step_time_us <= self.least_us() + _SLACK * self._step.duration_us
+            ):
                 break
-        if best is None:
-            return None
+        if best is None or roughly:
+            return None if best is None else best[0]
         self._best = self._improved(*best)
         return self._finished(*self._best)
 

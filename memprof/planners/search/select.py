@@ -44,7 +44,7 @@ class Selection:
         self._searches: list[tuple[Candidate, Mixture]] = []
         self._refined: list[Mixture] = []
 
-    def choose(self, frame: tuple[Policy, ...]) -> None:
+    def choose(self, frame: tuple[Policy, ...], *, roughly: bool = False) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
 
         The fastest is a mixture. Mixtures of one policy are alternatives to the best plan so far and to that without
@@ -52,6 +52,10 @@ class Selection:
         group is simpler to read; and what frees most shows how far the step is from fitting. A combination is left out
         if not even choices in part would make it faster than the best plan so far; without other policies the numbers
         stay the same, so that these choices are always tried.
+
+        Args:
+            frame: The combination.
+            roughly: Try the first mixture that fits, and nothing else.
         """
         effects = self._effects(frame)
         if effects is None:
@@ -60,7 +64,9 @@ class Selection:
         best = self._bench.fastest(self._budget)
         if frame and best is not None and search.least_us() > best.step_time_us * (1 - _WORTH_TRYING):
             return
-        mixture = search.search()
+        mixture = search.search(roughly=roughly)
+        if roughly:
+            return
         if mixture is not None:
             self._searches.append((mixture, search))
         kinds = effects.kinds

@@ -130,7 +130,7 @@ def model_of(step: Step) -> tuple[str, int]:
     A loss network or a teacher that is frozen may be larger, but a job under a plan need not call it first. Where the
     step trains none, as an evaluation, all count.
     """
-    roots, size = np.flatnonzero(step.modules.parent_id == NONE), parameter_bytes_by_root(step)
+    roots, size = np.flatnonzero(step.modules.parent_id == NONE), parameter_bytes_by_root(step.modules)
     trained = trained_roots(step)
     largest = max(roots, key=lambda root: (bool(trained[root]), int(size[root])), default=NONE)
     return (str(step.modules.type[largest]), int(size[largest])) if largest != NONE else ("", 0)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from memprof.policies.rewrite.views_read import reads_callers_view
+from memprof.trace.kept import kept
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 from memprof.trace.usages import WITHOUT_GRADIENT, modules_in
-
-if TYPE_CHECKING:
-    from memprof.trace.step import Step
 
 
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
@@ -29,6 +25,7 @@ def cached_until(step: Step, is_hidden: Bools) -> Ints:
     return np.where(casts, _cache_end(step, casts & ~is_hidden), NONE)
 
 
+@kept
 def parameter_casts(step: Step) -> Bools:
     """Marks the storages that hold a parameter in another type, made in forward, shape ``(storages,)``.
 
@@ -37,6 +34,7 @@ def parameter_casts(step: Step) -> Bools:
     return _casts_of(step, step.storages.category == "parameter")
 
 
+@kept
 def _is_of_view(step: Step) -> Bools:
     """Returns which operators read a parameter through a view that the job's code made, ``(ops,)``."""
     uses = step.uses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coding.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -35,7 +35,7 @@ def variable_ends(step: Step, rows: Ints, calls: Ints, after: Ints) -> Ints:
     returns = step.module_calls.last_op_id[calls[is_held]]
     # Storages in order of their shapes, and of when they were made: the one behind is the next of the same shape.
     span = len(step.ops)
-    shapes = Coded.of(step.storages.shape).codes.astype(np.int64)
+    shapes = coded_column(step.storages, "shape").codes.astype(np.int64)
     made = np.sort((shapes * span + created)[created != NONE])
     wanted = shapes[rows[is_held]] * span
     place = np.searchsorted(made, wanted + after[is_held], side="right")
@@ -66,7 +66,7 @@ def result_ends(step: Step, inner: Ints) -> Ints:
     is_saved = np.zeros(count, dtype=np.bool_)
     is_saved[step.saved.storage_id] = True
     freed = np.where(storages.freed_op_id == NONE, len(step.ops), storages.freed_op_id)
-    shapes = Coded.of(storages.shape)
+    shapes = coded_column(storages, "shape")
     found = np.full(count, NONE, dtype=np.int64)
     for one in (call, around):
         returned = np.append(calls.last_op_id, NONE)[one]
@@ -90,7 +90,7 @@ def _is_replaced(step: Step, calls: Ints, is_freed: Bools) -> Bools:
     """
     ops, created = step.ops, step.storages.created_op_id
     made = np.where(created != NONE, created, 0)
-    shapes, names = Coded.of(step.storages.shape).codes, Coded.of(ops.name).codes
+    shapes, names = coded_column(step.storages, "shape").codes, coded_column(ops, "name").codes
     places = np.stack([calls, shapes, names[made], ops.module_id[made], ops.stack_id[made]], axis=1)
     _, place = np.unique(places, axis=0, return_inverse=True)
     has_freed = np.zeros(int(place.max(initial=NONE)) + 1, dtype=np.bool_)

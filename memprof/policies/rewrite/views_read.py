@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coding.coded import coded_column
+from memprof.trace.kept import kept
 from memprof.trace.schema import Bools, Ints
 from memprof.trace.step import Step
 
@@ -30,6 +31,7 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
     return found
 
 
+@kept
 def _views_until(step: Step, names: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Walks back from each use of a storage through its uses before, to the first that is not a view.
 
@@ -50,9 +52,10 @@ def _views_until(step: Step, names: tuple[str, ...]) -> tuple[Ints, Ints]:
     return keys, bound
 
 
+@kept
 def _named(step: Step, names: tuple[str, ...]) -> Bools:
     """Returns which operators of ATen have one of the names, whatever the overload; ``(ops,)``."""
-    coded = Coded.of(step.ops.name)
+    coded = coded_column(step.ops, "name")
     is_named = np.array(
         [str(name).partition(".")[2].partition(".")[0] in names for name in coded.distinct], dtype=np.bool_
     )

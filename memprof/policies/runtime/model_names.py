@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from memprof.policies.plan.patterns import match_modules
-from memprof.policies.runtime.model_roots import parameter_bytes_by_root, root_of
+from memprof.policies.runtime.model_roots import parameter_bytes_by_root, roots_of
 from memprof.policies.runtime.wrappers import WRAPPERS, without_wrappers
-from memprof.trace.schema import NONE, Bools
+from memprof.trace.kept import kept
+from memprof.trace.schema import NONE, Bools, Modules
 from memprof.trace.step import Step
 
 
@@ -21,7 +22,11 @@ def module_names(step: Step) -> list[str]:
     Returns:
         One name for each row of ``step.modules``.
     """
-    modules = step.modules
+    return _names_within(step.modules).copy()
+
+
+@kept
+def _names_within(modules: Modules) -> list[str]:
     roots = [str(name) for name in modules.name[modules.parent_id == NONE] if name]
     names = []
     for parent, name in zip(modules.parent_id, modules.name, strict=True):
@@ -42,10 +47,14 @@ def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     Raises:
         PolicyError: A pattern matches nothing.
     """
-    modules, root = step.modules, root_of(step)
-    size = parameter_bytes_by_root(step)
+    return _chosen_modules(step.modules, tuple(patterns)).copy()
+
+
+@kept
+def _chosen_modules(modules: Modules, patterns: tuple[str, ...]) -> Bools:
+    root, size = roots_of(modules), parameter_bytes_by_root(modules)
     is_trained = size[root] > 0 if size.any() else np.ones(len(modules), dtype=np.bool_)
-    own, full = np.array(module_names(step), dtype=np.object_), modules.name
+    own, full = np.array(_names_within(modules), dtype=np.object_), modules.name
     is_wrapped = np.isin(modules.type[root], list(WRAPPERS)) & (own != "")
     inside = np.array([without_wrappers(name) if wraps else name for name, wraps in zip(own, is_wrapped, strict=True)])
     # The wrapper itself is already named "".

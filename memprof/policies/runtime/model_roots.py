@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.kept import kept
+from memprof.trace.schema import NONE, Bools, Ints, Modules
 from memprof.trace.step import Step, sum_at
 
 
 def root_of(step: Step) -> Ints:
     """Returns the root module of each module, itself for a root, shape ``(modules,)``."""
-    root = np.arange(len(step.modules))
-    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents come before their children
+    return roots_of(step.modules).copy()
+
+
+@kept
+def roots_of(modules: Modules) -> Ints:
+    """Returns the same for a table of modules; not to be changed."""
+    root = np.arange(len(modules))
+    for row, parent in enumerate(modules.parent_id.tolist()):  # parents come before their children
         root[row] = row if parent == NONE else root[parent]
     return root
 
 
-def parameter_bytes_by_root(step: Step) -> Ints:
+def parameter_bytes_by_root(modules: Modules) -> Ints:
     """Returns the bytes of the parameters of each root and everything in it, 0 for other modules."""
-    return sum_at(root_of(step), step.modules.parameter_bytes, len(step.modules))
+    return sum_at(roots_of(modules), modules.parameter_bytes, len(modules))
 
 
 def trained_roots(step: Step) -> Bools:

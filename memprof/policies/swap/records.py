@@ -26,7 +26,7 @@ from memprof.policies.rewrite.stack_marks import (
 from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coding.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -282,7 +282,7 @@ def _held_by_variables(step: Step, calls: Calls, moved: Ints) -> Ints:
     ends = variable_ends(step, np.arange(len(storages)), call, last)
     rows = moved[ends[moved] != NONE]
     rows = rows[np.argsort(storages.created_op_id[rows], kind="stable")]
-    frames = np.stack([call[rows], Coded.of(storages.shape).codes[rows]], axis=1)
+    frames = np.stack([call[rows], coded_column(storages, "shape").codes[rows]], axis=1)
     first = rows[np.unique(frames, axis=0, return_index=True)[1]]
     ends[first] = calls.last[call[first]]
     return ends

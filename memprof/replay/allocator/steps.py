@@ -11,7 +11,7 @@ import numpy as np
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
 from memprof.replay.allocator.ordering import fullest_device, order_requests
 from memprof.replay.allocator.rules import Settings
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coding.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
 from memprof.trace.step import Step
 
@@ -106,7 +106,7 @@ def _requests_of_runs(first: Step, every: Sequence[_RunRequests]) -> StepRequest
 
 def device_of(step: Step) -> str:
     """Returns the device with most of a step's bytes; ``cpu`` where no other device has any."""
-    return fullest_device(Coded.of(step.storages.device), step.storages.allocated_bytes)
+    return fullest_device(coded_column(step.storages, "device"), step.storages.allocated_bytes)
 
 
 def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
@@ -158,7 +158,7 @@ class _RunRequests:
     @staticmethod
     def of(storages: Storages, ops: Ops) -> _RunRequests:
         """Orders the allocations, workspaces and frees of one device's memory."""
-        device = fullest_device(Coded.of(storages.device), storages.allocated_bytes)
+        device = fullest_device(coded_column(storages, "device"), storages.allocated_bytes)
         is_owned = (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
         if device != "cpu":
             is_owned &= storages.device == device

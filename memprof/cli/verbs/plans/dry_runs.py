@@ -36,8 +36,8 @@ def check_plans(
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
-    Before that, it is dry-run under the policies of these plans that change kernels, and the search repeated; it is
-    repeated, too, with what a dry run took more than predicted.
+    Before that, it is dry-run under the policies of these plans that change kernels, and the search repeated for those;
+    it is repeated, too, with what a dry run took more than predicted.
 
     Args:
         found: The search result for plans to be checked.
@@ -64,11 +64,12 @@ def check_plans(
                 begun = time.monotonic()
                 with CheckLine() as line:
                     learned = checks.frames(frames_to_dry_run(found, most), found.basis, line.show)
-                ended = time.monotonic()
-                if not learned:
+                ended, request = time.monotonic(), found.answer.search_request
+                if not learned and not request.is_rough:
                     break
                 dry_steps |= learned
-                found = search(found.answer.search_request, dry_steps, found)
+                frames = frozenset(((), *dry_steps)) if learned else None
+                found = search(replace(request, is_rough=False, frames=frames), dry_steps, found)
                 if time.monotonic() + 2 * (ended - begun) > deadline:  # no time for more, and then for the plan itself
                     break
             if checks.distrust:
@@ -83,7 +84,8 @@ def check_plans(
         why = next((one.reason for one in checked), "")
         if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
             return found, checked
-    unchecked = search(replace(found.answer.search_request, is_checked=False), found.basis.dry_steps, found)
+    request = replace(found.answer.search_request, is_checked=False, is_rough=False)
+    unchecked = search(request, found.basis.dry_steps, found)
     return replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 

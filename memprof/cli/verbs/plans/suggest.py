@@ -243,7 +243,8 @@ def suggest(
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-    is_as_recorded = not (at or machine or step_number is not None or explained is not None or world_size > 1)
+    is_other = bool(at) or machine is not None or step_number is not None or world_size > 1
+    is_as_recorded = not (is_other or explained is not None or cluster_request is not None)
     consent = find_consent(Path(trace)) if is_as_recorded and not no_run and check is None else None
     runs = check if check is not None else _RUNS if consent is not None and not consent.reason else 0
     request = search_request(
@@ -254,6 +255,7 @@ def suggest(
         link_bytes_per_us=link_of(opened, machine),
         measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
         is_checked=runs > 0,
+        is_rough=runs > 0 and compile_runs is None,
     )
     if cluster_request is not None:
         from memprof.cli.verbs.plans.arrange import suggest_arrangements

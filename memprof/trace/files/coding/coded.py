@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memprof.trace.schema import Texts
+from memprof.trace.kept import kept
+from memprof.trace.schema import Table, Texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,3 +40,9 @@ class Coded:
     def __getitem__(self, rows: Any) -> Any:
         """Returns the texts of some rows."""
         return self.distinct[self.codes[rows]]
+
+
+@kept
+def coded_column(table: Table, name: str) -> Coded:
+    """Returns a column of texts of a table, encoded once."""
+    return Coded.of(getattr(table, name))
