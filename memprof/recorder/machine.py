@@ -21,6 +21,8 @@ _open = open
 
 #: oneDNN ISA levels that include fp16.
 _WITH_FP16 = ("AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512", "AVX10_1_512_AMX")
+#: oneDNN ISA levels that include AMX, besides no limit.
+_WITH_AMX = ("", "ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512_AMX", "AVX10_1_512_AMX_FP16")
 
 
 def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
@@ -39,6 +41,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
         **describe_place(),
         "is_late": is_late,
         "window": {"skip": window.skip, "steps": window.steps, "stop": window.stop},
+        "threads": torch.get_num_threads(),
         "machine": {
             "device_name": _processor(),
             "device_kind": "cpu",
@@ -47,6 +50,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "os": _system(),
             "allocator_settings": _allocator_settings(),
             "short_types": short_types(),
+            "has_amx": has_amx(),
         },
     }
 
@@ -68,6 +72,12 @@ def short_types() -> list[str]:
     if "avx512_fp16" in flags and limit in ("", "ALL", "DEFAULT", *_WITH_FP16):
         found.append("float16")
     return found
+
+
+def has_amx() -> bool:
+    """Returns whether oneDNN multiplies bfloat16 in AMX tiles, for which its convolutions take other temporaries."""
+    flags = (_field("flags") or "").split()
+    return "amx_tile" in flags and "amx_bf16" in flags and _isa_limit() in _WITH_AMX
 
 
 def _isa_limit() -> str:

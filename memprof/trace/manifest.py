@@ -87,6 +87,8 @@ class Machine(_Json):
         speed: Its speed; unknown in recordings of older versions, and in those made inside a ``with`` statement.
         short_types: Types shorter than float32 that oneDNN computes in on its CPU, by their torch names; in
             recordings of older versions, those of a CPU with AVX-512.
+        has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on its CPU.
+        threads: Threads that share an operator of the job on the CPU; 1 in recordings of older versions.
     """
 
     device_name: str = ""
@@ -100,6 +102,8 @@ class Machine(_Json):
     os: str = ""
     speed: Speed = field(default_factory=Speed)
     short_types: tuple[str, ...] = ("bfloat16",)
+    has_amx: bool = False
+    threads: int = 1
 
 
 @dataclass(frozen=True)

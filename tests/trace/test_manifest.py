@@ -37,7 +37,7 @@ def test_manifest_survives_json() -> None:
 
 def test_unknown_keys_are_ignored_and_missing_ones_defaulted() -> None:
     """A manifest of another version within the schema is read, as one with what older versions read off the source."""
-    record = {"rank": 2, "created_us": 5, "own_casts": [0, 7], "machine": {"cores": 4, "has_amx": True}}
+    record = {"rank": 2, "created_us": 5, "own_casts": [0, 7], "machine": {"cores": 4, "colour": "blue"}}
     assert Manifest.from_json(record) == Manifest(rank=2, created_us=5.0, machine=Machine(cores=4))
 
 

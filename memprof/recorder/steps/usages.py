@@ -97,6 +97,7 @@ class Usages:
         record = {
             "seen": [*self.seen, *([without] if self._without_gradient else [])],
             "optimizers": list(self.optimizers),
+            "threads": torch.get_num_threads(),  # which the job may set itself
         }
         if record == self._recorded:
             return None

@@ -57,9 +57,10 @@ def build_manifest(
     start = spool.records["start"][0]
     common = describe_start(spool, launch, speed)
     usages: Mapping[str, Any] = next(reversed(spool.records.get("usages", [])), {})
+    host = replace(common.machine, threads=int(usages.get("threads", common.machine.threads)))
     return replace(
         common,
-        machine=machine_of(spool, recording.memory_events.device, common.machine),
+        machine=machine_of(spool, recording.memory_events.device, host),
         undivided=next(reversed(spool.records.get("batches", [])), ""),
         optimizers=tuple(usages.get("optimizers", ())),
         usages=tuple(usages.get("seen", ())),
@@ -102,6 +103,8 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
             os=host["os"],
             allocator_settings=host.get("allocator_settings", ""),
             short_types=tuple(host.get("short_types", Machine.short_types)),
+            has_amx=bool(host.get("has_amx", False)),
+            threads=int(start.get("threads", Machine.threads)),
             speed=speed,
         ),
         rank=start["rank"],
