@@ -47,7 +47,7 @@ def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixtur
     rows = {line.split()[0] for line in lines if line}
     assert {"precision", "checkpoint", "forward", "backward", "optimizer", "activation", "parameter", "total"} <= rows
     assert "checkpoint: replayed: every operator and storage of the recording replayed" in page
-    assert "precision: modelled: " in page
+    assert "precision: estimated by a rule of thumb" in page
     assert "precision: numerics differ by rounding" in page
     assert lines[-1].startswith("next: ")
 

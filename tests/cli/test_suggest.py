@@ -75,9 +75,11 @@ def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["budget_bytes"] == PEAK * 60 // 100
     fits = [plan for plan in told["plans"] if plan["fits"]]
     assert told["plans"][: len(fits)] == fits
-    assert [plan["step_time_us"] for plan in fits] == sorted(plan["step_time_us"] for plan in fits)
+    times_us = [plan["step_time_us"] for plan in fits[1:]]  # before them, one of fewer policies may come
+    assert times_us == sorted(times_us)
+    assert fits[0]["step_time_us"] <= told["recorded"]["step_time_us"]
     assert all(plan["peak_allocated_bytes"] <= told["budget_bytes"] for plan in fits)
-    assert all(plan["peak_allocated_bytes"] > told["budget_bytes"] for plan in told["plans"][len(fits) :])
+    assert all(plan["peak_interval_bytes"][1] > told["budget_bytes"] for plan in told["plans"][len(fits) :])
     assert all(sum(plan["at_peak"].values()) == plan["peak_allocated_bytes"] for plan in told["plans"])
     assert told["minimum_feasible_bytes"] <= min(plan["peak_allocated_bytes"] for plan in told["plans"])
 

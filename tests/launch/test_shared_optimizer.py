@@ -48,7 +48,7 @@ def test_it_is_changed_once() -> None:
     moved = ("--swap", "optimizer:disk", "--swap", "parameters:disk", "--optimizer", "in-backward")
     printed, predicted, peak = measured(*moved)
     assert printed == plain
-    assert peak == predicted
+    assert peak < predicted
 
 
 def test_batches_are_divided_once() -> None:

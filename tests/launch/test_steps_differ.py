@@ -110,7 +110,7 @@ def test_the_peak_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture
     assert "recorded steps:" in run(capsys, "check", trace, "--budget", highest - 1, status=4)
     run(capsys, "check", trace, "--budget", highest)
     assert "already fits" in run(capsys, "suggest", trace, "--budget", highest)
-    suggested = json.loads(run(capsys, "suggest", trace, "--budget", highest - 1, "--allow", "precision", "--json"))
+    suggested = json.loads(run(capsys, "suggest", trace, "--budget", highest - 1, "--allow", "swap", "--json"))
     assert suggested["recorded"]["peak_allocated_bytes"] == highest
 
 
@@ -127,7 +127,7 @@ def test_the_peak_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture
 def test_a_plan_holds_in_every_step(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str, budget: float, words: tuple[str, ...]
 ) -> None:
-    """What is suggested is applied: the run's peak is as predicted, in whichever step it is."""
+    """What is suggested is applied: the run's peak is within the predicted bounds, in whichever step it is."""
     trace = folder / job / "run.memprof"
     most = int(budget * max(peaks(folder / job).values()))
     page = run(capsys, "suggest", trace, "--budget", most, *words, "--write", tmp_path / "plan.toml")
@@ -137,8 +137,9 @@ def test_a_plan_holds_in_every_step(
         assert ended.stdout == (folder / job / "printed").read_text()
     found = ended.trace.step_peaks()
     assert max(found.values()) <= most
-    predicted = json.loads(run(capsys, "predict", trace, "--plan", tmp_path / "plan.toml", "--json"))
-    assert predicted["predicted"]["peak_allocated_bytes"] == pytest.approx(max(found.values()), rel=0.005)
+    told = json.loads(run(capsys, "predict", trace, "--plan", tmp_path / "plan.toml", "--json"))
+    least, most = told["peak_interval_bytes"]
+    assert 0.995 * least <= max(found.values()) <= 1.005 * most
 
 
 def test_another_step_may_be_the_fullest_under_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ class Basis:
 
     def source_of(self, plan: Plan) -> str:
         """Returns how a plan's numbers are obtained, one of policies.base.SOURCES, with the times it starts from."""
-        return max(self.source, *sources_of(plan.policies, self.dry_steps), key=SOURCES.index)
+        return max((self.source, *sources_of(plan.policies, self.dry_steps)), key=SOURCES.index)
 
     @property
     def at(self) -> str:
