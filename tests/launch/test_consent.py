@@ -173,3 +173,22 @@ def test_largest_scales_steps_of_dry_runs(user: Path) -> None:
     assert "estimated, not" not in memprof(user, *words).stdout
     assert "precision bf16 is estimated, not dry-run" in memprof(user, *words, "--no-run").stdout
     assert runs(user) == before, "what was dry-run once is not again"
+
+
+def test_what_the_job_refuses_in_a_dry_run_is_refused(user: Path) -> None:
+    """A recording does not say that backward runs twice: predict and suggest say what the run says."""
+    job = user / "job" / "train.py"
+    job.write_text(
+        job.read_text().replace("loss.backward()", "loss.backward(retain_graph=True), loss.mul(2).backward()")
+    )
+    memprof(user, "record", "-q", "-f", "-o", "run.memprof", "train.py")
+    flags = ("--optimizer", "in-backward")
+    run, predicted = memprof(user, "record", *flags, "train.py"), memprof(user, "predict", "run.memprof", *flags)
+    assert predicted.returncode == 2
+    refusal = predicted.stderr.splitlines()[-1]
+    assert "A second backward ran before optimizer.step()" in refusal
+    assert refusal in run.stderr.splitlines()
+    done = memprof(user, "suggest", "run.memprof", "--allow", "optimizer", "--budget", "90%", "--json")
+    found = json.loads(done.stdout)
+    assert not [one for one in found["plans"] if one["fits"] and "in-backward" in one["describe"]]
+    assert refusal.removeprefix("memprof: ") in [one["reason"] for one in found["refused"]]

@@ -18,7 +18,7 @@ from memprof.analysis.plans.suggest import describe_peak, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
-from memprof.errors import GateFailedError
+from memprof.errors import GateFailedError, PolicyError
 from memprof.planners.scaling.base import SizedStep
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
@@ -67,9 +67,13 @@ def show_largest(
             found = find_largest(sized, request, bar.add, framed)
         best = None if found.answer is None else found.answer.best
         frame = frame_of(best.policies) if best is not None else ()
-        if not frame or frame in framed or len(framed) >= _MOST_FRAMES:
+        if not frame or frame in framed or len(framed) + len(request.impossible) >= _MOST_FRAMES:
             break
-        learned, estimated = dry_run(frame)
+        try:
+            learned, estimated = dry_run(frame)
+        except PolicyError as error:  # the job refuses it
+            request = dataclasses.replace(request, impossible={**request.impossible, frame: str(error)})
+            continue
         if estimated:
             break
         framed |= {each: sized_step([one.dry_steps[each][0] for one in learned]) for each in learned[0].dry_steps}

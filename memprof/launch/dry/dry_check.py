@@ -76,6 +76,8 @@ class DryChecks:
         self._server: JobServer | None = None
         self._cache = FrameCache(digest, self._window, self._device) if digest else None
         self._was_interrupted = False
+        #: Why the job refused policies that change kernels.
+        self.refused: dict[tuple[Policy, ...], str] = {}
         #: Why the unmodified job's dry run cannot be trusted, "" if it can; None before it.
         self.distrust: str | None = "" if manifest.backend.name == DRY_RUN else None
 
@@ -111,7 +113,8 @@ class DryChecks:
             self.distrust = base.describe_distrust(basis.peak_bytes)
             return outcomes
 
-        learned = dry_run_frames(frames, basis, self._manifest, run)
+        learned, refused = dry_run_frames(frames, basis, self._manifest, run)
+        self.refused |= refused
         return {} if self.distrust else learned
 
     def compiled(

@@ -40,12 +40,14 @@ class DryOutcome:
         reason: Why no step was dry-run, a sentence; "" if one was.
         was_started: Whether the job was started.
         reserved_bytes: Peak of what the allocator of a simulated device reserved; 0 elsewhere.
+        is_refused: Whether the job refused the plan, so that a real run would, too.
     """
 
     peak_bytes: int | None
     reason: str = ""
     was_started: bool = True
     reserved_bytes: int = 0
+    is_refused: bool = False
 
     def describe_distrust(self, recorded_bytes: int) -> str:
         """Returns why dry runs of a job are not trusted, given that of the job as it is; "" if it peaks as recorded.
@@ -87,7 +89,7 @@ def outcome_of(done: Recorded, errors: str) -> DryOutcome:
         errors: What the job wrote to its standard error.
     """
     if done.refusal:
-        return DryOutcome(None, done.refusal)
+        return DryOutcome(None, done.refusal, is_refused=True)
     if done.returncode:
         last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
         return DryOutcome(None, f"the job failed in a dry run, {describe_status(done.returncode)}: {last[:_MOST_SAID]}")

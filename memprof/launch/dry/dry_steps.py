@@ -13,14 +13,16 @@ from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.job_server import DryRequest, DryRuns
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps
+from memprof.policies.plan.several_steps import DrySteps, Refusals
 from memprof.trace.files.spool import RAN_EAGERLY
 from memprof.trace.manifest import Manifest
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
 
-def dry_run_frames(frames: Sequence[tuple[Policy, ...]], basis: Basis, recording: Manifest, run: DryRuns) -> DrySteps:
+def dry_run_frames(
+    frames: Sequence[tuple[Policy, ...]], basis: Basis, recording: Manifest, run: DryRuns
+) -> tuple[DrySteps, Refusals]:
     """Dry-runs a job under frames.
 
     Where that is impossible, or the dry run has no step on the recorded inputs, the modelled steps remain.
@@ -32,7 +34,7 @@ def dry_run_frames(frames: Sequence[tuple[Policy, ...]], basis: Basis, recording
         run: Makes dry runs of the job.
 
     Returns:
-        The steps of those that could be dry-run.
+        The steps of those that could be dry-run, and why the job refused others.
     """
     with tempfile.TemporaryDirectory(prefix="memprof-dry-") as folder:
         paths = [Path(folder, f"{number}.memprof") for number in range(len(frames))]
@@ -42,7 +44,8 @@ def dry_run_frames(frames: Sequence[tuple[Policy, ...]], basis: Basis, recording
             steps = steps_at(frame, path, outcome, basis, recording)[1]
             if steps is not None:
                 learned[frame] = steps
-    return learned
+    refused = zip(frames, outcomes, strict=True)
+    return learned, {frame: outcome.reason for frame, outcome in refused if outcome.is_refused}
 
 
 def steps_at(

@@ -80,7 +80,7 @@ class Rehearsal:
             EndedError: A signal that asks the whole command to end arrived during a run.
         """
         frames = frames_to_dry_run(suggestion, self._found.request.most_attempts)
-        return dry_run_frames(frames, suggestion.basis, suggestion.manifest, self._run)
+        return dry_run_frames(frames, suggestion.basis, suggestion.manifest, self._run)[0]
 
     def _run(self, requests: Sequence[DryRequest]) -> Sequence[DryOutcome]:
         """Dry-runs the job under plans, as long as dry runs are reliable."""

@@ -23,7 +23,7 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
-from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, frame_of, split_dry_run
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, Refusals, frame_of, split_dry_run
 from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
@@ -56,6 +56,7 @@ class SearchRequest:
             budget, not the upper end of its interval.
         learned: Prediction errors of plans that were tried.
         is_rough: Whether the result only says what to dry-run: modules are then chosen once, without refinement.
+        impossible: Why policies that change kernels cannot be applied, as dry runs showed.
         frames: Policies that change kernels, as ``frame_of`` returns them, to choose modules for; None for any.
     """
 
@@ -74,6 +75,7 @@ class SearchRequest:
     is_checked: bool = False
     learned: SeenErrors = field(default_factory=SeenErrors)
     is_rough: bool = False
+    impossible: Refusals = field(default_factory=dict, hash=False)
     frames: frozenset[tuple[Policy, ...]] | None = None
 
     def needed(self, one: Candidate) -> int:
@@ -188,7 +190,9 @@ def explore(
         needed=needed,
         dry_steps=dry_steps,
         most_host_bytes=search_request.most_host_bytes,
+        impossible=search_request.impossible,
     )
+    known = [one for one in known if not bench.is_impossible(one.policies)]
     before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
     bench.archive |= {
         one.policies: one

@@ -10,7 +10,7 @@ from memprof.errors import InvariantError, PolicyError
 from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, split_dry_run, transform_all
+from memprof.policies.plan.several_steps import DrySteps, Refusals, host_bytes_under, split_dry_run, transform_all
 from memprof.policies.plan.together import require_predictable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
@@ -34,6 +34,7 @@ class Workbench:
         needed: Returns the bytes a plan needs.
         dry_steps: Steps from dry runs, which stand for predicted ones.
         most_host_bytes: Most bytes of pinned host memory that a plan may take; None for any.
+        impossible: Why policies that change kernels cannot be applied; no plan that has all of one entry is tried.
     """
 
     step: Step
@@ -46,7 +47,12 @@ class Workbench:
     needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
     dry_steps: DrySteps = field(default_factory=dict)
     most_host_bytes: int | None = None
+    impossible: Refusals = field(default_factory=dict)
     _steps: dict[tuple[int, tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
+
+    def is_impossible(self, policies: tuple[Policy, ...]) -> bool:
+        """Returns whether a dry run showed that policies of a plan cannot be applied."""
+        return any(set(frame) <= set(policies) for frame in self.impossible)
 
     def is_late(self) -> bool:
         """Returns whether the deadline has passed."""
@@ -69,6 +75,9 @@ class Workbench:
         known = self.archive.get(key)
         if known is not None or key in self.refused or (key and self.is_late()):
             return known
+        if self.is_impossible(key):
+            self.refused |= {frame: reason for frame, reason in self.impossible.items() if set(frame) <= set(key)}
+            return None
         try:
             require_predictable(key)
             steps = self.steps_under(key)

@@ -19,6 +19,8 @@ _KEPT = ("gradient", "optimizer_state")
 #: Steps of a job as dry runs recorded them, by the policies they ran under; one for each step as recorded.
 DrySteps = Mapping[tuple[Policy, ...], tuple[Step, ...]]
 NO_DRY_STEPS: DrySteps = MappingProxyType({})
+#: Why a job refused policies in a dry run, by those it ran under.
+Refusals = Mapping[tuple[Policy, ...], str]
 
 
 def frame_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.errors import MemprofError
+from memprof.errors import MemprofError, PolicyError
 
 if TYPE_CHECKING:
     from memprof.analysis.plans.basis import Basis
@@ -65,11 +65,12 @@ def check_plans(
                 with CheckLine() as line:
                     learned = checks.frames(frames_to_dry_run(found, most), found.basis, line.show)
                 ended, request = time.monotonic(), found.answer.search_request
-                if not learned and not request.is_rough:
+                if not (learned or request.is_rough or checks.refused.keys() - request.impossible.keys()):
                     break
                 dry_steps |= learned
-                frames = frozenset(((), *dry_steps)) if learned else None
-                found = search(replace(request, is_rough=False, frames=frames), dry_steps, found)
+                frames = frozenset(((), *dry_steps)) if dry_steps else None
+                request = replace(request, is_rough=False, frames=frames, impossible=dict(checks.refused))
+                found = search(request, dry_steps, found)
                 if time.monotonic() + 2 * (ended - begun) > deadline:  # no time for more, and then for the plan itself
                     break
             if checks.distrust:
@@ -100,6 +101,9 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
 
     Returns:
         The steps to predict the plan from, and why they are not of dry runs, a sentence; "" if they are or need not be.
+
+    Raises:
+        PolicyError: The job refuses one of the policies.
     """
     from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
@@ -124,6 +128,8 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
         return basis, describe_estimate(frame, str(error))
+    if checks.refused:
+        raise PolicyError(next(iter(checks.refused.values())))
     if frame not in steps:
         why = checks.distrust or "its dry run has no step on the recorded inputs"
         return basis, describe_estimate(frame, why)
