@@ -50,7 +50,9 @@ def reserved_of(basis: Basis, manifest: Manifest, plan: Plan) -> int | None:
     """
     if not plan.policies and basis.reserved_bytes and not basis.scaled_by:
         return basis.reserved_bytes
-    return reserved_under(basis.fullest_under(plan), manifest, plan)
+    if plan.policies not in basis.known_reserved:
+        basis.known_reserved[plan.policies] = reserved_under(basis.fullest_under(plan), manifest, plan)
+    return basis.known_reserved[plan.policies]
 
 
 def _may(search_request: SearchRequest) -> bool:

@@ -44,6 +44,7 @@ class Basis:
         has_measured_times: Whether the recording has a step that ran without the recorder on a real device.
         reserved_bytes: The most that a device's allocator reserved while they were recorded; 0 where that is unknown.
         dry_steps: The same steps as dry-run under policies that are best not modelled, by those policies.
+        known_reserved: Peak reserved bytes under plans that were asked for, by their policies.
     """
 
     step: Step
@@ -59,6 +60,7 @@ class Basis:
     has_measured_times: bool = False
     reserved_bytes: int = 0
     dry_steps: DrySteps = field(default_factory=dict)
+    known_reserved: dict[tuple[Policy, ...], int | None] = field(default_factory=dict, init=False, repr=False)
     _fullest: dict[tuple[Policy, ...], Step] = field(default_factory=dict, init=False)
 
     @cached_property
