@@ -25,7 +25,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "per_sample_gradients": _BY_HAND,
         "a_step_left_after_backward": _DROPPED,
         "a_gradient_that_is_not_finite": _DROPPED,
-        "two_networks_in_turn": _DROPPED,
+        "two_networks_in_turn": r"accumulate does not fit this loop: it calls backward\(\) again after step\(\)",
         "hooks_after_a_gradient_made_before": r"accumulate: a hook runs when a gradient is complete",
         "training_in_eval_mode": r"accumulate cannot split this job's batches: .* the model was in evaluation mode",
         "clipping_by_hand": r"its loop changes them between backward and step\(\)",
