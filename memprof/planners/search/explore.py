@@ -23,7 +23,7 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
-from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, Refusals, frame_of, split_dry_run
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, Refusals, frame_of, sources_of, split_dry_run
 from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
@@ -263,7 +263,8 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         return frames
     selection.refine()
     selection.narrow()
-    selection.narrow_frames(frames)
+    # A part of what is only estimated is not worth its search.
+    selection.narrow_frames(frame for frame in frames if "rule" not in sources_of(frame, bench.dry_steps))
     selection.refine()
     return frames
 

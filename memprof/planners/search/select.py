@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -107,7 +108,7 @@ class Selection:
             self._narrow(policy, frame, self._mixed)
         policies = self._fastest()
         for policy in policies:
-            self._narrow(policy, policies, lambda plan: self._bench.try_plan(*plan))
+            self._narrow(policy, policies, lambda plan: self._fits(self._bench.try_plan(*plan)))
 
     def narrow_frames(self, frames: Iterable[tuple[Policy, ...]]) -> None:
         """Tries combinations that are slower than the best plan with parts of their policies, such as of the state.
@@ -126,37 +127,37 @@ class Selection:
                     continue
                 self._narrow(policy, frame, self._mixed)
 
-    def _narrow(
-        self, policy: Policy, plan: tuple[Policy, ...], tried: Callable[[tuple[Policy, ...]], Candidate | None]
-    ) -> None:
+    def _narrow(self, policy: Policy, plan: tuple[Policy, ...], fits: Callable[[tuple[Policy, ...]], bool]) -> None:
         """Bisects the parts of a policy in a plan; what is tried is in the bench's archive."""
         parts = policy.narrower(self._bench.step)
 
-        def with_part(number: int) -> Candidate | None:
-            return tried(_exchanged(plan, policy, parts[number]))
+        def fits_with_part(number: int) -> bool:
+            return fits(_exchanged(plan, policy, parts[number]))
 
-        self._least(-1, len(parts), with_part)  # without any part it does not fit; with the policy itself it does
+        self._least(-1, len(parts), fits_with_part)  # without any part it does not fit; with the policy itself it does
 
-    def _least(self, low: int, high: int, tried: Callable[[int], Candidate | None]) -> int:
+    def _least(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
         """Returns the least number whose plan fits, by bisection between one that does not fit and one that does."""
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(tried(middle)):
+            if fits(middle):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _mixed(self, frame: tuple[Policy, ...]) -> Candidate | None:
-        """Returns the fastest mixture found on top of a combination; None if none fits."""
+    def _mixed(self, frame: tuple[Policy, ...]) -> bool:
+        """Searches a mixture on top of a combination, if it may be faster than the best plan; whether one may fit."""
         effects = None if self._bench.try_plan(*frame) is None else self._effects(frame)
         if effects is None:
-            return None
-        mixture = Mixture(self._bench, frame, effects, self._budget)
+            return False
+        mixture, best = Mixture(self._bench, frame, effects, self._budget), self._bench.fastest(self._budget)
+        if best is not None and (least_us := mixture.least_us()) > best.step_time_us * (1 - _WORTH_TRYING):
+            return math.isfinite(least_us)
         found = mixture.search()
         if found is not None:
             self._searches.append((found, mixture))
-        return found
+        return self._fits(found)
 
     def _fastest(self) -> tuple[Policy, ...]:
         """Returns the policies of the fastest plan that fits, none where none does."""
@@ -186,10 +187,10 @@ class Selection:
     def _trim(self, frame: tuple[Policy, ...], option: Option) -> None:
         """Finds the fewest of an option's modules that fit, from the first on."""
 
-        def with_first(count: int) -> Candidate | None:
-            return self._bench.try_plan(*frame, *option.make(option.members[:count]))
+        def first_fit(count: int) -> bool:
+            return self._fits(self._bench.try_plan(*frame, *option.make(option.members[:count])))
 
-        count = self._least(0, len(option.members), with_first)  # all of them fit, as predicted
+        count = self._least(0, len(option.members), first_fit)  # all of them fit, as predicted
         self._bench.try_plan(*frame, *option.make(option.group.pattern_for(option.members[:count])))
 
 
