@@ -66,7 +66,7 @@ def here(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
-    assert main(["suggest", *words, "--time-limit", "8"]) == status
+    assert main(["suggest", *words]) == status
     captured = capfd.readouterr()
     # What the job prints in a dry run are made-up values.
     assert "step" not in captured.err

@@ -192,3 +192,26 @@ def test_what_the_job_refuses_in_a_dry_run_is_refused(user: Path) -> None:
     found = json.loads(done.stdout)
     assert not [one for one in found["plans"] if one["fits"] and "in-backward" in one["describe"]]
     assert refusal.removeprefix("memprof: ") in [one["reason"] for one in found["refused"]]
+
+
+MIXED = """class Mixed(torch.nn.Linear):
+    def forward(self, x):
+        return torch.lerp(torch.zeros(x.shape), super().forward(x), 0.5)
+
+model ="""
+
+
+def test_a_job_that_fails_under_a_policy_is_not_told_an_estimate(user: Path) -> None:
+    """lerp takes no operands of two types: bf16 ends the job, which its dry run shows; --no-run estimates."""
+    job = user / "job" / "train.py"
+    text = job.read_text().replace("torch.nn.Linear(", "Mixed(").replace("model =", MIXED)
+    job.write_text(text)
+    memprof(user, "record", "-q", "-f", "-o", "run.memprof", "train.py")
+    predicted = memprof(user, "predict", "run.memprof", "--precision", "bf16")
+    assert predicted.returncode == 2
+    assert "the job failed in a dry run, it ended with status 1: RuntimeError: expected dtype" in predicted.stderr
+    assert memprof(user, "predict", "run.memprof", "--precision", "bf16", "--no-run").returncode == 0
+    done = memprof(user, "suggest", "run.memprof", "--allow", "precision", "--budget", "90%", "--json")
+    found = json.loads(done.stdout)
+    assert not [one for one in found["plans"] if one["fits"]]
+    assert "the job failed in a dry run" in found["refused"][0]["reason"]

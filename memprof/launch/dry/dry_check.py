@@ -76,7 +76,7 @@ class DryChecks:
         self._server: JobServer | None = None
         self._cache = FrameCache(digest, self._window, self._device) if digest else None
         self._was_interrupted = False
-        #: Why the job refused policies that change kernels.
+        #: Why the job refused policies that change kernels, or failed under them.
         self.refused: dict[tuple[Policy, ...], str] = {}
         #: Why the unmodified job's dry run cannot be trusted, "" if it can; None before it.
         self.distrust: str | None = "" if manifest.backend.name == DRY_RUN else None
@@ -114,7 +114,7 @@ class DryChecks:
             return outcomes
 
         learned, refused = dry_run_frames(frames, basis, self._manifest, run)
-        self.refused |= refused
+        self.refused |= {} if self.distrust else refused
         return {} if self.distrust else learned
 
     def compiled(

@@ -40,7 +40,7 @@ class DryOutcome:
         reason: Why no step was dry-run, a sentence; "" if one was.
         was_started: Whether the job was started.
         reserved_bytes: Peak of what the allocator of a simulated device reserved; 0 elsewhere.
-        is_refused: Whether the job refused the plan, so that a real run would, too.
+        is_refused: Whether the job refused the plan, or failed: a real run would, too.
     """
 
     peak_bytes: int | None
@@ -92,7 +92,8 @@ def outcome_of(done: Recorded, errors: str) -> DryOutcome:
         return DryOutcome(None, done.refusal, is_refused=True)
     if done.returncode:
         last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
-        return DryOutcome(None, f"the job failed in a dry run, {describe_status(done.returncode)}: {last[:_MOST_SAID]}")
+        failed = f"the job failed in a dry run, {describe_status(done.returncode)}: {last[:_MOST_SAID]}"
+        return DryOutcome(None, failed, is_refused=True)
     if done.missed:
         return DryOutcome(None, " ".join(done.missed))
     if not done.output.is_file():

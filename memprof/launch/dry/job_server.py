@@ -261,7 +261,7 @@ class JobServer:
         outcome = outcome_of(done, text)
         if one.keep is not None and done.output.is_file():
             shutil.move(done.output, one.keep)
-        if self._apart and done.returncode and not outcome.is_refused:
+        if self._apart and done.returncode and not done.refusal:
             return replace(outcome, reason=f"{outcome.reason} {_WHILE_APART}")
         return outcome
 

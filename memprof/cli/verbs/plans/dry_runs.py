@@ -103,7 +103,7 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
         The steps to predict the plan from, and why they are not of dry runs, a sentence; "" if they are or need not be.
 
     Raises:
-        PolicyError: The job refuses one of the policies.
+        PolicyError: The job refuses one of the policies, or fails under it.
     """
     from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
