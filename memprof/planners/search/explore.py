@@ -192,7 +192,7 @@ def explore(
         most_host_bytes=search_request.most_host_bytes,
         impossible=search_request.impossible,
     )
-    known = [one for one in known if not bench.is_impossible(one.policies)]
+    known = [one for one in known if not bench.refusals_of(one.policies)]
     before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
     bench.archive |= {
         one.policies: one

@@ -50,9 +50,9 @@ class Workbench:
     impossible: Refusals = field(default_factory=dict)
     _steps: dict[tuple[int, tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
-    def is_impossible(self, policies: tuple[Policy, ...]) -> bool:
-        """Returns whether a dry run showed that policies of a plan cannot be applied."""
-        return any(set(frame) <= set(policies) for frame in self.impossible)
+    def refusals_of(self, policies: tuple[Policy, ...]) -> Refusals:
+        """Returns the entries of ``impossible`` that a plan has all policies of."""
+        return {frame: reason for frame, reason in self.impossible.items() if set(frame) <= set(policies)}
 
     def is_late(self) -> bool:
         """Returns whether the deadline has passed."""
@@ -75,8 +75,8 @@ class Workbench:
         known = self.archive.get(key)
         if known is not None or key in self.refused or (key and self.is_late()):
             return known
-        if self.is_impossible(key):
-            self.refused |= {frame: reason for frame, reason in self.impossible.items() if set(frame) <= set(key)}
+        if refusals := self.refusals_of(key):
+            self.refused |= refusals
             return None
         try:
             require_predictable(key)
