@@ -188,7 +188,7 @@ def test_a_search_leaves_the_most_of_a_time_limit_to_compiled_plans(
         seen.append((found.answer.search_request.time_limit_s, is_late()))
         return CompiledPlans()
 
-    monkeypatch.setattr("memprof.cli.verbs.plans.dry_runs.find_compiled", find_compiled)
+    monkeypatch.setattr("memprof.cli.verbs.plans.plan_search.find_compiled", find_compiled)
     run(capsys, "suggest", "run.memprof", "--budget", "60%", "--compile", "--allow", "optimizer", *limit, status=4)
     assert [is_late for _, is_late in seen] == [False]
     assert searched_s / 2 < seen[0][0] <= searched_s  # less what it took to read the recording

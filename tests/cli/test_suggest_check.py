@@ -16,7 +16,7 @@ import pytest
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.cli.main import main
-from memprof.cli.verbs.plans.dry_runs import check_plans
+from memprof.cli.verbs.plans.dry_runs import check_plans, find_checks
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.plan.several_steps import DrySteps
@@ -154,7 +154,10 @@ def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
         return suggest(trace, replace(basis, dry_steps=dry_steps), late, before=before)
 
     found = suggest(trace, basis, request)
-    late, nothing = check_plans(found, 2, search, deadline=time.monotonic())
+    end = time.monotonic()
+    late, nothing = check_plans(
+        found, 2, search, find_checks("light.memprof", trace.manifest, basis, deadline=end), end
+    )
     assert nothing == ()
     assert late.warnings[-1] == "no plan was checked: no time is left for its dry run."
     sure = [one.policies for one in found.plans if one.interval.most_bytes <= request.budget_bytes]

@@ -188,7 +188,8 @@ def test_what_the_job_refuses_in_a_dry_run_is_refused(user: Path) -> None:
     refusal = predicted.stderr.splitlines()[-1]
     assert "A second backward ran before optimizer.step()" in refusal
     assert refusal in run.stderr.splitlines()
-    done = memprof(user, "suggest", "run.memprof", "--allow", "optimizer", "--budget", "90%", "--json")
+    flags = ("--allow", "optimizer", "--budget", "90%", "--time-limit", "300", "--json")
+    done = memprof(user, "suggest", "run.memprof", *flags)
     found = json.loads(done.stdout)
     assert not [one for one in found["plans"] if one["fits"] and "in-backward" in one["describe"]]
     assert refusal.removeprefix("memprof: ") in [one["reason"] for one in found["refused"]]
@@ -211,7 +212,8 @@ def test_a_job_that_fails_under_a_policy_is_not_told_an_estimate(user: Path) -> 
     assert predicted.returncode == 2
     assert "the job failed in a dry run, it ended with status 1: RuntimeError: expected dtype" in predicted.stderr
     assert memprof(user, "predict", "run.memprof", "--precision", "bf16", "--no-run").returncode == 0
-    done = memprof(user, "suggest", "run.memprof", "--allow", "precision", "--budget", "90%", "--json")
+    flags = ("--allow", "precision", "--budget", "90%", "--time-limit", "300", "--json")
+    done = memprof(user, "suggest", "run.memprof", *flags)
     found = json.loads(done.stdout)
     assert not [one for one in found["plans"] if one["fits"]]
     assert "the job failed in a dry run" in found["refused"][0]["reason"]

@@ -61,12 +61,15 @@ def _contents(trace: Trace) -> list[object]:
     return found
 
 
-def test_a_forked_rank_records_what_one_started_anew_does(tmp_path: Path) -> None:
+def test_a_forked_rank_records_what_one_started_anew_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in the script's own, by the name of a package of torch's, may hide it: then nothing is forked.
 
     The script looks whether torch is installed, as transformers and datasets do. What was imported before the fork is
-    left out of garbage collections, and all the same the variable that holds more with each step is found.
+    left out of garbage collections, and all the same the variable that holds more with each step is found. Threads of
+    numpy's OpenBLAS, one for each core where these tests do not limit them, keep nothing from being forked.
     """
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     installed = 'from importlib.util import find_spec; assert find_spec("torch").origin.endswith(".py"); kept = []'
     _write(tmp_path, first=installed, last="kept.append(torch.ones(1000, device='cuda') * step)")
     forked = record(tmp_path, *_RANKS, "--steps", "3", "job.py", "a", "b c")

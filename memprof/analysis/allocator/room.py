@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from memprof.analysis.allocator.reserved import reserved_under
+from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
 from memprof.analysis.plans.basis import Basis
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult
@@ -66,9 +66,9 @@ def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int
     reserved = reserved_of(basis, manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:
         return one
+    expandable = reserved_expandable(basis.fullest_under(one.plan), manifest)
+    if expandable is None or expandable > budget_bytes:
+        return one
     bench = Workbench(basis.step, deadline=math.inf, others=basis.others, dry_steps=basis.dry_steps)
     roomier = bench.try_plan(*one.policies, Allocator(expandable_segments=True))
-    if roomier is None:
-        return one
-    reserved = reserved_of(basis, manifest, roomier.plan)
-    return replace(roomier, host_bytes=one.host_bytes) if reserved is not None and reserved <= budget_bytes else one
+    return one if roomier is None else replace(roomier, host_bytes=one.host_bytes)

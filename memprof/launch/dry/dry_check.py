@@ -92,6 +92,11 @@ class DryChecks:
         if self._server is not None:
             self._server.__exit__(kind, error, traceback)
 
+    def prepare(self) -> None:
+        """Starts the process that imports torch for the dry runs, unless some of this job are kept from earlier."""
+        if self._cache is None or not self._cache.has_any():
+            self._started().prepare()
+
     def frames(
         self, frames: Sequence[tuple[Policy, ...]], basis: Basis, say: Callable[[str], None] = lambda _: None
     ) -> DrySteps:
@@ -194,17 +199,21 @@ class DryChecks:
         made = iter(self._made(missing, say) if missing else ())
         return [next(made) if outcome is None else outcome for outcome in kept]
 
-    def _made(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
+    def _started(self) -> JobServer:
         if self._server is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
             self._server = JobServer(
                 self._target, self._window, self._device, apart=not why_not, read_values=self._read_values
             )
             self._announce(_describe_run(self._option, self._target, why_not))
+        return self._server
+
+    def _made(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
+        server = self._started()
         plans = [request.plan.describe() for request in requests if request.plan is not None]
         say(f"dry-running {self._target.name} with {'; '.join(plans)}")
         try:
-            outcomes = self._server.run(requests, self._deadline)
+            outcomes = server.run(requests, self._deadline)
         except EndedError:
             self._was_interrupted = True
             return [_INTERRUPTED for _ in requests]

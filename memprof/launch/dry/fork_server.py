@@ -53,7 +53,7 @@ def serve(descriptor: int) -> None:
     prepare_ranks()
     sys.stdout.flush()
     sys.stderr.flush()
-    if set(_top_names(set(sys.modules) - standard)) & _own_names() or len(list(_TASKS.iterdir())) > 1:
+    if set(_top_names(set(sys.modules) - standard)) & _own_names() or _keeps_threads():
         os._exit(0)
     _become(_Server(descriptor, handlers).fork_all())
 
@@ -157,6 +157,19 @@ def _become(job: Mapping[str, Any]) -> None:
         numbers.seed()  # Python's own are seeded anew in each forked process
     hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in _HIDDEN}
     sys.meta_path.insert(0, _Imported(hidden))
+
+
+def _keeps_threads() -> bool:
+    """Returns whether libraries have started threads that a fork would lose.
+
+    OpenBLAS, which numpy loads, starts one for each core, but ends them before a fork and starts them again when it
+    needs them, in both processes.
+    """
+    if len(list(_TASKS.iterdir())) > 1:
+        if not (pid := os.fork()):
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return len(list(_TASKS.iterdir())) > 1
 
 
 def _top_names(names: set[str]) -> Iterator[str]:

@@ -45,7 +45,12 @@ class FrameCache:
             if name not in _OF_SHELLS and not name.startswith(_OF_SESSIONS)
         }
         torch = importlib.metadata.version("torch")
-        self._job = [__version__, torch, digest, window.skip, window.steps, device, sorted(environment.items())]
+        job = [__version__, torch, digest, window.skip, window.steps, device, sorted(environment.items())]
+        self._job = hashlib.sha256(json.dumps(job).encode()).hexdigest()[:16]
+
+    def has_any(self) -> bool:
+        """Returns whether a dry run of the job is kept."""
+        return next(self._folder.glob(f"{self._job}-*.json"), None) is not None
 
     def find(self, request: DryRequest) -> DryOutcome | None:
         """Returns the outcome of a kept dry run, and writes its recording to the requested path; None if there is none.
@@ -84,7 +89,7 @@ class FrameCache:
     def _paths(self, request: DryRequest) -> tuple[Path, Path]:
         plan = request.plan or Plan()
         text = format_plan(replace(plan, prediction=None, budget_bytes=None))
-        name = hashlib.sha256(json.dumps([*self._job, text]).encode()).hexdigest()
+        name = f"{self._job}-{hashlib.sha256(text.encode()).hexdigest()}"
         return self._folder / f"{name}.json", self._folder / f"{name}.memprof"
 
     def _prune(self) -> None:

@@ -75,7 +75,7 @@ class _Running:
 class JobServer:
     """Runs a job on tensors without memory, under one plan after another. The job's output is discarded.
 
-    Use it as a context manager from the main thread: the process that forks starts with the first dry run.
+    Use it as a context manager from the main thread. The process that forks starts with `prepare` or the first dry run.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class JobServer:
                 waiting.append((number, request))
             except CannotStartError as error:
                 outcomes[number] = DryOutcome(None, str(error), was_started=False)
-        if waiting and (reason := self._start_server()):
+        if waiting and (reason := self.prepare()):
             return [DryOutcome(None, reason, was_started=False) for _ in requests]
         with contextlib.ExitStack() as stack:
             try:
@@ -150,8 +150,8 @@ class JobServer:
                 self._read_values = with_values
         return [outcomes[number] for number in range(len(requests))]
 
-    def _start_server(self) -> str:
-        """Starts the process that forks, once; returns why it cannot, a sentence."""
+    def prepare(self) -> str:
+        """Starts the process that forks, which imports torch meanwhile; returns why it cannot, a sentence."""
         if self._processes is not None:
             return ""
         try:

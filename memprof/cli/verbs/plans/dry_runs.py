@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.basis import Basis
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
+    from memprof.launch.dry.dry_check import DryChecks
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import Accelerator
     from memprof.policies.base import Policy
@@ -26,13 +27,41 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 2
 
 
+def find_checks(
+    recording: str,
+    manifest: Manifest,
+    basis: Basis,
+    option: str = "--check",
+    deadline: float = math.inf,
+    digest: str = "",
+) -> DryChecks:
+    """Returns the dry runs of a recording's job under plans; runs nothing yet.
+
+    Args:
+        recording: Path of the recording.
+        manifest: Its manifest.
+        basis: The steps as recorded.
+        option: What requests the dry runs.
+        deadline: ``time.monotonic`` value at which dry runs that still run are ended.
+        digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
+
+    Raises:
+        MemprofError: The job cannot be dry-run here.
+    """
+    from memprof.cli.harmless import notify
+    from memprof.launch.dry.dry_check import DryChecks
+    from memprof.launch.parent.settings import read_dry_window
+
+    window = read_dry_window(Path.cwd())
+    return DryChecks(manifest, window, notify, option, deadline, digest, basis.peaks, recording)
+
+
 def check_plans(
     found: Suggestion,
     most: int,
     search: Callable[..., Suggestion],
-    option: str = "--check",
+    checks: DryChecks | MemprofError,
     deadline: float = math.inf,
-    digest: str = "",
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
@@ -43,22 +72,18 @@ def check_plans(
         found: The search result for plans to be checked.
         most: Maximum number of dry runs of whole plans.
         search: Repeats the search, for a search request, steps from dry runs and an earlier result.
-        option: What requests the dry runs.
-        deadline: ``time.monotonic`` value at which dry runs that still run are ended.
-        digest: Identifies the recording and its job's files, to repeat no dry run; "" to make all of them.
+        checks: What makes the dry runs (``find_checks``), used up; or why nothing can.
+        deadline: ``time.monotonic`` value after which none begins.
     """
     from memprof.analysis.plans.dry_check_results import INTERRUPTED
     from memprof.analysis.plans.frames import frames_to_dry_run
-    from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
-    from memprof.launch.dry.dry_check import DryChecks
-    from memprof.launch.parent.settings import read_dry_window
 
-    window = read_dry_window(Path.cwd())
     distrust: tuple[str, ...] = ()
     try:
-        peaks = found.basis.peaks
-        with DryChecks(found.manifest, window, notify, option, deadline, digest, peaks, found.trace) as checks:
+        if isinstance(checks, MemprofError):
+            raise checks
+        with checks:
             dry_steps = dict(found.basis.dry_steps)
             for _ in range(_MOST_ROUNDS):
                 begun = time.monotonic()
@@ -105,11 +130,8 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
     Raises:
         PolicyError: The job refuses one of the policies, or fails under it.
     """
-    from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
     from memprof.launch.consent import find_consent
-    from memprof.launch.dry.dry_check import DryChecks
-    from memprof.launch.parent.settings import read_dry_window
     from memprof.policies.plan.several_steps import frame_of
 
     frame = frame_of(plan.policies)
@@ -120,10 +142,7 @@ def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) 
         return basis, describe_estimate(frame, consent.reason)
     frames = [frame[:count] for count in range(1, len(frame) + 1)]
     try:
-        window, digest = read_dry_window(Path.cwd()), consent.digest
-        checks = DryChecks(
-            manifest, window, notify, "predict", digest=digest, peaks=basis.peaks, recording=str(recording)
-        )
+        checks = find_checks(str(recording), manifest, basis, "predict", digest=consent.digest)
         with checks, CheckLine() as line:
             steps = checks.frames(frames, basis, line.show)
     except MemprofError as error:
@@ -150,15 +169,11 @@ def find_compiled(found: Suggestion, most: int, is_late: Callable[[], bool]) -> 
         most: Maximum number of dry runs for each set of other policies.
         is_late: Whether no other dry run may start.
     """
-    from memprof.cli.harmless import notify
     from memprof.cli.progress import CheckLine
-    from memprof.launch.dry.dry_check import DryChecks
     from memprof.launch.dry.dry_compiled import CompiledPlans
-    from memprof.launch.parent.settings import read_dry_window
 
     try:
-        window, peaks = read_dry_window(Path.cwd()), found.basis.peaks
-        checks = DryChecks(found.manifest, window, notify, "--compile", peaks=peaks, recording=found.trace)
+        checks = find_checks(found.trace, found.manifest, found.basis, "--compile")
     except MemprofError as error:
         return CompiledPlans(reason=str(error))
     with checks, CheckLine() as line:

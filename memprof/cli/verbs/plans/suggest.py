@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import replace
@@ -22,21 +21,12 @@ from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
-    from memprof.analysis.plans.dry_check_results import Checked
-    from memprof.analysis.plans.suggest import Suggestion
-    from memprof.planners.search.candidate import Candidate
-    from memprof.planners.search.explore import SearchRequest
     from memprof.planners.search.request_maker import MakeSearchRequest
-    from memprof.policies.plan.several_steps import DrySteps
     from memprof.trace.store import Trace
 
 
 #: Dry runs of whole plans that nobody asked for.
 _RUNS = 2
-#: Share of the time left that a search may take if dry runs follow.
-_SHARE = 0.4
-#: Share of the whole time that a search may take where dry runs have left none.
-_LEAST_SHARE = 0.04
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
@@ -206,18 +196,15 @@ def suggest(
         )
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.basis import basis_of, link_of
-    from memprof.analysis.plans.suggest import suggest as search
     from memprof.analysis.report.light_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
-    from memprof.cli.progress import SearchBar
-    from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled, is_recorded_on
+    from memprof.cli.verbs.plans.dry_runs import is_recorded_on
+    from memprof.cli.verbs.plans.plan_search import PlanSearch, show_plans
     from memprof.launch.consent import find_consent
-    from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
     from memprof.policies.compile.measured import policies_of_compiled
     from memprof.policies.compile.policy import Compile
-    from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
     from memprof.trace.whole_steps import has_whole_step
 
@@ -264,42 +251,25 @@ def suggest(
 
     if compile_runs is not None and Compile.name in request.forbid:
         raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")
-    compiled_plans = CompiledPlans()
-
-    def searched(
-        search_request: SearchRequest,
-        dry_steps: DrySteps = NO_DRY_STEPS,
-        before: Suggestion | None = None,
-        *,
-        is_shown: bool = True,
-    ) -> Suggestion:
-        at_steps = replace(basis, dry_steps={**compiled_plans.steps, **dry_steps})
-        least_s, left_s = _LEAST_SHARE * request.time_limit_s, share * (end - time.monotonic())
-        search_request = replace(search_request, time_limit_s=min(request.time_limit_s, max(left_s, least_s)))
-        if not is_shown:
-            return search(opened, at_steps, search_request, before=before)
-        with SearchBar(search_request) as bar:
-            return search(opened, at_steps, search_request, bar.add, before)
-
     context = click.get_current_context()
     is_asked = bool(check or compile_runs) and context.get_parameter_source("time_limit") is ParameterSource.DEFAULT
-    end = math.inf if is_asked else begun + request.time_limit_s
-    # A search may take all the time it has: the rest is left for dry runs.
-    share = _SHARE if (runs or compile_runs) and not is_asked else 1.0
-    found, checked = searched(request), None
+    search = PlanSearch(
+        opened,
+        basis,
+        request,
+        runs=runs,
+        option="suggest" if check is None else "--check",
+        digest="" if consent is None else consent.digest,
+        compile_runs=compile_runs,
+        end=math.inf if is_asked else begun + request.time_limit_s,
+        shares=bool(runs or compile_runs) and not is_asked,
+    )
+    found, checked = search.find()
     best = found.answer.best
-    if compile_runs is not None and (best is None or best.policies):
-        compiled_plans = find_compiled(found, compile_runs, lambda: time.monotonic() > end)
-        found = searched(replace(request, measured=(*request.measured, *compiled_plans.steps)), before=found)
-        found = replace(found, warnings=(*found.warnings, *compiled_plans.warnings))
-    if runs:
-        option = "--check" if check is not None else "suggest"
-        digest = "" if consent is None else consent.digest
-        found, checked = check_plans(found, runs, searched, option, end, digest)
-    elif consent is not None and (best is None or best.policies):
+    if not runs and consent is not None and (best is None or best.policies):
         why = f"plans are predicted, not dry-run: {consent.reason}. --check dry-runs the job all the same."
         found = replace(found, warnings=(*found.warnings, why))
-    return _show(found, opened, explained, written, checked, target=target, is_json=is_json)
+    return show_plans(found, opened, explained, written, checked, target=target, is_json=is_json)
 
 
 def _show_snapshot(
@@ -341,52 +311,3 @@ def _show_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: 
     found = examine_partial(opened)
     request = search_request(found.least_bytes, room_of(opened))
     return show_partial(found, request.budget_bytes, is_json=is_json)
-
-
-def _show(
-    found: Suggestion,
-    opened: Trace,
-    explained: int | None,
-    written: Path | None,
-    checked: tuple[Checked, ...] | None,
-    *,
-    target: str | None,
-    is_json: bool,
-) -> int:
-    """Writes the plan and the page, or the plan in another format; returns the exit code."""
-    from memprof.analysis.plans.dry_check_results import worth_keeping
-    from memprof.cli.page import Page
-    from memprof.errors import GateFailedError
-
-    if explained is not None and explained > len(found.plans):
-        raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
-    chosen: Candidate | None = found.plans[explained - 1] if explained is not None else found.answer.best
-    if checked:
-        kept = worth_keeping(checked)
-        chosen = next((one for one in found.plans if kept is not None and one.plan == kept.plan), None)
-        written = None if chosen is None else written
-    if written is not None and chosen is not None and chosen.policies:
-        from memprof.policies.plan.plan_file import write_plan
-
-        write_plan(written, found.predicted(chosen))
-    if target is not None:
-        from memprof.cli.verbs.plans.emit import print_suggested
-
-        print_suggested(found, chosen, target)
-    elif is_json:
-        from memprof.analysis.plans.suggest_json import suggestion_to_json
-
-        print(json.dumps(suggestion_to_json(found, checked), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        if explained is not None and chosen is not None:
-            from memprof.analysis.plans.predict import forecast
-            from memprof.cli.pages.plan_page import fill_forecast
-
-            fill_forecast(page, forecast(opened, chosen.plan, found.basis), written, None)
-        else:
-            from memprof.cli.pages.suggest_page import fill_suggestion
-
-            fill_suggestion(page, found, written, checked)
-        page.write()
-    return 0 if chosen is not None else GateFailedError.exit_code
