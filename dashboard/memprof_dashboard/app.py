@@ -10,10 +10,9 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof.trace.manifest import UNFINISHED
-from memprof_dashboard import frame, ids, new_runs, parts
+from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.guard import guard, own_path
-from memprof_dashboard.header import recording_choices
-from memprof_dashboard.help import help_dialog
+from memprof_dashboard.header import help_dialog, recording_choices
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
 from memprof_dashboard.side.editor import EDITORS
@@ -71,7 +70,7 @@ def create_app(
     _register(app, workspace)
     frame.register(app, workspace)
     side.register(app, workspace)
-    new_runs.register(app, workspace)
+    header.register(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
@@ -89,7 +88,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),
             dcc.Download(id=ids.DOWNLOAD),
-            new_runs.layout(workspace),
+            header.layout(workspace),
             frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,

@@ -18,10 +18,10 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
+from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.boxes import changed
-from memprof_dashboard.figures.diff import GREW, SHRANK
 from memprof_dashboard.figures.drawn import draw
-from memprof_dashboard.new_runs import _newest
+from memprof_dashboard.header import _newest
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources

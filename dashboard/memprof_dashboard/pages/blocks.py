@@ -24,8 +24,8 @@ from memprof_dashboard.views.block_texts import (
     storage_line,
     waste_table,
 )
+from memprof_dashboard.views.groups import storages_found
 from memprof_dashboard.views.reactions import on_zoom, shown
-from memprof_dashboard.views.search import storages_found
 from memprof_dashboard.views.storage_lives import (
     Blocks,
     IdleStorages,

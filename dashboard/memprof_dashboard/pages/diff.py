@@ -13,8 +13,8 @@ from memprof.analysis.diff.summary import NOTHING, PEAK
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.bars import bars_height, change_bars
 from memprof_dashboard.figures.boxes import changed
-from memprof_dashboard.figures.diff import bars_height, change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import or_message, or_sentence, theme_of

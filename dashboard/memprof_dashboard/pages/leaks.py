@@ -14,7 +14,7 @@ from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.growth import growth_bars
+from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme, fill_of

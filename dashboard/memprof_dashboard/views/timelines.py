@@ -21,8 +21,8 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import budget_of, hover_text, phase_of
+from memprof_dashboard.views.groups import storages_found
 from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.search import storages_found
 from memprof_dashboard.whatif.draft import draft_of, predicted_line
 
 #: Value of the view for a second recording that is drawn over the first; otherwise it is below.
