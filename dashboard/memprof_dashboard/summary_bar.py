@@ -13,7 +13,7 @@ from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NO
 from memprof.analysis.leaks.growth import describe_growth
 from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
-from memprof.analysis.report.steps_in_words import describe_steps
+from memprof.analysis.report.notes import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.diff import summary_json as summaries
+from memprof.analysis.diff import summary_model as summaries
 from memprof.analysis.diff.comparison import Diff, compare, open_side
 from memprof.analysis.diff.diff_json import diff_to_json
 from memprof.analysis.diff.explain import explain, modules_of

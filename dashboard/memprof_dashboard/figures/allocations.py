@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from memprof.analysis.compared.alignment import common_positions
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
-from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, AllocationComparison, Difference, Unequal
+from memprof.analysis.compared.comparison import (
+    EXTRA,
+    MISSING,
+    RESIZED,
+    AllocationComparison,
+    Difference,
+    Unequal,
+    common_positions,
+)
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memprof.analysis.diff.summary_json import read_summary, summary_to_json
-from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
+from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary, read_summary, summary_to_json
 from memprof.analysis.diff.traits import rounds_of, traits_of
 from memprof.analysis.leaks.leaks import find_leaks
 from memprof.analysis.ranks.rank_report import compare_ranks

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memprof.analysis.export.plain_names import GONE, name_of, plain_name
-from memprof.analysis.export.scrub_command import scrub_command
+from memprof.analysis.export.plain_names import GONE, name_of, plain_name, scrub_command
 from memprof.analysis.export.scrub_rules import Rules, change_texts, find_rules, people_in
 from memprof.phases import PHASES
 from memprof.trace.files.coding.coded import Coded

@@ -35,8 +35,14 @@ from memprof.analysis.report.moments import (
     find_phase_peaks,
 )
 from memprof.analysis.report.notes import Note, write_notes
-from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
-from memprof.analysis.report.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
+from memprof.analysis.report.saved import (
+    RecomputeCost,
+    SavedStorages,
+    SavedSummary,
+    find_saved,
+    summarise_saved,
+    weigh_recompute,
+)
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
 from memprof.analysis.report.unread import find_unread
 from memprof.analysis.report.why import find_causes

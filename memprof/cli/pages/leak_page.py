@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
-from memprof.analysis.leaks.growth import describe_growth
+from memprof.analysis.leaks.growth import Series, compare_series, describe_growth
 from memprof.analysis.leaks.leak import Leak, describe_holder, describe_leak, describe_rate
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
-from memprof.analysis.leaks.series import Series, compare_series
 from memprof.cli.page import Page, cell, make_table
 from memprof.json_values import to_json
 from memprof.trace.store import Trace

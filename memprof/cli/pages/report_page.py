@@ -8,8 +8,8 @@ from rich.text import Text
 
 from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
+from memprof.analysis.report.notes import describe_steps, list_steps
 from memprof.analysis.report.report import MomentSplit, Report
-from memprof.analysis.report.steps_in_words import describe_steps, list_steps
 from memprof.cli.page import Page, printable
 from memprof.cli.pages import rank_tables
 from memprof.cli.pages import report_tables as tables

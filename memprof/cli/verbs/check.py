@@ -136,7 +136,7 @@ def _lines(
     summary: Summary, planned: BudgetVerdict | None, verdicts: list[tuple[str, Verdict]], bounds: dict[str, str]
 ) -> Iterator[str]:
     """Yields the lines of the page; ``bounds`` has other texts for gates, by their own."""
-    from memprof.analysis.report.steps_in_words import describe_peaks
+    from memprof.analysis.report.notes import describe_peaks
     from memprof.units import format_bytes
 
     place = f"{summary.peak.place} ({summary.peak.op})" + (f", {summary.peak.line}" if summary.peak.line else "")

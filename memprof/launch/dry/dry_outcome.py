@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.fit.attempt import measure

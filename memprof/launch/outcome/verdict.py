@@ -76,12 +76,12 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         target: The job, as the user named it.
     """
     from memprof.analysis.allocator.assumed_torch import describe_torch
-    from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.light_run import describe_highest
-    from memprof.analysis.report.steps_in_words import describe_steps
+    from memprof.analysis.report.notes import describe_steps
     from memprof.errors import BadInputError
     from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, UNUSED_DEVICE
     from memprof.trace.store import Trace

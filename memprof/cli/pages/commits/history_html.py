@@ -6,8 +6,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from memprof.analysis.commits.changes import Step
-from memprof.analysis.commits.history_file import Measurement
+from memprof.analysis.commits.history import Measurement, Step
 from memprof.analysis.diff.gates import Gate
 from memprof.cli.pages.commits.history_page import format_change, format_value, value_of
 

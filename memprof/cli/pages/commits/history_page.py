@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from memprof.analysis.commits.changes import Step
-from memprof.analysis.commits.history_file import HISTORY_SCHEMA, Job, Measurement
+from memprof.analysis.commits.history import HISTORY_SCHEMA, Job, Measurement, Step
 from memprof.analysis.diff.gates import Gate, measure
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import percent

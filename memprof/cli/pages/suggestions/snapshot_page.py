@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.analysis.snapshot_plans.plans import SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.change import SnapshotPlan, SnapshotPlans
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.errors import GateFailedError
 from memprof.units import format_bytes, format_bytes_between, format_count
