@@ -70,7 +70,7 @@ def create_app(
     _register(app, workspace)
     frame.register(app, workspace)
     side.register(app, workspace)
-    header.register(app, workspace)
+    header.register_notice(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
@@ -88,7 +88,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),
             dcc.Download(id=ids.DOWNLOAD),
-            header.layout(workspace),
+            header.new_runs_notice(workspace),
             frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,

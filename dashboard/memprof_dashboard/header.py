@@ -87,14 +87,14 @@ def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
     return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
 
 
-def layout(workspace: Workspace) -> html.Div:
+def new_runs_notice(workspace: Workspace) -> html.Div:
     """Returns what makes the browser ask for new runs."""
     return html.Div(
         [dcc.Interval(id=ids.NEW_RUNS, interval=_LOOK_MS), dcc.Store(id=ids.RUNS, data=len(workspace.sources))]
     )
 
 
-def register(app: Dash, workspace: Workspace) -> None:
+def register_notice(app: Dash, workspace: Workspace) -> None:
     """Registers the callback that opens new runs."""
 
     @app.callback(

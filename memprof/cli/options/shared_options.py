@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from memprof.cli.options.grouped import option
+from memprof.cli.options.command_classes import option
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -62,7 +62,7 @@ def bisect(
     from memprof.analysis.commits.history import Commit, Measurement, compare_commits
     from memprof.analysis.diff.gates import parse_gate
     from memprof.analysis.diff.summary import Summary
-    from memprof.cli.pages.commits.bisect_page import bisection_to_json, fill_bisection, progress_line
+    from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line
     from memprof.errors import InconclusiveError
     from memprof.launch.commits.bisect import bisect_commits, search_branches
     from memprof.launch.commits.repository import Repository

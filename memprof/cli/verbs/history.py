@@ -74,7 +74,7 @@ def history(
     """
     from memprof.analysis.commits.history import read_history, steps_in
     from memprof.analysis.diff.gates import parse_gate
-    from memprof.cli.pages.commits.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
+    from memprof.cli.pages.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.commits.repository import GitError, Repository
     from memprof.launch.dry.dry_outcome import EndedError
 
@@ -103,7 +103,7 @@ def history(
         raise UsageError(f"{path} has no measurements yet: run a job at some commits, memprof history train.py")
     steps = steps_in(measured, gate, LEAST_SHARE)
     if page_path is not None:
-        from memprof.cli.pages.commits.history_html import history_to_html
+        from memprof.cli.pages.history_page import history_to_html
         from memprof.trace.files.whole_file import whole_file
 
         with whole_file(page_path, is_private=False) as file:
@@ -137,7 +137,7 @@ def _add(path: Path, added: str, folder: Path) -> None:
 
 def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, links: tuple[Path, ...]) -> Job:
     """Dry-runs the commits that the history lacks, and returns the job."""
-    from memprof.cli.pages.commits.history_page import progress_line
+    from memprof.cli.pages.history_page import progress_line
     from memprof.launch.commits.repository import Repository
 
     repository = Repository.around(Path.cwd())

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from memprof.cli.options.grouped import option
+from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
-from memprof.cli.options.record_command import RecordCommand
 from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window

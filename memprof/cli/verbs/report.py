@@ -12,7 +12,7 @@ import click
 
 from memprof.cli.harmless import notify
 from memprof.cli.opening import open_trace
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.shared_options import force_option, json_option
 from memprof.errors import UsageError
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.grouped import option
-from memprof.cli.options.record_command import RecordCommand
+from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
 from memprof.errors import GateFailedError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import also_option, force_option, no_run_option, write_option
 from memprof.errors import UsageError

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, no_run_option, write_option
 from memprof.cli.options.size_options import RequestedSize, size_options
@@ -314,7 +314,7 @@ def _show_snapshot(
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
-    from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
+    from memprof.cli.pages.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
     planned = step_to_plan(opened, step_number)
@@ -336,7 +336,7 @@ def _show_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: 
     """Prints what a recording without a complete step shows; returns the exit code."""
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.partial_step import examine_partial
-    from memprof.cli.pages.suggestions.partial_page import show_partial
+    from memprof.cli.pages.partial_page import show_partial
 
     found = examine_partial(opened)
     request = search_request(found.least_bytes, room_of(opened))

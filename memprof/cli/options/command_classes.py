@@ -1,14 +1,17 @@
-"""Options in groups: the help of a verb with many options lists them under headings."""
+"""Command classes: options listed in groups, and options that end where the job begins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from memprof.launch.parent.settings import read_project_settings
+from memprof.launch.parent.target import CannotStartError
 
+F = TypeVar("F", bound=Callable[..., Any])
 #: Headings of ``--help`` beside grouped options, and of all options of a command without groups.
 OTHER = "Other options"
 ALL = "Options"
@@ -57,3 +60,32 @@ def option_groups(command: click.Command, ctx: click.Context) -> list[tuple[str,
             heading = one.group if isinstance(one, GroupedOption) else OTHER
             groups.setdefault(heading if is_grouped else ALL, []).append(one)
     return list(groups.items())
+
+
+class RecordCommand(GroupedCommand):
+    """A command whose own options end where the job begins, with defaults from pyproject.toml."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Passes the project's settings to click as defaults, below flags and MEMPROF_* variables."""
+        try:
+            folder = Path.cwd()
+        except FileNotFoundError:
+            raise CannotStartError(
+                "the current folder no longer exists: it was deleted or replaced. Change to another with cd."
+            ) from None
+        given = read_project_settings(folder)
+        if "plan" in given:
+            given["plan_path"] = given.pop("plan")
+        extra.setdefault("default_map", given)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses memprof's options, and notes whether ``--`` precedes the job."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = len(ctx.params["words"])
+        # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
+        ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
+        return rest
