@@ -27,9 +27,8 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from memprof.errors import UsageError
-from memprof.integrations.mcp_server.access import Access
+from memprof.integrations.mcp_server.access import Access, job_words
 from memprof.integrations.mcp_server.commands import Outcome
-from memprof.integrations.mcp_server.jobs import job_words
 from memprof.integrations.mcp_server.tools import Tools
 
 CARD = "rtx4090"
