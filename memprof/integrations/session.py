@@ -17,7 +17,7 @@ from memprof.integrations.callback_request import CallbackRequest
 from memprof.integrations.fitting import FittingPlan, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
-from memprof.launch.outcome.plan_errors import policy_at_fault
+from memprof.launch.outcome.plan_marks import policy_at_fault
 from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
 from memprof.launch.outcome.verdict import Verdict, describe_recording
 from memprof.policies.plan.plan_tables import plan_from_tables

@@ -16,8 +16,7 @@ import torch
 from memprof.errors import MemprofError, NoOptimizerError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
 from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names
-from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
-from memprof.launch.outcome.plan_marks import mark_applied, mark_idle, refuse
+from memprof.launch.outcome.plan_marks import end_at_policy_errors, mark_applied, mark_idle, policy_at_fault, refuse
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan

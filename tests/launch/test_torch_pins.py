@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.allocator.assumed_torch import change_between, describe_torch, versions_of
-from memprof.launch.torch_pins import torch_pin
+from memprof.launch.torch_versions import torch_pin
 from memprof.machines.architectures import architecture_of
 from memprof.trace.schema import Memory
 from memprof.units import format_bytes_between

@@ -16,10 +16,8 @@ from memprof.launch import child
 from memprof.launch.apply import apply_to
 from memprof.launch.fit.attempt import Measured, measure
 from memprof.launch.live import sentences
-from memprof.launch.live.device_peak import DevicePeak
-from memprof.launch.live.observed import Observed
+from memprof.launch.live.observed import DevicePeak, Observed, StepEnds
 from memprof.launch.live.policies import plan_for
-from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore

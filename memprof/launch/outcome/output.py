@@ -17,7 +17,7 @@ from memprof.launch.outcome.plan_marks import read_idle
 from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
-from memprof.launch.torch_pins import torch_pin
+from memprof.launch.torch_versions import torch_pin
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same

@@ -139,8 +139,7 @@ def fit(
     search_request = partial(read_search_request(**search_flags), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
-    from memprof.launch.fit.outputs import claim_outputs
-    from memprof.launch.fit.request import Request
+    from memprof.launch.fit.request import Request, claim_outputs
 
     request = Request(
         target=target,
