@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture, architecture_of
+from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture, architecture_of
 from memprof.machines.catalogue import machine_of_device
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import Memory, Storages

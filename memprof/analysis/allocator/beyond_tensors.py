@@ -10,9 +10,15 @@ import numpy as np
 
 from memprof.machines.budget import Room
 from memprof.machines.catalogue import CONTEXT_BYTES
-from memprof.machines.convolutions import workspace_interval
-from memprof.machines.fourier import work_area_interval
-from memprof.machines.outside import LAZY, NCCL, NCCL_FAR, NCCL_PEER, OutsideMemory
+from memprof.machines.outside import (
+    LAZY,
+    NCCL,
+    NCCL_FAR,
+    NCCL_PEER,
+    OutsideMemory,
+    work_area_interval,
+    workspace_interval,
+)
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import Ops, Storages, Uses
 from memprof.trace.store import Trace

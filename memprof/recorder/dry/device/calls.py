@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memprof.machines.architectures import Architecture
+from memprof.machines.card import Architecture
 from memprof.recorder.dry.device.face import FACE, answer_wrapped_device, down, is_cuda, is_on_device
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.recurrent import RECURRENT

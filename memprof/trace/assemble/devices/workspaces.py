@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from memprof.machines.architectures import cublas_workspace_sizes
+from memprof.machines.card import cublas_workspace_sizes
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
 
 #: Libraries by the operators that use them; torch keeps cuBLAS's workspace per thread and stream

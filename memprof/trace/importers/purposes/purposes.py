@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from memprof.machines.architectures import cublas_workspace_sizes
+from memprof.machines.card import cublas_workspace_sizes
 from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
 from memprof.trace.importers.purposes.replaced import find_replaced
 from memprof.trace.importers.stacks.frames import Stack
