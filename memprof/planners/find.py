@@ -7,12 +7,11 @@ import time
 from dataclasses import dataclass
 
 from memprof.errors import UsageError
-from memprof.planners.base import ScheduleRequest, ScheduleResult
+from memprof.planners.base import ScheduleRequest, ScheduleResult, named_planner
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.moves import Moves
 from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay, scheduled_step
-from memprof.planners.registry import named_planner
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.groups import find_groups

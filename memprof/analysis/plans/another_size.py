@@ -8,8 +8,8 @@ from dataclasses import replace
 from memprof.analysis.plans.basis import Basis, basis_of_steps, whole_steps
 from memprof.analysis.plans.length_mix import mix_of
 from memprof.errors import InconclusiveError, PolicyError
+from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.doubt import step_with_errors
-from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import Samples, find_samples
 from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
 from memprof.planners.scaling.times import Clock

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.planners.arrangement.arrangement import Arrangement
-from memprof.planners.arrangement.layer_costs import LayerCosts
+from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts
 from memprof.planners.arrangement.pipeline import Moment, fullest_moments
-from memprof.planners.arrangement.scaled_costs import ScaledCosts
 from memprof.policies.shard.policy import Shard
 from memprof.trace.schema import Floats
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.errors import UsageError
-from memprof.planners.base import ScheduleRequest
+from memprof.planners.base import ScheduleRequest, named_planner
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.project import project
+from memprof.planners.graph.project import project, remat_of
 from memprof.planners.graph.schedule import replay
-from memprof.planners.graph.single_tensors import remat_of
-from memprof.planners.registry import named_planner
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups

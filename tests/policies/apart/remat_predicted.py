@@ -18,7 +18,7 @@ import pytest
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.single_tensors import remat_of
+from memprof.planners.graph.project import remat_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress

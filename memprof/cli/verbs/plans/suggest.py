@@ -214,7 +214,7 @@ def suggest(
     from memprof.launch.consent import find_consent
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
-    from memprof.planners.registry import named_planner
+    from memprof.planners.base import named_planner
     from memprof.policies.compile.measured import policies_of_compiled
     from memprof.policies.compile.policy import Compile
     from memprof.policies.plan.several_steps import NO_DRY_STEPS
