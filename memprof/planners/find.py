@@ -81,7 +81,7 @@ def find_plan(
     Args:
         step: A recorded step, or one built by ``planners.arrays.step_from_arrays``.
         budget_bytes: Most bytes that may be allocated at once.
-        planner: Name of the planner; see ``planners.registry``.
+        planner: Name of the planner; see ``planners.base.PLANNERS``.
         time_limit_s: Time after which the search stops and returns its best result.
         link_bytes_per_us: Bandwidth to host memory, for the planners that swap: ``swap`` and ``auto``.
 
