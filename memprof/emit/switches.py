@@ -12,7 +12,7 @@ from memprof.policies.accumulate.seen import runs_in
 from memprof.policies.base import Policy
 from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.plan import Plan
-from memprof.policies.runtime.wrappers import WRAPPERS
+from memprof.policies.runtime.model_names import WRAPPERS
 from memprof.trace.step import Step
 
 #: Targets, what their arguments belong to, and a part of the files that run the trainer's loop; special ones first.

@@ -16,7 +16,7 @@ from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.wrappers import WRAPPERS, unwrapped
+from memprof.policies.runtime.model_names import WRAPPERS, unwrapped
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.parts import modules_of, parameter_bytes_of
 from memprof.recorder.remarks import add_remark, remove_remark

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
 from memprof.policies.shard.policy import Shard
-from memprof.policies.shard.prediction.ring import Ring
+from memprof.policies.shard.prediction.division import Ring
 from memprof.policies.shard.prediction.sharding import Timeline
 from memprof.policies.shard.prediction.units import find_units
 from memprof.replay.live import alive_at, live_bytes

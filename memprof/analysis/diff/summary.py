@@ -22,7 +22,7 @@ from memprof.analysis.report.moments import CategoryMaximum, Moment, find_catego
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
-from memprof.policies.plan.inputs import input_shapes
+from memprof.policies.plan.prediction import input_shapes
 from memprof.replay.live import alive_at
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
 from memprof.trace.schema import NONE

@@ -10,10 +10,9 @@ from memprof.analysis.plans.length_mix import LengthMix
 from memprof.analysis.report.light_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.interval import TimeInterval, time_interval_of
+from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, sources_of, steps_under
-from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
-from memprof.policies.plan.together import require_predictable
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times

@@ -17,9 +17,9 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
+from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import NO_DRY_STEPS
-from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Stacks

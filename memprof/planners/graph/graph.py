@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.rewrite.spans import find_spans
+from memprof.policies.rewrite.draft import find_spans
 from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints

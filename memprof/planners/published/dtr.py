@@ -9,8 +9,7 @@ import numpy as np
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.graph import Graph, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.policies.evict.eviction_cost import EvictionCost, Relations
-from memprof.policies.evict.heuristics import HEURISTICS
+from memprof.policies.evict.victims import HEURISTICS, EvictionCost, Relations
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.units import format_bytes
 

@@ -20,9 +20,8 @@ from memprof.planners.search.select import Selection
 from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
-from memprof.policies.plan.interval import OVER_HELD
+from memprof.policies.plan.interval import OVER_HELD, time_interval_of
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, Refusals, frame_of, sources_of, split_dry_run
-from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step

@@ -13,9 +13,8 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.arguments import Arguments
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
-from memprof.policies.checkpoint.selective import operator_named, selective_contexts
+from memprof.policies.checkpoint.second_forward import Arguments, operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.compiled_modules import import_compiler

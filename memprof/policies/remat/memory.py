@@ -9,8 +9,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Cell, Original, Recipe, copied
-from memprof.policies.remat.counters import Counter
-from memprof.policies.remat.first_steps import FirstSteps
+from memprof.policies.remat.counters import Counter, FirstSteps
 from memprof.policies.remat.schedule import Schedule
 from memprof.policies.remat.sequence import Sequence
 from memprof.policies.remat.swapping import Swapping

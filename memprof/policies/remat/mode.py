@@ -17,9 +17,8 @@ from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.operator_traits import Operator
-from memprof.policies.remat.recomputation import Recomputation
+from memprof.policies.remat.recomputation import Recomputation, put_back, states_for
 from memprof.policies.remat.sequence import Kind, Position, is_plain
-from memprof.policies.runtime.generators import put_back, states_for
 from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.tracebacks import clean_uncaught, hide_frames_of

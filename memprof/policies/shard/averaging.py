@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from memprof.policies.runtime.own_types import has_values
-from memprof.policies.shard.filling import fill_buckets
+from memprof.policies.shard.prediction.division import fill_buckets
 
 
 @dataclass(eq=False)

@@ -11,11 +11,10 @@ from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.own_types import is_dry_run
-from memprof.policies.swap.disk import DiskCarrier, is_in_memory
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.owned.moved_state import NO_HISTORY
 from memprof.policies.swap.packing import NOTHING_TAKEN, SavedTensors
-from memprof.policies.swap.pinned_copies import HostCarrier
+from memprof.policies.swap.transfers import DiskCarrier, HostCarrier, is_in_memory
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap

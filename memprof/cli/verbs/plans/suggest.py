@@ -215,8 +215,8 @@ def suggest(
     from memprof.launch.dry.dry_compiled import CompiledPlans
     from memprof.machines.catalogue import find_machine
     from memprof.planners.base import named_planner
-    from memprof.policies.compile.measured import policies_of_compiled
     from memprof.policies.compile.policy import Compile
+    from memprof.policies.compile.transform import policies_of_compiled
     from memprof.policies.plan.several_steps import NO_DRY_STEPS
     from memprof.trace.store import Trace
     from memprof.trace.whole_steps import has_whole_step

@@ -1,12 +1,18 @@
-"""Computes each rank's part of every storage, and the groups in which gradients are sent."""
+"""Each rank's part of every storage, buckets of gradients, and the duration of collectives on a ring."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from memprof.policies.shard.filling import fill_buckets
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
+
+_MIB = 1 << 20
+#: Size of DDP's first bucket, for an early first send (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
+_FIRST_BUCKET_BYTES = _MIB
 
 
 def largest_parts(storages: Storages, ranks: int) -> Ints:
@@ -59,3 +65,53 @@ def buckets(kept_at: Ints, requested_bytes: Ints, bucket_mib: int) -> list[Ints]
     made = np.flatnonzero(kept_at != NONE)
     made = made[np.argsort(kept_at[made], kind="stable")]
     return [np.array(bucket) for bucket in fill_buckets(made.tolist(), requested_bytes[made].tolist(), bucket_mib)]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring of ranks, each sending to the next.
+
+    A ring algorithm gathers or reduces in N - 1 rounds; in each, every rank sends 1/N of the data.
+
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+
+    Attributes:
+        ranks: Number of ranks N.
+        bytes_per_us: Bandwidth of a rank.
+        latency_us: Latency of a message.
+    """
+
+    ranks: int
+    bytes_per_us: float
+    latency_us: float
+
+    def all_gather_us(self, total_bytes: float) -> float:
+        """Returns the time until every rank has all of the data, given its total size."""
+        return (self.ranks - 1) * (self.latency_us + total_bytes / self.ranks / self.bytes_per_us)
+
+    def reduce_scatter_us(self, total_bytes: float) -> float:
+        """Returns the time until every rank has its part of the sum."""
+        return self.all_gather_us(total_bytes)
+
+    def all_reduce_us(self, total_bytes: float) -> float:
+        """Returns the time until every rank has the sum: a reduce-scatter, then an all-gather."""
+        return self.reduce_scatter_us(total_bytes) + self.all_gather_us(total_bytes)
+
+
+def fill_buckets(numbers: Sequence[int], sizes_bytes: Iterable[int], bucket_mib: int) -> list[list[int]]:
+    """Returns the contents of each bucket, in order; a bucket is full at or above its size.
+
+    Args:
+        numbers: Items to put into buckets, in order.
+        sizes_bytes: Bytes of each.
+        bucket_mib: Size of a bucket; the first may be smaller.
+    """
+    found: list[list[int]] = []
+    room = 0
+    for number, bytes_ in zip(numbers, sizes_bytes, strict=True):
+        if room <= 0:
+            room = bucket_mib * _MIB if found else min(_FIRST_BUCKET_BYTES, bucket_mib * _MIB)
+            found.append([])
+        found[-1].append(number)
+        room -= bytes_
+    return found

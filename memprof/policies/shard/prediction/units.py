@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.shard.layers import choose_units
+from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
@@ -69,3 +70,32 @@ def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
         first[ROOT], last[ROOT] = first.min(), last.max()
         spans += [np.where(last == NONE, NONE, first), last]
     return Units(count, of_storage, *spans)
+
+
+def choose_units(
+    patterns: tuple[str, ...], names: Sequence[str], types: Sequence[str], parents: Sequence[int]
+) -> list[str]:
+    """Returns the units of a model, none nested in another, without the root's own, "".
+
+    Args:
+        patterns: Patterns of the modules; if empty, the layers: the outermost modules numbered in a list or a sequence,
+            except single operations such as ReLU in a sequence.
+        names: Names of all modules.
+        types: Their types.
+        parents: Row of each module's parent, -1 for a root.
+
+    Raises:
+        PolicyError: A pattern matches no module.
+    """
+    if patterns:
+        return [name for name in outermost(match_modules(patterns, names)) if name]
+    has_children = {parent for parent in parents if parent >= 0}
+    return outermost(
+        [
+            name
+            for row, (name, kind, parent) in enumerate(zip(names, types, parents, strict=True))
+            if name.rpartition(".")[2].isdigit()
+            and kind != "ModuleList"
+            and (row in has_children or (parent >= 0 and types[parent] == "ModuleList"))
+        ]
+    )

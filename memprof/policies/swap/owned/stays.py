@@ -9,8 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
-from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
-from memprof.policies.swap.link import link_of, longer_us
+from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops, link_of, longer_us
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

@@ -12,7 +12,6 @@ from typing import Any
 from memprof.recorder.dry.device.kernels.steps import aligned, sort_bytes
 from memprof.recorder.steps.usages import dense_layout
 
-_INT64 = 8
 #: Elements of a dimension that are sorted in place (cuda/Sort.h).
 _SMALL = 4_096
 #: Rows from which CUB sorts segments, and elements of a row from which each is sorted alone.

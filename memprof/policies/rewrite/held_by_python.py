@@ -1,6 +1,8 @@
-"""How long local variables of modules hold their tensors: not recorded, but most module code is alike in it."""
+"""What Python holds after forward: local variables, caches of keys and values, and what a step leaves behind."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from memprof.trace.step import Step
 
 #: Modules that pass each result on at once, under one name.
 _CHAINS = ("Sequential",)
+#: Operators before the first values within which the empty tensors are made.
+_NEAR = 8
 
 
 def variable_ends(step: Step, rows: Ints, calls: Ints, after: Ints) -> Ints:
@@ -96,3 +100,44 @@ def _is_replaced(step: Step, calls: Ints, is_freed: Bools) -> Bools:
     has_freed = np.zeros(int(place.max(initial=NONE)) + 1, dtype=np.bool_)
     has_freed[place[is_freed]] = True
     return has_freed[place]
+
+
+def carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
+    """Pairs storages that outlive the iteration with those of the previous iteration that this one freed.
+
+    Returns:
+        For each surviving storage, its older counterpart; for each of those, the reverse. Shape (storages,) each, NONE
+        without.
+    """
+    storages = step.storages
+    left, found = np.full(len(storages), NONE, dtype=np.int64), np.full(len(storages), NONE, dtype=np.int64)
+    outlives = np.flatnonzero(is_made & (storages.freed_op_id == NONE))
+    waiting: dict[int, list[int]] = {}
+    is_old = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & (storages.category != "gradient")
+    for row in np.flatnonzero(is_old)[::-1].tolist():
+        waiting.setdefault(int(storages.requested_bytes[row]), []).append(row)
+    for row in outlives.tolist():
+        alike = waiting.get(int(storages.requested_bytes[row]))
+        if alike:
+            left[row] = alike.pop()
+            found[left[row]] = row
+    return left, found
+
+
+def first_values(step: Step) -> Ints:
+    """Returns the operators that put the first values into a cache; those before each put the first keys into it."""
+    ops, uses = step.ops, step.uses
+    reads = np.bincount(uses.op_id[uses.role == "read"], minlength=len(ops))
+    is_empty = (ops.name == "aten.lift_fresh.default") & (np.bincount(uses.op_id, minlength=len(ops)) == 0)
+    is_first = (ops.name == "aten.cat.default") & (reads == 1)
+    values = np.flatnonzero(is_first[1:] & is_first[:-1] & (ops.module_id[1:] == ops.module_id[:-1])) + 1
+    empty = np.append(0, np.cumsum(is_empty))
+    found: Ints = values[empty[values] - empty[np.maximum(values - _NEAR, 0)] >= 2]
+    return found
+
+
+def cached_storages(step: Step) -> Ints:
+    """Returns the storages that were made for a cache of keys and values."""
+    values = first_values(step)
+    created = step.storages.created_op_id
+    return np.flatnonzero(np.isin(created, np.append(values, values - 1)) & (created != NONE))
