@@ -21,7 +21,7 @@ from memprof.launch.outcome.plan_marks import policy_at_fault
 from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
 from memprof.launch.outcome.verdict import Verdict, describe_recording
 from memprof.policies.plan.plan_tables import plan_from_tables
-from memprof.recorder.rank_identity import find_rank
+from memprof.recorder.machine import find_rank
 from memprof.trace.store import Trace
 
 P = ParamSpec("P")

@@ -18,8 +18,8 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.model_names import WRAPPERS, unwrapped
 from memprof.recorder.faults import is_from_signal_handler
-from memprof.recorder.memory.parts import modules_of, parameter_bytes_of
-from memprof.recorder.remarks import add_remark, remove_remark
+from memprof.recorder.memory.tensor_memory import modules_of, parameter_bytes_of
+from memprof.recorder.thread_observation import add_remark, remove_remark
 from memprof.units import format_bytes
 
 

@@ -11,7 +11,7 @@ from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.model_names import unwrapped
 from memprof.recorder.memory.live_objects import outermost_modules
-from memprof.recorder.memory.parts import modules_of, named_modules_of, parameters_of
+from memprof.recorder.memory.tensor_memory import modules_of, named_modules_of, parameters_of
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Effect, Job
-from memprof.recorder.calls.construction import is_within_constructor
+from memprof.recorder.calls.modules import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.live_objects import live_objects, outermost_modules
-from memprof.recorder.memory.parts import modules_of, parameters_of
+from memprof.recorder.memory.tensor_memory import modules_of, parameters_of
 
 
 class UnderPlan:

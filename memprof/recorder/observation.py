@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.after_operator import AfterOperator
 from memprof.recorder.calls.call_log import CallLog
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.read_values import ReadLog
@@ -26,14 +25,13 @@ from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
-from memprof.recorder.sessions import Sessions
+from memprof.recorder.sessions import AfterOperator, Sessions
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
-from memprof.recorder.thread_end import ThreadEnd
-from memprof.recorder.thread_observation import ThreadObservation
+from memprof.recorder.thread_observation import ThreadEnd, ThreadObservation
 from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls import higher_order
+from memprof.recorder.calls.dispatch_modes import SlidingMode, leaves_operators, with_tensors
 from memprof.recorder.calls.operator_rows import FAILED, OperatorObserver
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.read_values import ReadLog
-from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.untraced import untraced
-from memprof.recorder.calls.wrapped_numbers import with_tensors
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.out_of_memory import is_out_of_memory

@@ -14,7 +14,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.step_settings import StepSettings
 from memprof.policies.runtime.per_optimizer import PerOptimizer
-from memprof.recorder.steps.inner_steps import inner_steps
+from memprof.recorder.steps.update_hooks import inner_steps
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job

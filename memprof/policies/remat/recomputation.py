@@ -10,7 +10,7 @@ import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, arguments_of, copied
 from memprof.policies.remat.memory import Memory
-from memprof.recorder.calls import repeats
+from memprof.recorder.calls import operator_traits
 
 _LISTS = (list, tuple)
 _use_count = torch._C._storage_Use_Count
@@ -119,7 +119,7 @@ class Recomputation:
     def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> Any:
         """Runs an operator as in its first run, for its values only."""
         had_gradients = torch.is_grad_enabled()
-        before = repeats.begin(recipe.sequence)
+        before = operator_traits.begin(recipe.sequence)
         was_running, self.is_running = self.is_running, True
         try:
             with (
@@ -132,7 +132,7 @@ class Recomputation:
         finally:
             torch._C._set_grad_enabled(had_gradients)
             self.is_running = was_running
-            repeats.end(before)
+            operator_traits.end(before)
 
 
 def _is_only_ours(cell: Cell) -> bool:

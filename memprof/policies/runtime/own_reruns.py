@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memprof.policies.runtime.replaced import replace_weakly
-from memprof.recorder.calls.functions import records_again
+from memprof.recorder.calls.stacks import records_again
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 #: Calls of a model that are remembered: more than backward can still reach in any loop.

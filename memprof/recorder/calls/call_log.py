@@ -15,8 +15,7 @@ from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import Inventory
-from memprof.recorder.steps.progress import OpenCall, Progress
-from memprof.recorder.steps.training import TrainedModels
+from memprof.recorder.steps.progress import OpenCall, Progress, TrainedModels
 from memprof.trace.files.spool import FLAG_CALL_HOOKS, FLAG_CALL_RECOMPUTE
 
 

@@ -1,4 +1,4 @@
-"""What every run of an operator has in common: which arguments it writes to, its tags, its FLOPs."""
+"""What every run of an operator has in common, such as the arguments it writes, and whether it is a repetition."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, 
 
 _FLOP_COUNTER = "torch.utils.flop_counter"
 _Tensor = torch.Tensor
+#: Autograd's sequence number at the first run of the operator being rerun; -1 while none is.
+sequence = -1
 
 
 class OperatorTraits:
@@ -130,3 +132,23 @@ def _hidden_flop_counter() -> Any:
 def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:
     with traced_inside(operator):
         return operator._op(*args, **kwargs)
+
+
+def begin(first_sequence: int) -> int:
+    """Marks the start of a rerun of an operator.
+
+    Args:
+        first_sequence: Autograd's sequence number at its first run.
+
+    Returns:
+        The previous mark, for `end`.
+    """
+    global sequence  # one value per process, read at every logged operator
+    before, sequence = sequence, first_sequence
+    return before
+
+
+def end(before: int) -> None:
+    """Marks the end of the rerun."""
+    global sequence  # noqa: PLW0603 - one value per process, read at every logged operator
+    sequence = before

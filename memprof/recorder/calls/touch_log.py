@@ -9,7 +9,7 @@ import torch
 
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.trace.files.spool import FLAG_MUTATES, FLAG_VIEW, MUTATE, READ, WRITE
 
 _Tensor = torch.Tensor

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.memory.spans import outside_span, owned_span, storage_span
+from memprof.recorder.memory.tensor_memory import outside_span, owned_span, storage_span
 
 #: Attribute of a fake storage that represents a mapped file, not memory of torch's allocator.
 _MAPPED = "_memprof_mapped"

@@ -24,7 +24,7 @@ from memprof.recorder.operators import OperatorMode
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import clear_leftovers
-from memprof.recorder.thread_end import ThreadEnd
+from memprof.recorder.thread_observation import ThreadEnd
 from memprof.trace.files.spool import LOADING, SAVING
 
 

@@ -12,7 +12,7 @@ import torch
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.spans import outside_span, owned_span
+from memprof.recorder.memory.tensor_memory import outside_span, owned_span
 from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 

@@ -20,7 +20,7 @@ from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.owned.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.packing import is_plain
 from memprof.recorder.memory.inventory import tensors_in
-from memprof.recorder.steps.inner_steps import is_inner_step
+from memprof.recorder.steps.update_hooks import is_inner_step
 from memprof.recorder.steps.usages import needs_closure, state_of
 
 SHARED = (

@@ -1,9 +1,4 @@
-"""How many elements of a tensor without values can differ from zero, at most.
-
-A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
-not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, in
-dense copies of sparse tensors, and in masks where a job has written as many values.
-"""
+"""How many elements of a tensor without values can differ from zero, and what indexing with them takes."""
 
 from __future__ import annotations
 
@@ -40,6 +35,10 @@ _PUTS = {_aten.index_put_: True, _aten.index_put: False}
 #: Disjunctions: an element differs from zero where it does in either argument.
 _OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
 _FOLLOWED = {*_ZEROS, *_SCATTERS, *_PUTS, *_OR, *_KEEPS_ZEROS, *_COMPARISONS, _aten.cat}
+_POSITION_BYTES = 8
+_INDEX_PUTS = {_aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+#: Elements from which a kernel uses several threads (at::internal::GRAIN_SIZE).
+_GRAIN = 32_768
 
 
 def most_marked(tensor: Any) -> int | None:
@@ -153,3 +152,45 @@ def most_true(mask: torch.Tensor) -> int:
     """Returns how many elements of a mask are true, at most."""
     values, most = known(mask), most_marked(mask)
     return int(values.count_nonzero()) if values is not None else mask.numel() if most is None else most
+
+
+def position_bytes(func: Any, args: Any, result: Any) -> int:
+    """Returns the peak bytes beyond its result of an operator that indexes.
+
+    Source: ``expandTensors`` in aten/src/ATen/native/IndexingUtils.h and ``masked_select_out_impl_cpu`` in
+    TensorAdvancedIndexing.cpp.
+
+    Args:
+        func: The operator.
+        args: Its arguments, with data where they have it.
+        result: Its result.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if packet is _aten.index or packet in _INDEX_PUTS:
+        is_fill = packet in _INDEX_PUTS and args[2].numel() == 1 and not any(args[3:4])
+        return 0 if is_fill and _is_one_mask(args[1]) else sum(map(_of_index, args[1]))
+    return _of_selection(args[0], args[1], result) if func is _aten.masked_select.default else 0
+
+
+def _is_one_mask(indices: Any) -> bool:
+    """Whether a number is written where a mask is true, without positions."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype in MASKS
+
+
+def _of_index(index: torch.Tensor | None) -> int:
+    """A mask is replaced by the positions in each of its dimensions, and int32 by int64."""
+    if index is None or index.device.type != "cpu":
+        return 0
+    if index.dtype in MASKS:
+        return most_true(index) * index.dim() * _POSITION_BYTES
+    return index.numel() * _POSITION_BYTES if index.dtype is torch.int32 else 0
+
+
+def _of_selection(tensor: torch.Tensor, mask: torch.Tensor, result: torch.Tensor) -> int:
+    """The mask is counted in int64 before there is a result; threads also need it and its running sum in int64."""
+    tensor, mask = torch.broadcast_tensors(tensor, mask)  # type: ignore[no-untyped-call]
+    is_serial = torch.get_num_threads() == 1 or mask.numel() < _GRAIN
+    if is_serial and tensor.is_contiguous() and mask.is_contiguous():
+        return max((mask.numel() + 1) * _POSITION_BYTES - result.nbytes, 0)
+    return 2 * mask.numel() * _POSITION_BYTES

@@ -12,7 +12,7 @@ _LAZY = (
     "memprof.recorder.dry.compiling.compiled_regions",
     "memprof.recorder.dry.device.virtual_device",
     "memprof.recorder.dry.mode",
-    "memprof.recorder.dry.packed",
+    "memprof.recorder.dry.sequences",
     "memprof.recorder.dry.placeholders.numbers",
     "memprof.recorder.dry.ranks.objects",
     "memprof.recorder.dry.routing",

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry.spans import internal
 from memprof.recorder.dry.values.known import known, note
-from memprof.recorder.memory.parts import PARTS, parts_of
+from memprof.recorder.memory.tensor_memory import PARTS, parts_of
 
 _PATTERN = "_memprof_pattern"
 

@@ -22,8 +22,8 @@ from memprof.recorder.dry.sparse.fakes import (
     spread_pattern,
     values_of,
 )
-from memprof.recorder.dry.sparse.results import Results
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.dry.sparse.kernels import Results
+from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.sparse.fakes import count_places, is_sparse, pattern_of
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.memory.tensor_memory import parts_of
 
 _aten = torch.ops.aten
 _INT32, _INT64 = 4, 8

@@ -1,10 +1,14 @@
-"""Finds the tensor whose autograd graph holds memory: the nodes of the operators that made it are in that graph."""
+"""What holds memory without a variable: autograd's graph, and objects that only refer to each other."""
 
 from __future__ import annotations
 
+import gc
 import heapq
+import sys
+import types
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +19,8 @@ _MOST_NODES = 5_000
 _MOST_NODES_OF_ALL = 15_000
 #: Nodes that accumulate gradients all have the largest number.
 _ACCUMULATE = 2**63
+#: Objects after whose type a cycle is not named if others are in it.
+_UNNAMED = (torch.Tensor, dict, list, tuple, set, deque, types.CellType, types.MethodType, types.FunctionType)
 
 
 def graph_holders(lines: Mapping[_Line, frozenset[int]], computed: list[torch.Tensor]) -> dict[_Line, torch.Tensor]:
@@ -91,3 +97,41 @@ def _nodes(tensor: torch.Tensor, lowest: int) -> Iterator[int]:
             if number >= lowest and number not in seen:  # so that no two in the heap have the same
                 seen.add(number)
                 heapq.heappush(waiting, (number, following))
+
+
+def cycle_above(tensor: torch.Tensor, above: Mapping[int, Any], counted: Mapping[int, int]) -> Any:
+    """Returns the object of a reference cycle that is nearest to a tensor it alone keeps alive, else None.
+
+    As the collector does, it compares the number of references to each object with those that the others have to it.
+
+    Args:
+        tensor: The tensor.
+        above: All objects that lead to the tensor, by identity.
+        counted: References that the caller has to each of them, in addition to `above`.
+    """
+    objects = {**above, id(tensor): tensor}
+    below = {number: [id(one) for one in gc.get_referents(each)] for number, each in objects.items()}
+    references = Counter(child for children in below.values() for child in children if child in objects)
+    inside = {number: objects.keys() & set(children) for number, children in below.items()}
+    parents: dict[int, set[int]] = {number: set() for number in objects}
+    for number, children in inside.items():
+        for child in children:
+            parents[child].add(number)
+    # Of tensors, only references that the collector sees count: torch and the caller have others.
+    if not all(parents.values()) or any(
+        # Those of `above`, of `objects`, and of the call.
+        sys.getrefcount(above[number]) > references[number] + counted.get(number, 0) + 3
+        for number in above
+        if not issubclass(type(above[number]), torch.Tensor)
+    ):
+        return None
+    rest = dict(parents)
+    while ends := [number for number in rest if not rest.keys() & inside[number]]:
+        for number in ends:
+            del rest[number]
+    nearest = [id(tensor)]
+    for number in nearest:  # grows while it is read: the nearest first
+        nearest += [one for one in parents[number] if one not in nearest]
+    cycle = [objects[number] for number in nearest if number in rest]
+    named = (one for one in cycle if not issubclass(type(one), _UNNAMED))
+    return next(named, cycle[0] if cycle else None)

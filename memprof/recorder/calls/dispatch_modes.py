@@ -1,4 +1,4 @@
-"""Keeps a dispatch mode below those of the job, which enter and leave theirs as if it were absent."""
+"""Keeps a dispatch mode below those of the job, and gives it numbers as the tensors that they were."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.recorder.calls.untraced import untraced
+
 #: `__torch_dispatch__` of torch's own tensors and of subclasses without a dispatch rule.
 _NO_RULE = torch.Tensor.__torch_dispatch__
 #: Whether a tensor type leaves its operators to torch, by type.
 _leaves: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
+_TYPES: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
 
 
 def leaves_operators(kind: type) -> bool:
@@ -86,3 +94,27 @@ def _pop_all() -> list[Any]:
     for _ in users:
         torch._C._pop_torch_dispatch_stack(None)
     return users
+
+
+def with_tensors(func: Any, args: Any) -> tuple[Any, ...] | None:
+    """Returns an operator's arguments with tensors where its schema has them; None if no number was passed there.
+
+    Args:
+        func: The operator.
+        args: Its positional arguments, which it rejected.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return None
+    places = [
+        position
+        for position, (value, wanted) in enumerate(zip(args, schema.arguments, strict=False))
+        if type(value) in _TYPES and str(wanted.type) == "Tensor"
+    ]
+    if not places:
+        return None
+    made = list(args)
+    with untraced(), torch._C._DisableTorchDispatch():
+        for place in places:
+            made[place] = torch.scalar_tensor(args[place], dtype=_TYPES[type(args[place])], device="cpu")
+    return tuple(made)
