@@ -16,8 +16,7 @@ from memprof.planners.scaling.times import Clock
 from memprof.policies.accumulate.batch import likely_batch
 from memprof.policies.plan.plan import Plan
 from memprof.replay.allocator.rules import Settings
-from memprof.replay.live import alive_at, peak_op
-from memprof.replay.within import distinct_steps
+from memprof.replay.live import alive_at, distinct_steps, peak_op
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

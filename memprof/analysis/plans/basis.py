@@ -14,9 +14,8 @@ from memprof.policies.plan.interval import TimeInterval, time_interval_of
 from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, sources_of, steps_under
 from memprof.policies.swap.policy import DEFAULT_GBPS
-from memprof.replay.live import live_bytes
-from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
-from memprof.replay.within import distinct_steps, fullest_of
+from memprof.replay.live import distinct_steps, fullest_of, live_bytes
+from memprof.replay.time import TimesElsewhere, rates_of, rates_of_recording, scale_times
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Memory, Steps

@@ -7,7 +7,7 @@ import numpy as np
 from memprof.policies.precision.policy import Precision
 from memprof.policies.rewrite.stack_marks import may_be_compiled
 from memprof.policies.runtime.model_names import module_names, without_wrappers
-from memprof.replay.scale import product_kinds
+from memprof.replay.time import product_kinds
 from memprof.trace.step import Step
 
 

@@ -12,7 +12,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run, steps_under
 from memprof.replay.live import live_bytes, made_bytes
-from memprof.replay.unsplit import Unsplit
+from memprof.replay.rounding import Unsplit
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
@@ -57,7 +57,7 @@ def interval_of(
     errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
     made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
     recording does not show: the lower bound is without it. On a device, blocks that the allocator does not split are
-    larger than requested (``replay/unsplit.py``), and which ones these are changes with the plan, unless all of it was
+    larger than requested (``replay/rounding.py``), and which ones these are changes with the plan, unless all of it was
     dry-run.
 
     Args:

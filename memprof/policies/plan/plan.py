@@ -13,7 +13,7 @@ from memprof.policies.plan.interval import Interval, TimeInterval, interval_of
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
 from memprof.policies.registry import policy_types
-from memprof.replay.within import fullest_of
+from memprof.replay.live import fullest_of
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:

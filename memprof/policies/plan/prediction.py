@@ -10,8 +10,7 @@ import numpy as np
 from memprof.phases import in_order
 from memprof.policies.plan.interval import Interval, TimeInterval
 from memprof.policies.runtime.model_names import parameter_bytes_by_root, trained_roots
-from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
-from memprof.replay.within import fullest_of
+from memprof.replay.live import fullest_of, live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.replay.allocator.events import ALLOCATE, Requests
-from memprof.replay.allocator.ordering import fullest_device, order_requests
+from memprof.replay.allocator.events import ALLOCATE, Requests, fullest_device, order_requests
 from memprof.replay.allocator.steps import StepRequests
 from memprof.trace.schema import NONE, Ints, Ops, Storages
 from memprof.trace.store import Trace
