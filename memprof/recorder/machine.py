@@ -15,7 +15,7 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import SPOOL_VERSION
 from memprof.trace.launchers import rank_in
-from memprof.trace.secrets.masking import mask_words
+from memprof.trace.secrets import mask_words
 from memprof.version import __version__
 
 #: Bound at import: a job may replace the builtin and count its calls.

@@ -13,7 +13,7 @@ from memprof.machines.card import find_card
 from memprof.policies.compile.policy import Compile
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.trace.manifest import Manifest
-from memprof.trace.secrets.masking import is_masked
+from memprof.trace.secrets import is_masked
 
 #: A command and what it is for.
 Command = tuple[str, str]

@@ -125,7 +125,7 @@ def _add(path: Path, added: str, folder: Path) -> None:
     from memprof.analysis.commits.history import Job, Measurement, append_to_history
     from memprof.analysis.diff.summary import summarise
     from memprof.launch.commits.repository import Repository
-    from memprof.trace.secrets.masking import mask_words
+    from memprof.trace.secrets import mask_words
     from memprof.trace.store import Trace
 
     opened = Trace.open(added)

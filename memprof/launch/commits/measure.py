@@ -22,7 +22,7 @@ from memprof.launch.parent.target import (
     find_module,
     find_script,
 )
-from memprof.trace.secrets.masking import mask_words
+from memprof.trace.secrets import mask_words
 from memprof.trace.store import Trace
 
 

@@ -25,7 +25,7 @@ from memprof.trace.files.size_limit import explain_write_error
 from memprof.trace.files.spool import READ_VALUES
 from memprof.trace.launchers import rank_in
 from memprof.trace.running import is_being_written, process_space
-from memprof.trace.secrets.masking import mask_text, mask_words
+from memprof.trace.secrets import mask_text, mask_words
 from memprof.version import __version__
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Encodes one table of a recording as Parquet bytes, as small as it gets without changing a value."""
+"""Encodes one table of a recording as Parquet bytes, as small as it gets, and restores its columns."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ import numpy as np
 import pyarrow as pa
 
 from memprof.trace.files.coding.codings import (
+    CODINGS,
     DIFFERENCES,
     DISTANCES,
     ELSEWHERE,
     NEW,
     TICKS,
     TICKS_PER_US,
+    Codings,
+    differences,
+    distances,
+    from_differences,
+    from_distances,
     metadata_of,
     stored_name,
 )
-from memprof.trace.files.coding.series import differences, distances
-from memprof.trace.files.encoding import encodable, rounded, to_arrow, write_parquet
+from memprof.trace.files.encoding import ARROW_TYPES, encodable, rounded, to_arrow, write_parquet
 from memprof.trace.schema import Bools, Column, Ints, Table
 
 #: Rows on which the codings of a column are compared.
 _SAMPLE = 1 << 16
 _SAMPLE_LEVEL = 3
-
 #: What one more column takes in the file, its values aside.
 _COLUMN_BYTES = 120
-
 #: Largest time in microseconds that ticks hold.
 _MOST_US = 2.0**52
-
 #: zstd's level by the rows of a table: small tables gain a few per cent, large ones would take minutes.
 _LEVELS = ((50_000, 19), (1_000_000, 9))
 _LEVEL_BEYOND = 3
@@ -157,3 +159,105 @@ def _size(values: Ints) -> int:
     """Returns about how many bytes the values take, byte stream split and compressed."""
     split = np.ascontiguousarray(values).view(np.uint8).reshape(-1, 8).T.tobytes()
     return int(pa.Codec("zstd", compression_level=_SAMPLE_LEVEL).compress(split).size) if split else 0
+
+
+def restored(column: Column, codings: Codings, stored: pa.Table) -> Any:
+    """Returns a column of numbers or booleans as numpy, nulls replaced by its missing value.
+
+    Args:
+        column: The column.
+        codings: How it is coded.
+        stored: The stored columns, its own and the one of its new values included.
+
+    Raises:
+        ValueError: The stored columns contradict the codings.
+    """
+    names = codings.stored_names(column.name)
+    suffix = codings.stored[codings.source(column.name)]
+    if suffix not in CODINGS:
+        raise ValueError(f"column {column.name!r} has the unknown coding {suffix!r:.20}")
+    is_ticks = TICKS in suffix
+    if is_ticks and column.kind != "float":
+        raise ValueError(f"column {column.name!r} holds times")
+    dtype: Any = np.dtype(np.int64 if is_ticks else column.dtype)
+    values = _joined(stored, names[0], pa.int64() if is_ticks else ARROW_TYPES[column.kind])
+    is_known = _validity(values)
+    numbers = _numbers(values, dtype)
+    if DIFFERENCES in suffix or DISTANCES in suffix:
+        if dtype != np.int64:
+            raise ValueError(f"column {column.name!r} cannot be coded")
+        known = numbers if is_known is None else numbers[is_known]
+        if DIFFERENCES in suffix:
+            known = from_differences(known)
+        else:
+            new = _joined(stored, names[1], pa.int64())
+            known = from_distances(known, _numbers(new, dtype)[: len(new) - new.null_count])
+        numbers = known if is_known is None else _laid_out(known, is_known)
+    if is_ticks:
+        numbers = numbers / TICKS_PER_US
+    return numbers if is_known is None else np.where(is_known, numbers, np.asarray(missing(column), column.dtype))
+
+
+def constant_column(column: Column, value: Any, rows: int) -> Any:
+    """Returns a column of numbers or booleans of which every row has a value that was read from a file.
+
+    Raises:
+        ValueError: The column cannot have it.
+    """
+    expected = {"bool": bool, "float": float}.get(column.kind, int)
+    if type(value) is not expected:
+        raise ValueError(f"column {column.name!r} cannot be {value!r:.60}")
+    return np.full(rows, value, dtype=column.dtype)
+
+
+def missing(column: Column) -> Any:
+    """Returns the value of a column that the file lacks."""
+    if column.missing is not None:
+        return column.missing
+    return False if column.kind == "bool" else 0
+
+
+def as_numpy(values: pa.Array[Any], dtype: Any, fill: Any) -> Any:
+    """Returns an Arrow array of numbers or booleans as numpy, nulls replaced.
+
+    Reads its buffers directly: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
+    """
+    is_known = _validity(values)
+    numbers = _numbers(values, np.dtype(dtype))
+    return numbers if is_known is None else np.where(is_known, numbers, np.asarray(fill, dtype=dtype))
+
+
+def as_type(values: Any, kind: pa.DataType) -> Any:
+    """Converts an Arrow array, if it has another type: Arrow's cast imports pydoc and more."""
+    return values if values.type == kind else values.cast(kind)
+
+
+def _joined(stored: pa.Table, name: str, kind: pa.DataType) -> Any:
+    return as_type(stored.column(name), kind).combine_chunks()
+
+
+def _validity(values: pa.Array[Any]) -> Bools | None:
+    """Returns which values are not null; None where all are."""
+    buffer = values.buffers()[0]
+    if buffer is None or not values.null_count:
+        return None
+    return _bits(buffer)[values.offset : values.offset + len(values)]
+
+
+def _numbers(values: pa.Array[Any], dtype: Any) -> Any:
+    """Returns the values, anything where they are null."""
+    data = values.buffers()[1]
+    inside = slice(values.offset, values.offset + len(values))
+    if data is None:
+        return np.empty(0, dtype=dtype)
+    return _bits(data)[inside] if dtype == np.bool_ else np.frombuffer(memoryview(data), dtype=dtype)[inside]
+
+
+def _bits(buffer: pa.Buffer) -> Bools:
+    return np.unpackbits(np.frombuffer(memoryview(buffer), dtype=np.uint8), bitorder="little").view(np.bool_)
+
+
+def _laid_out(known: Any, is_known: Bools) -> Any:
+    values = np.zeros(len(is_known), dtype=np.int64)
+    values[is_known] = known
+    return values

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.trace.assemble.source.statements import Function, Statement, function_at
+from memprof.trace.assemble.statements import Function, Statement, function_at
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Ops, Stacks, Storages, Uses
 from memprof.trace.source_lines import PLACE
 
@@ -22,11 +22,9 @@ _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\
 _DETACH = "aten.detach.default"
 #: Operators that read a tensor's value, and return no view of it.
 _READERS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
-
 #: Results, by the digest of their inputs, so that ranks that run the same are followed once; at most this many.
 _MOST_KNOWN = 32
 _known: dict[bytes, Ints] = {}
-
 #: Where a callee returned a storage: its position, and the number of values returned; None where that is unknown.
 _Place = tuple[int, int] | None
 

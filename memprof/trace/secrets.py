@@ -1,8 +1,4 @@
-"""Masks likely secrets in command lines and sentences before they are written to a recording.
-
-A value is masked because of its name (``--password``, ``HF_TOKEN=``, ``"api_key":``) or its own shape
-(``ghp_…``, a JSON web token, a long random string). Everything else is kept.
-"""
+"""Detects and masks secrets in command lines and sentences."""
 
 from __future__ import annotations
 
@@ -13,10 +9,8 @@ from typing import Any
 
 #: Replacement for a secret.
 MASK = "***"
-
 #: Values that reveal nothing: a switch, an empty value, a variable that the shell expands.
 _HARMLESS = re.compile(r"(?:true|false|none|null|yes|no|on|off|\*\*\*|\$\w+|\$\{\w+\})?", re.IGNORECASE)
-
 #: Possessive: a long word that is not a name is scanned only once.
 _NAME = r"(?<![\w.+~@/-])[\w.+~@/-]++"
 #: ``password=``, ``"token": ``, ``Authorization: ``, ``--api-key `` inside a text, in front of the value.

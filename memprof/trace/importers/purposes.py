@@ -1,4 +1,4 @@
-"""What imported allocations are for, from the phases in which they are made and freed, and from sizes."""
+"""What imported allocations are for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from itertools import pairwise
 import numpy as np
 
 from memprof.machines.card import cublas_workspace_sizes
-from memprof.trace.importers.purposes.kept_memory import count_states, data_sizes
-from memprof.trace.importers.purposes.replaced import find_replaced
+from memprof.trace.importers.kept_memory import count_states, data_sizes, find_replaced
 from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 #: Threads that have a handle of cuBLAS of their own: forward's and backward's.
 _HANDLES = 2
-
 #: How a category was determined, values of ``schema.CATEGORY_SOURCES``.
 BY_STACK, BY_PHASES, BY_SIZE, BY_PROFILER = "stack", "phases", "size", "profiler"
 

@@ -1,4 +1,4 @@
-"""Builds the table of optimizers, each in its last recorded state."""
+"""Optimizers and their state."""
 
 from __future__ import annotations
 

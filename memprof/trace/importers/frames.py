@@ -21,7 +21,6 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _CUBLAS = re.compile(r"^at::cuda::get(?:CurrentCUDABlas\w*Handle|New\w*Workspace|CUDABlas\w*Workspace)\b")
 _ALLOCATOR = "CUDACachingAllocator::"
 _MATRIX_PRODUCT = re.compile(r"^aten\.\w*(?:mm|mv|linear|matmul|einsum|dot|bilinear|attention|cdist|lstm|gru|rnn)")
-
 _TORCH_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:torch|functorch)[/\\]|[/\\]torch[/\\](?:nn|optim|autograd)[/\\]"
 )
