@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memprof.trace.importers.stacks.frames import NO_STACK, ModuleFrame, Stack
+from memprof.trace.importers.frames import NO_STACK, ModuleFrame, Stack
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Modules, Texts
 from memprof.trace.source_lines import class_around
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from memprof.machines.card import cublas_workspace_sizes
+from memprof.trace.importers.frames import Stack
 from memprof.trace.importers.kept_memory import count_states, data_sizes, find_replaced
-from memprof.trace.importers.stacks.frames import Stack
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 #: Threads that have a handle of cuBLAS of their own: forward's and backward's.
