@@ -70,7 +70,7 @@ def find_purposes(lives: Lives) -> Purposes:
     """Determines categories.
 
     * A stack that assigns a gradient, sets up optimizer state or gives cuBLAS its workspace says so.
-    * Weights and states that updates replace are those (``replaced.py``).
+    * Weights and states that updates replace are those (``kept_memory.py``).
     * What an operator frees before anything else is allocated, beside its result, is a workspace; so are cuBLAS's,
       which have known sizes and stay.
     * Forward's memory is an activation if backward frees it, if it is dropped with its graph, or if the history ends

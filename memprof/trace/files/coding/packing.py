@@ -150,9 +150,7 @@ def _are_equal(mask: Bools | None, other: Bools | None) -> bool:
 
 def _spread(known: Ints, mask: Bools) -> pa.Array[Any]:
     """Returns a column with some nulls."""
-    values = np.zeros(len(mask), dtype=np.int64)
-    values[~mask] = known
-    return pa.array(values, mask=mask)
+    return pa.array(_laid_out(known, ~mask), mask=mask)
 
 
 def _size(values: Ints) -> int:
