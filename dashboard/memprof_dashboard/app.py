@@ -15,7 +15,7 @@ from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.header import help_dialog, recording_choices
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.side.editor import EDITORS
+from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View

@@ -27,7 +27,7 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import legend
-from memprof_dashboard.views.changed_boxes import changed_boxes, moment_of
+from memprof_dashboard.views.changes import changed_boxes, moment_of
 from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
 from tests.building import Module, Op, Storage, make_tables, make_trace
 

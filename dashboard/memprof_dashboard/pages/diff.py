@@ -21,8 +21,7 @@ from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.changed_boxes import changed_boxes
-from memprof_dashboard.views.changes import changes, pair_at, shift, step_time, verdict
+from memprof_dashboard.views.changes import changed_boxes, changes, pair_at, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"

@@ -13,7 +13,7 @@ from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
-from memprof_dashboard.side.editor import source_text
+from memprof_dashboard.side.detail import source_text
 from memprof_dashboard.state import View
 from memprof_dashboard.views.boxes import OUTSIDE
 from memprof_dashboard.views.groups import BEFORE, Group, group_alike, storages_found

@@ -15,7 +15,7 @@ import torch
 from memprof.recorder.dry.device.face import FACE
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS, result_at
 
-_INT32, _FP32, _HALF = 4, 4, 2
+_FP32, _HALF = 4, 2
 #: The operator of a layer in 4 bits, whose kernels multiply up to so many rows; weights are dequantised for more.
 _PRODUCT = "bitsandbytes::gemm_4bit"
 _MOST_ROWS, _LEAST_ROWS = 1_536, 4
