@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.options.commit_options import commit_options, job_words, open_runs, say
+from memprof.cli.options.gate_options import commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
 
 _DEFAULT_GATE = "peak>+1%"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.options.commit_options import HISTORY_FILE, commit_options, job_words, open_runs, say
+from memprof.cli.options.gate_options import HISTORY_FILE, commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:

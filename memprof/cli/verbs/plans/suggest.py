@@ -14,9 +14,9 @@ from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
 from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.plan_options import RequestedSize, size_options
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, no_run_option, write_option
-from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
