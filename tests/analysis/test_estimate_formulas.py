@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, estimate, on_machine
 from memprof.analysis.estimate.model import Model, find_model, known_models, model_of_count, read_transformer
-from memprof.analysis.estimate.setting import OPTIMIZERS, PRECISIONS, Setting
-from memprof.analysis.estimate.term import GROUPS, Term, sum_terms
+from memprof.analysis.estimate.terms import GROUPS, OPTIMIZERS, PRECISIONS, Setting, Term, sum_terms
 from memprof.errors import UsageError
 from memprof.machines.catalogue import find_machine
 from memprof.units import format_bytes

@@ -21,8 +21,8 @@ from memprof.analysis.estimate.model import (
     read_transformer,
 )
 from memprof.analysis.estimate.network import Network, read_perceptron
-from memprof.analysis.estimate.setting import PRECISIONS, Setting
 from memprof.analysis.estimate.states import count
+from memprof.analysis.estimate.terms import PRECISIONS, Setting
 from memprof.errors import BadInputError, MemprofError, UsageError
 
 

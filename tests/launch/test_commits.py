@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.commits.history import Commit, Job, Measurement, append_to_history, read_history
+from memprof.analysis.commits import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import Summary, summarise_step
 from memprof.errors import BadInputError, InconclusiveError, UsageError
 from memprof.launch.commits.bisect import bisect_commits, search_branches

@@ -10,7 +10,7 @@ from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, describe_free
 from memprof.analysis.out_of_memory.post_mortem import examine
 from memprof.analysis.report.breakdown import by_category, hold_at
-from memprof.analysis.report.memory_use import summarise_devices
+from memprof.analysis.report.whole_run import summarise_devices
 from memprof.errors import BadInputError
 from memprof.machines.catalogue import machine_of_device
 from memprof.replay.live import peak_op

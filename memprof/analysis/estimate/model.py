@@ -14,9 +14,8 @@ from typing import Any
 
 from memprof.analysis.estimate import network, transformer_terms
 from memprof.analysis.estimate.network import Network
-from memprof.analysis.estimate.setting import Setting
 from memprof.analysis.estimate.states import Parameter, count
-from memprof.analysis.estimate.term import Term
+from memprof.analysis.estimate.terms import Setting, Term
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.errors import UsageError
 

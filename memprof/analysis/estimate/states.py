@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.estimate.setting import Setting
-from memprof.analysis.estimate.term import Term
+from memprof.analysis.estimate.terms import Setting, Term
 
 _ZERO = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 5"
 #: 8-bit state: tensors that are small, or not a whole number of blocks, keep 32 bits; each block has a 4-byte scale,

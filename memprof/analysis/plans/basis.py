@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from memprof.analysis.plans.length_mix import LengthMix
-from memprof.analysis.report.light_run import refuse_light
+from memprof.analysis.report.whole_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import TimeInterval, time_interval_of

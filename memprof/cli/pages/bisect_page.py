@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from memprof.analysis.commits.history import Commit, Measurement
+from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate

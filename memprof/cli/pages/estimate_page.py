@@ -9,7 +9,7 @@ from rich.text import Text
 
 from memprof.analysis.estimate.against import Compared
 from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, OnMachine, describe_setting
-from memprof.analysis.estimate.term import GROUPS
+from memprof.analysis.estimate.terms import GROUPS
 from memprof.cli.page import Page, make_table, printable
 from memprof.json_values import Json, to_json
 from memprof.units import format_bytes, format_bytes_change, format_percent

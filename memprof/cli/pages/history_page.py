@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from memprof.analysis.commits.history import HISTORY_SCHEMA, Job, Measurement, Step
+from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
 from memprof.analysis.diff.gates import Gate, measure
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import percent

@@ -59,7 +59,7 @@ def bisect(
     The exit code is 3 if no commit can be named: the gates pass at BAD, or commits between the two could not be run.
     """
     job = job_words(words, "bisect GOOD BAD")
-    from memprof.analysis.commits.history import Commit, Measurement, compare_commits
+    from memprof.analysis.commits import Commit, Measurement, compare_commits
     from memprof.analysis.diff.gates import parse_gate
     from memprof.analysis.diff.summary import Summary
     from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line

@@ -14,7 +14,7 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.analysis.estimate.against import RecordedSetting
     from memprof.analysis.estimate.model import Model
-    from memprof.analysis.estimate.setting import Setting
+    from memprof.analysis.estimate.terms import Setting
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast")
 _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
@@ -191,7 +191,7 @@ def _setting(model: Model, recorded: RecordedSetting | None, options: dict[str, 
         UsageError: The options contradict one another or do not apply to the model.
     """
     from memprof.analysis.estimate.model import read_count
-    from memprof.analysis.estimate.setting import PRECISIONS, Setting
+    from memprof.analysis.estimate.terms import PRECISIONS, Setting
 
     batch, length, tokens = options["batch"], options["length"], options["tokens"]
     if model.context == 1 and (length is not None or tokens is not None):
@@ -226,7 +226,7 @@ def _checkpoint(text: str | None) -> tuple[str, int]:
     Raises:
         UsageError: Neither is recognized.
     """
-    from memprof.analysis.estimate.setting import CHECKPOINTS
+    from memprof.analysis.estimate.terms import CHECKPOINTS
 
     word, has_number, number = (text or "none").partition(":")
     is_number = number.isascii() and number.isdigit() and 0 < int(number) < 10**6

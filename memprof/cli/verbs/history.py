@@ -14,7 +14,7 @@ from memprof.cli.options.gate_options import HISTORY_FILE, commit_options, job_w
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.commits.history import Job
+    from memprof.analysis.commits import Job
 
 _DEFAULT_COMMITS = 10
 
@@ -72,7 +72,7 @@ def history(
     GPU, in seconds. Without one, the file is shown as it is. --add takes a recording that was made elsewhere, such as a
     real run in CI.
     """
-    from memprof.analysis.commits.history import read_history, steps_in
+    from memprof.analysis.commits import read_history, steps_in
     from memprof.analysis.diff.gates import parse_gate
     from memprof.cli.pages.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.commits.repository import GitError, Repository
@@ -122,7 +122,7 @@ def history(
 
 def _add(path: Path, added: str, folder: Path) -> None:
     """Appends a recording of the current commit."""
-    from memprof.analysis.commits.history import Job, Measurement, append_to_history
+    from memprof.analysis.commits import Job, Measurement, append_to_history
     from memprof.analysis.diff.summary import summarise
     from memprof.launch.commits.repository import Repository
     from memprof.trace.secrets import mask_words

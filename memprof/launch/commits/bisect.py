@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from memprof.analysis.commits.history import Commit, Measurement
+from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.summary import Summary
 from memprof.errors import InconclusiveError
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from memprof.analysis.commits.history import Commit, Job, Measurement, append_to_history, read_history
+from memprof.analysis.commits import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import summarise
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.commits.repository import GitError, Worktree

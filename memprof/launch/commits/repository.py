@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.analysis.commits.history import Commit
+from memprof.analysis.commits import Commit
 from memprof.errors import MemprofError, UsageError
 
 _FIELDS = "%H%x00%as%x00%an%x00%s"

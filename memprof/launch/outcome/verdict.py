@@ -80,8 +80,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
-    from memprof.analysis.report.light_run import describe_highest
     from memprof.analysis.report.notes import describe_steps
+    from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
     from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, UNUSED_DEVICE
     from memprof.trace.store import Trace
@@ -157,7 +157,7 @@ def _describe_part(path: Path) -> str:
 def _with_post_mortem(verdict: Verdict, trace: Trace, found: PostMortem) -> Verdict:
     """Adds why memory ran out, and what to do about it."""
     from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
-    from memprof.analysis.report.light_run import is_light
+    from memprof.analysis.report.whole_run import is_light
 
     explained = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
     if found.is_caught or is_light(trace):

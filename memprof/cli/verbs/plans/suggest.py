@@ -207,7 +207,7 @@ def suggest(
     from memprof.analysis.allocator.beyond_tensors import room_of
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
-    from memprof.analysis.report.light_run import refuse_light
+    from memprof.analysis.report.whole_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.progress import SearchBar
     from memprof.cli.verbs.plans.dry_runs import check_plans, find_compiled, is_recorded_on

@@ -1,4 +1,4 @@
-"""The memory of a job over its commits: the file of `memprof history`, and the commits that changed it."""
+"""The memory of a job over the commits of its repository."""
 
 from __future__ import annotations
 
