@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 
-from memprof.integrations.callback_request import make_request
-from memprof.integrations.fitting import FittingPlan
+from memprof.integrations.fitting import FittingPlan, make_request
 from memprof.integrations.planned import inner_optimizer
 from memprof.integrations.session import Session
 from memprof.recorder.steps.rounds import OptimizerRounds

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.integrations.callback_request import make_request
-from memprof.integrations.fitting import FittingPlan
+from memprof.integrations.fitting import FittingPlan, make_request
 from memprof.integrations.session import Session
 from memprof.launch import child
 from memprof.launch.apply import apply

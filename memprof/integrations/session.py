@@ -13,8 +13,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from memprof.analysis.plans.another_plan import PlannedJob
 from memprof.errors import MemprofError
-from memprof.integrations.callback_request import CallbackRequest
-from memprof.integrations.fitting import FittingPlan, find_fit
+from memprof.integrations.fitting import CallbackRequest, FittingPlan, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
 from memprof.launch.outcome.plan_marks import policy_at_fault

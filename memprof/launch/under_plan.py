@@ -14,8 +14,15 @@ from typing import Any, NoReturn
 import torch
 
 from memprof.errors import MemprofError, NoOptimizerError
-from memprof.launch.apply import apply_to, check_model, find_mismatch
-from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names
+from memprof.launch.apply import (
+    CalledModel,
+    apply_to,
+    called_models,
+    check_model,
+    find_mismatch,
+    is_trained,
+    module_names,
+)
 from memprof.launch.outcome.plan_marks import end_at_policy_errors, mark_applied, mark_idle, policy_at_fault, refuse
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules

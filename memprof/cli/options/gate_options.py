@@ -16,8 +16,8 @@ from memprof.launch.parent.settings import read_gates
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.gates import Gate
-    from memprof.launch.commits.measure import CommitRuns
-    from memprof.launch.commits.repository import Repository
+    from memprof.launch.commit_runs import CommitRuns
+    from memprof.launch.repository import Repository
 
 F = TypeVar("F", bound=Callable[..., Any])
 HISTORY_FILE = "memory-history.jsonl"
@@ -93,7 +93,7 @@ def open_runs(
     Raises:
         UsageError: The device is unknown, or a link is missing.
     """
-    from memprof.launch.commits.measure import CommitRuns
+    from memprof.launch.commit_runs import CommitRuns
     from memprof.launch.parent.settings import read_dry_window
     from memprof.machines.card import find_card
 

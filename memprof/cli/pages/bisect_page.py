@@ -15,7 +15,7 @@ from memprof.analysis.diff.summary import NOTHING
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.diff.diff_words import headline
 from memprof.json_values import Json, to_json
-from memprof.launch.commits.bisect import Bisection, Judge
+from memprof.launch.commit_runs import Bisection, Judge
 from memprof.units import format_bytes, format_bytes_change
 
 #: Version of the JSON's keys.

@@ -64,9 +64,9 @@ def bisect(
     from memprof.analysis.diff.summary import Summary
     from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line
     from memprof.errors import InconclusiveError
-    from memprof.launch.commits.bisect import bisect_commits, search_branches
-    from memprof.launch.commits.repository import Repository
+    from memprof.launch.commit_runs import bisect_commits, search_branches
     from memprof.launch.dry.dry_outcome import EndedError
+    from memprof.launch.repository import Repository
 
     gates = [parse_gate(text) for text in fail_on or (_DEFAULT_GATE,)]
     repository = Repository.around(Path.cwd())

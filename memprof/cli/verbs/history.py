@@ -75,8 +75,8 @@ def history(
     from memprof.analysis.commits import read_history, steps_in
     from memprof.analysis.diff.gates import parse_gate
     from memprof.cli.pages.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
-    from memprof.launch.commits.repository import GitError, Repository
     from memprof.launch.dry.dry_outcome import EndedError
+    from memprof.launch.repository import GitError, Repository
 
     gate, job = parse_gate(f"{show}>0"), None
     if page_path is not None:
@@ -124,7 +124,7 @@ def _add(path: Path, added: str, folder: Path) -> None:
     """Appends a recording of the current commit."""
     from memprof.analysis.commits import Job, Measurement, append_to_history
     from memprof.analysis.diff.summary import summarise
-    from memprof.launch.commits.repository import Repository
+    from memprof.launch.repository import Repository
     from memprof.trace.secrets import mask_words
     from memprof.trace.store import Trace
 
@@ -138,7 +138,7 @@ def _add(path: Path, added: str, folder: Path) -> None:
 def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, links: tuple[Path, ...]) -> Job:
     """Dry-runs the commits that the history lacks, and returns the job."""
     from memprof.cli.pages.history_page import progress_line
-    from memprof.launch.commits.repository import Repository
+    from memprof.launch.repository import Repository
 
     repository = Repository.around(Path.cwd())
     if commits is None:
