@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from memprof.policies.shard.division import Ring
 from memprof.policies.shard.policy import Shard
-from memprof.policies.shard.prediction.division import Ring
 
 #: Schedules of pipeline stages, by the names that torch.distributed.pipelining uses; interleaved has two chunks a rank.
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")

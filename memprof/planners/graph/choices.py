@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from memprof.planners.base import ScheduleRequest, ScheduleResult
 from memprof.planners.graph.graph import needed_bytes
-from memprof.planners.graph.moves import Moves
-from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.moves import Moves, Replay
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.moves import Moves, Reads, lives_at, queue_end_us
-from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.moves import Moves, Reads, Replay, lives_at, queue_end_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 

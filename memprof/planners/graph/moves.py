@@ -1,9 +1,4 @@
-"""Values offloaded to host memory for a while, and how long the step waits for their copies.
-
-Leave and return are given in runs of a schedule, not in time, so live bytes never depend on copy speed. Only time does:
-the step waits for a copy out at the last run that may still hold the value's memory, and for a copy back at the run
-that reads it. Copies run concurrently with the computation, one at a time in one queue per direction.
-"""
+"""What replaying a schedule comes to, and values offloaded to host memory for a while."""
 
 from __future__ import annotations
 
@@ -13,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import InvariantError
-from memprof.trace.schema import NONE, Floats, Ints
+from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 if TYPE_CHECKING:
-    from memprof.planners.graph.replay import Replay
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,3 +141,39 @@ def queue_end_us(ready_us: Floats, needed: Ints, copy_us: Floats) -> Floats:
     end = np.empty(len(order))
     end[order] = np.maximum.accumulate(ready_us[order] - (total - copy_us[order])) + total if len(order) else total
     return end
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The result of replaying a schedule.
+
+    A *life* is the lifetime of a value between one run of its operator and the last read of that run's output.
+
+    Attributes:
+        runs: The operators in order, shape ``(runs,)``.
+        is_again: Which runs repeat an operator, shape ``(runs,)``.
+        during_bytes: Allocated bytes during each run, workspace included, shape ``(runs,)``.
+        life_value: The value of each life, ordered by value and birth, shape ``(lives,)``.
+        life_born: The run that makes it.
+        life_freed: The last run before it is freed; the number of runs where it outlives the step.
+        read_run: Runs that read values, shape ``(reads,)``.
+        read_life: The life each reads.
+        extra_us: Time of the runs that repeat, in microseconds.
+        stall_us: Time the step waits for copies of values offloaded to host memory.
+    """
+
+    runs: Ints
+    is_again: Bools
+    during_bytes: Ints
+    life_value: Ints
+    life_born: Ints
+    life_freed: Ints
+    read_run: Ints
+    read_life: Ints
+    extra_us: float
+    stall_us: float = 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated bytes."""
+        return int(self.during_bytes.max(initial=0))

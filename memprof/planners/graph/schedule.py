@@ -13,8 +13,7 @@ import numpy as np
 
 from memprof.errors import InvariantError
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.moves import Moves, away_bytes, lives_at, needed_runs, waits_us
-from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.moves import Moves, Replay, away_bytes, lives_at, needed_runs, waits_us
 from memprof.policies.rewrite.draft import Draft, find_spans
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops

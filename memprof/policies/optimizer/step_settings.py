@@ -14,7 +14,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import TOGETHER
-from memprof.policies.runtime.own_types import has_values
+from memprof.policies.runtime.replaced import has_values
 
 #: What `Updates.single` replaces for the update of one parameter.
 _REPLACED = frozenset(("params", "param_groups", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, Ref
-from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.needs import Needs
-from memprof.policies.remat.operator_traits import Operator
+from memprof.policies.remat.needs import Needs, Operator
 from memprof.policies.remat.recomputation import Recomputation, put_back, states_for
+from memprof.policies.remat.saved import Keys
 from memprof.policies.remat.sequence import Kind, Position, is_plain
 from memprof.recorder.calls.dispatch_modes import SlidingMode, leaves_operators, with_tensors
 from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in

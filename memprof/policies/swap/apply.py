@@ -10,10 +10,10 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.own_types import is_dry_run
+from memprof.policies.runtime.replaced import is_dry_run
 from memprof.policies.swap.moves import Moves
-from memprof.policies.swap.owned.moved_state import NO_HISTORY
 from memprof.policies.swap.packing import NOTHING_TAKEN, SavedTensors
+from memprof.policies.swap.predicted_moves import NO_HISTORY
 from memprof.policies.swap.transfers import DiskCarrier, HostCarrier, is_in_memory
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def apply(job: Job, policy: Swap) -> None:
     carrier = _carrier(job, policy)
     job.on_undo(carrier.close)
     if policy.what == "optimizer":
-        from memprof.policies.swap.owned.states import swap_states
+        from memprof.policies.swap.states import swap_states
 
         modules = job.modules_named()
         chosen = None if policy.is_whole else frozenset(p for name in names for p in modules[name].parameters())
         swap_states(job, carrier, policy.minimum_bytes, chosen, one_by_one=policy.one_by_one)
     elif policy.what == "parameters":
-        from memprof.policies.swap.owned.parameters import swap_parameters
+        from memprof.policies.swap.parameters import swap_parameters
 
         swap_parameters(job, names, carrier, policy.minimum_bytes)
     else:

@@ -14,12 +14,12 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
-from memprof.policies.rewrite.enclosing_calls import Calls
 from memprof.policies.rewrite.held_by_python import result_ends, variable_ends
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_IN, SWAP_OUT
 from memprof.policies.rewrite.stack_marks import (
     IN_TRANSFORM,
     SAVES_ITSELF,
+    Calls,
     describe_hooks,
     is_in_transform,
     may_be_compiled,

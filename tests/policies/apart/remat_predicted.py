@@ -30,7 +30,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import sequence
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import ProcessorCounter
-from memprof.policies.remat.operator_traits import Operator
+from memprof.policies.remat.needs import Operator
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.profiler.native import AllocatorTable

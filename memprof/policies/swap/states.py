@@ -16,8 +16,8 @@ from memprof.policies.optimizer.one_by_one import OneByOne
 from memprof.policies.optimizer.refusals import needs_whole
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.per_optimizer import PerOptimizer
+from memprof.policies.swap.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.owned.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.packing import is_plain
 from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.steps.update_hooks import is_inner_step

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.shard.prediction.division import unit_groups
-from memprof.policies.shard.prediction.sharding import Sharding
-from memprof.policies.shard.prediction.units import ROOT
+from memprof.policies.shard.division import ROOT, unit_groups
+from memprof.policies.shard.predicted_sharding import Sharding
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
+    from memprof.policies.shard.division import Units
     from memprof.policies.shard.policy import Shard
-    from memprof.policies.shard.prediction.units import Units
 
 _GATHER, _SCATTER = "c10d._allgather_base_", "c10d._reduce_scatter_base_"
 #: Order before the same operator of the step: a unit's gradients are scattered before the next unit is gathered.

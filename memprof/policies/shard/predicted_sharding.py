@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import Insertion
-from memprof.policies.shard.prediction.division import Ring, complete_at, largest_parts
+from memprof.policies.shard.division import Ring, complete_at, largest_parts
 from memprof.replay.rounding import rounded_on_cuda
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Storages
 from memprof.trace.step import Step
