@@ -24,7 +24,7 @@ from memprof.recorder.notes import Notes, Unused
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
-from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
+from memprof.recorder.profiler.timing import OperatorTimes, wait_for_device
 from memprof.recorder.sessions import AfterOperator, Sessions
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress

@@ -12,7 +12,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sources import MemorySources
-from memprof.recorder.profiler.timed import OperatorTimes
+from memprof.recorder.profiler.timing import OperatorTimes
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import Usages
 

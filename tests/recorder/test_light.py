@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import memprof
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.light.events import Budget
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.replay.live import live_bytes

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Need
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.profiler.native import AllocatorTable
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 
 Enter = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Exit = Callable[[Any, BaseException | None], None]

@@ -12,10 +12,9 @@ import torch
 from memprof.phases import named_phase
 from memprof.recorder.calls import operator_traits
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.calls.operator_traits import OperatorTraits
+from memprof.recorder.calls.operator_traits import OperatorTraits, TouchLog, tensors_of
 from memprof.recorder.calls.saved_hooks import hooks_of_job
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
-from memprof.recorder.calls.touch_log import TouchLog, tensors_of
 from memprof.recorder.log import RawLog
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (

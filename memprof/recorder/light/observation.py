@@ -11,8 +11,7 @@ import torch
 from memprof.phases import PHASES, named_phase
 from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.light.device_ring import CudaHistory
+from memprof.recorder.light.allocators import AllocatorCount, CudaHistory
 from memprof.recorder.light.events import Budget, LightEvents, Marks
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.origins import Origins

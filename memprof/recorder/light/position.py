@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.watch import OutsideWatch
 from memprof.trace.files.spool import FORWARD, OTHER

@@ -17,7 +17,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.nameless_holders import graph_holders, graphs_over_steps
+from memprof.recorder.memory.references import graph_holders, graphs_over_steps
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96

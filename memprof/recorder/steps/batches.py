@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.dry.device.ordinals import ORDINALS
+from memprof.recorder.dry.device.current import ORDINALS
 from memprof.replay.allocator.blocks import ALLOCATED, UNMAPPED, Block, Segment
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import rounded_request, segment_size

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from memprof.recorder.dry.device.current import CURRENT
-from memprof.recorder.dry.device.ordinals import ORDINALS
+from memprof.recorder.dry.device.current import CURRENT, ORDINALS
 
 #: Number of CUDA among torch's device types.
 CUDA_TYPE = 1

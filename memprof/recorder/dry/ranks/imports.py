@@ -13,7 +13,7 @@ _LAZY = (
     "memprof.recorder.dry.device.virtual_device",
     "memprof.recorder.dry.mode",
     "memprof.recorder.dry.sequences",
-    "memprof.recorder.dry.placeholders.numbers",
+    "memprof.recorder.dry.values.numbers",
     "memprof.recorder.dry.ranks.objects",
     "memprof.recorder.dry.routing",
     "memprof.recorder.dry.subclasses",

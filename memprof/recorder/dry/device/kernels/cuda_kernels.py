@@ -14,8 +14,8 @@ from memprof.machines import outside
 from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
+from memprof.recorder.dry.device.kernels.formats import low_bit_steps
 from memprof.recorder.dry.device.kernels.indexing import Indexing, median_sizes, sort_sizes, topk_sizes
-from memprof.recorder.dry.device.kernels.low_bits import low_bit_steps
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
 from memprof.recorder.dry.device.kernels.reductions import copied_bytes, is_reduction, reduction_sizes
 from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of

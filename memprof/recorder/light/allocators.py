@@ -1,11 +1,8 @@
-"""Keeps the history of CUDA's allocator in torch's own ring of the last entries, and writes it as a snapshot.
-
-torch keeps the history itself, with a Python stack for each entry (about 2 µs); it is written to disk only when the
-job runs out of memory, and when it ends normally. Semi-private, therefore feature-tested.
-"""
+"""The allocators' own records: the CPU's count of bytes, and CUDA's ring of the last events."""
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import pickle
 import time
@@ -16,18 +13,86 @@ from typing import Any
 import torch
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.device.sampling import describe_cuda
+from memprof.recorder.device_sampling import describe_cuda
 from memprof.recorder.light.log import LightLog
+from memprof.recorder.profiler.torch_library import open_library
 from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
 from memprof.trace.files.whole_file import whole_file
 
+_LIBRARIES = ("libc10.so", "libc10.dylib")
+_ENTRY = "_ZN3c1025profiledCPUMemoryReporterEv"
+_WORDS = 20
+_TRIALS = (1_234_567, 765_431)
+_TRIES = 3
+_Storage: Any = torch.UntypedStorage  # not annotated in torch
 #: Entries of the history that torch keeps; each takes at most a few kB of host memory.
 _MOST_ENTRIES = 100_000
 #: A job that repeatedly runs out of memory and continues is not blocked by a snapshot each time.
 _BETWEEN_SNAPSHOTS_S = 10.0
 _PROTOCOL = 4
-
 _memory: Any = torch.cuda.memory  # not annotated in torch
+
+
+class AllocatorCount:
+    """The count, once found.
+
+    Attributes:
+        word: The counter itself, None before it is found.
+    """
+
+    def __init__(self) -> None:
+        """Starts without a counter."""
+        self.word: ctypes.c_size_t | None = None
+
+    def find(self) -> bool:
+        """Searches for the counter; the allocator's table must be enabled.
+
+        Returns:
+            Whether it was found; it may be missing in a torch built differently.
+        """
+        words = _words()
+        for _ in range(_TRIES if words else 0):  # another thread may allocate at the same moment
+            found = set(range(len(words)))
+            for size in _TRIALS:
+                found &= _moved_by(words, size)
+            if len(found) == 1:
+                self.word = words[found.pop()]
+                return True
+        return False
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the counter can be read."""
+        return self.word is not None
+
+    def read(self) -> int:
+        """Returns the bytes allocated now; 0 where the counter was not found."""
+        return 0 if self.word is None else self.word.value
+
+
+def _words() -> list[ctypes.c_size_t]:
+    library = open_library(_LIBRARIES)
+    if library is None or not hasattr(library, _ENTRY):
+        return []
+    entry = getattr(library, _ENTRY)
+    entry.restype = ctypes.c_void_p
+    start = entry()
+    size = ctypes.sizeof(ctypes.c_size_t)
+    return [ctypes.c_size_t.from_address(start + size * place) for place in range(_WORDS)]
+
+
+def _moved_by(words: list[ctypes.c_size_t], size: int) -> set[int]:
+    """Returns the indices of the words that rise by `size` with an allocation of that size, and fall back on free."""
+    before = [word.value for word in words]
+    trial = _Storage(size)  # not an operator, which a mode of the job's would see
+    during = [word.value for word in words]
+    del trial
+    after = [word.value for word in words]
+    return {
+        place
+        for place, (low, high, end) in enumerate(zip(before, during, after, strict=True))
+        if high - low == size and end == low
+    }
 
 
 @dataclass(frozen=True)

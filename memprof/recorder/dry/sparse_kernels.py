@@ -13,7 +13,7 @@ from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry.spans import internal
-from memprof.recorder.dry.sparse.fakes import (
+from memprof.recorder.dry.sparse_fakes import (
     Pattern,
     is_coalesced,
     is_sparse,

@@ -19,10 +19,8 @@ from memprof.trace.files.spool import READ_VALUES
 _PLACES = "_memprof_places"
 #: Operators whose result has no more rows where they run on a part of the tensor: distinct values, and classes.
 _DISTINCT = ("aten._unique", "aten.unique", "aten.bincount", "torchvision.nms")
-
 #: By how many values a line may have read more in the recording than in the dry run, before one of another operator.
 _AHEAD = 8
-
 #: Returns the least and the largest value, of which torch reads both to check classes, and the largest alone.
 _BOUNDS, _BOUND = "aten.aminmax.default", "aten.max.default"
 _Row = tuple[int, str, str, str, int, str]

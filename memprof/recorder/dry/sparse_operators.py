@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.dry.placeholders.nonzeros import mark
-from memprof.recorder.dry.sparse import kernels
-from memprof.recorder.dry.sparse.fakes import (
+from memprof.recorder.dry import sparse_kernels
+from memprof.recorder.dry.sparse_fakes import (
     Pattern,
     count_places,
     is_sparse,
@@ -22,7 +21,8 @@ from memprof.recorder.dry.sparse.fakes import (
     spread_pattern,
     values_of,
 )
-from memprof.recorder.dry.sparse.kernels import Results
+from memprof.recorder.dry.sparse_kernels import Results
+from memprof.recorder.dry.values.nonzeros import mark
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.units import format_bytes
 
@@ -35,6 +35,8 @@ _COO = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 _COMPRESSED = _aten.sparse_compressed_tensor.comp_plain_value_size
 #: Operators that make sparse tensors of plain ones.
 _MAKES = {_COO, _COMPRESSED, _aten.sparse_compressed_tensor.comp_plain_value, _aten.sparse_coo_tensor.size}
+
+
 _MAKES |= {_aten._sparse_coo_tensor_with_dims.default}
 #: Makes one where its tenth argument says so.
 _BAG_BACKWARD, _IS_SPARSE = _aten._embedding_bag_backward.default, 9
@@ -131,12 +133,12 @@ class SparseOperators:
         if func is _TO_DENSE and args[0].numel() * args[0].element_size() > _MOST_BYTES:
             return self._large_dense(mode, *args, **kwargs), 0
         few = args[1:] if func in _READS_ROWS and not is_sparse(args[0]) else args
-        if kernels.bytes_of(few) > _MOST_BYTES:
+        if sparse_kernels.bytes_of(few) > _MOST_BYTES:
             self._refuse(
                 f"{func} cannot be dry-run: its sparse tensors are larger than {format_bytes(_MOST_BYTES)}. Record a "
                 "real run of it, or leave the operator out of the dry run."
             )
-        run = kernels.run(func, args, kwargs)
+        run = sparse_kernels.run(func, args, kwargs)
         results = Results(mode, func, device, args, run)
         result = results.of(run.result)
         if func is _BAG_BACKWARD and values_of(args[1]) is None:
@@ -206,8 +208,8 @@ class SparseOperators:
         """Returns a kernel's peak memory beyond its result, measured once for arguments of the same shapes."""
         key = (func, _key(args), _key(tuple(kwargs.items())))
         if key not in self._measured:
-            is_small = kernels.bytes_of(args) <= _MOST_BYTES
-            self._measured[key] = kernels.run(func, args, kwargs).extra_bytes if is_small else None
+            is_small = sparse_kernels.bytes_of(args) <= _MOST_BYTES
+            self._measured[key] = sparse_kernels.run(func, args, kwargs).extra_bytes if is_small else None
         found = self._measured[key]
         if found is None:
             self._untried[str(func)] += 1
