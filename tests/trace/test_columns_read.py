@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.columns import CorruptTableError, decode_columns
 from memprof.trace.files.encoding import encode_table
 from memprof.trace.schema import NONE, TABLES, Ops, Segments, Storages, Table

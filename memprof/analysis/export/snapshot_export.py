@@ -27,7 +27,7 @@ from memprof.trace.exporters.snapshot import (
     History,
     write_snapshot,
 )
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import (
     ACTIONS,
     NONE,

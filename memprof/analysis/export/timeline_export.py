@@ -24,7 +24,7 @@ from memprof.trace.exporters.trace_events import (
     slices,
     write_events,
 )
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import (
     NONE,
     DeviceMemory,

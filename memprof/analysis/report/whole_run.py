@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.analysis.report.notes import Note
 from memprof.errors import BadInputError
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import NONE, DeviceMemory, HostMemory, ModulePeaks, Modules, StepPeaks
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

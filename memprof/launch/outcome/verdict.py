@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.private_file import describe_fault
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.files.coding.coded import coded_column
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

@@ -26,7 +26,7 @@ from memprof.policies.rewrite.stack_marks import (
 )
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns
-from memprof.trace.files.coding.coded import coded_column
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memprof.replay.allocator.blocks import Block
 from memprof.replay.allocator.model import Addresses, CachingAllocator, SegmentEvent
 from memprof.replay.allocator.rules import Settings, TieBreak
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 
 #: Kinds of requests. FREE is FREE_REQUESTED and FREE_COMPLETED at once; EMPTY_CACHE releases wholly free segments.

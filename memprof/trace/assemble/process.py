@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
+from memprof.trace.assemble.allocator_history import segment_table
 from memprof.trace.assemble.describe import build_manifest, read_speed
-from memprof.trace.assemble.devices.allocator_history import segment_table
-from memprof.trace.assemble.devices.device_events import allocator_events, device_samples
+from memprof.trace.assemble.device_events import allocator_events, device_samples
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.local_variables import forget_held, held_by_variables

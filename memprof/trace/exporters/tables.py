@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.exporters.texts import whole_text
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.container import columns_of
 from memprof.trace.files.encoding import encode_columns, encode_table
 from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Column, Table

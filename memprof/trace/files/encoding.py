@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memprof.trace.files.coding.coded import Coded
-from memprof.trace.files.coding.codings import TICKS_PER_US
+from memprof.trace.files.coded import TICKS_PER_US, Coded
 from memprof.trace.schema import Column, Floats, Table
 
 _LEVEL = 9

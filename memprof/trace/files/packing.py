@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memprof.trace.files.coding.codings import (
+from memprof.trace.files.coded import (
     CODINGS,
     DIFFERENCES,
     DISTANCES,

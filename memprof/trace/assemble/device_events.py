@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.devices.allocator_history import block_bytes, pending_bytes, rows_at
+from memprof.trace.assemble.allocator_history import block_bytes, pending_bytes, rows_at
 from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.memory.native_events import DeviceEvents
 from memprof.trace.assemble.recording import Recording
