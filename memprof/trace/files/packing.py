@@ -150,7 +150,8 @@ def _are_equal(mask: Bools | None, other: Bools | None) -> bool:
 
 def _spread(known: Ints, mask: Bools) -> pa.Array[Any]:
     """Returns a column with some nulls."""
-    return pa.array(_laid_out(known, ~mask), mask=mask)
+    values: Ints = _laid_out(known, ~mask)
+    return pa.array(values, mask=mask)
 
 
 def _size(values: Ints) -> int:
