@@ -18,8 +18,7 @@ from memprof_dashboard.pages import PAGES
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
+from memprof_dashboard.state import View, on_click, on_key, on_zoom, shown
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Polling interval for a recording in progress, in milliseconds.

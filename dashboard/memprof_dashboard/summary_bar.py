@@ -25,8 +25,7 @@ from memprof_dashboard.figures.shared import escaped
 from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import shown
+from memprof_dashboard.state import View, shown
 
 #: Signs before a verdict; its words say the same.
 _ICONS = {FITS: "✓", MAY_NOT_FIT: "!", DOES_NOT_FIT: "✕", NO_LIMIT: "▲"}

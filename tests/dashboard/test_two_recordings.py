@@ -20,7 +20,7 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
 from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.boxes import changed
-from memprof_dashboard.figures.drawn import draw
+from memprof_dashboard.figures.shared import draw
 from memprof_dashboard.header import _newest
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank

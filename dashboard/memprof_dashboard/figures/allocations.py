@@ -21,8 +21,7 @@ from memprof.analysis.compared.comparison import (
 )
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import COLUMNS, Drawn, draw, escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
 #: Rows of marks from top to bottom: label, colour (of Okabe and Ito), and plotly's name of the symbol.

@@ -22,9 +22,8 @@ from memprof_dashboard.page import theme_of
 from memprof_dashboard.pages import rank_parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import MemprofError, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, on_zoom, shown
 from memprof_dashboard.views.columns import Compared, RankPeaks, compare_ranks, read_peaks
-from memprof_dashboard.views.reactions import on_zoom, shown
 
 _GRAPH = "ranks-graph"
 _REMARK = "ranks-remark"

@@ -16,9 +16,8 @@ from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.sources import Rank, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.fragments import AllocatorHistory, Fragments
-from memprof_dashboard.views.reactions import shown
 
 _BODY = "segments-body"
 _GRAPH = "segments-graph"

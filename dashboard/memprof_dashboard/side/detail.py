@@ -17,9 +17,8 @@ from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.groups import group_alike
-from memprof_dashboard.views.reactions import shown
 
 #: Most storages of a group that are listed one by one.
 _MOST_ALIKE = 64
