@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.allocator.assumed_torch import describe_torch
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
+from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, describe_free
 from memprof.analysis.out_of_memory.post_mortem import examine

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from memprof.analysis.allocator.assumed_torch import describe_torch
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
 from memprof.analysis.allocator.reserved import reserved_of, with_room
+from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources

@@ -22,7 +22,6 @@ from memprof.analysis.report.breakdown import (
     category_sources,
     hold_at,
 )
-from memprof.analysis.report.end_state import is_end_state_only
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
 from memprof.analysis.report.moments import (
     CategoryMaximum,
@@ -31,6 +30,7 @@ from memprof.analysis.report.moments import (
     find_category_maxima,
     find_peak,
     find_phase_peaks,
+    is_end_state_only,
 )
 from memprof.analysis.report.notes import Note, write_notes
 from memprof.analysis.report.saved import (

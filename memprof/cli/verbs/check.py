@@ -48,8 +48,7 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
-    from memprof.analysis.allocator.assumed_torch import describe_torch
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import describe_torch, room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import measure, parse_gate, require_phases

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.analysis.allocator.beyond_tensors import room_of
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import find_recorded_device

@@ -75,8 +75,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: The pack result.
         target: The job, as the user named it.
     """
-    from memprof.analysis.allocator.assumed_torch import describe_torch
     from memprof.analysis.allocator.device_verdict import dry_fit
+    from memprof.analysis.allocator.uncertainty import describe_torch
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes

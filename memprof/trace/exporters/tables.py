@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.exporters.texts import whole_text
+from memprof.trace.exporters.trace_events import whole_text
 from memprof.trace.files.coded import Coded
 from memprof.trace.files.container import columns_of
 from memprof.trace.files.encoding import encode_columns, encode_table

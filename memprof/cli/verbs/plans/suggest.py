@@ -204,7 +204,7 @@ def suggest(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
         )
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of, link_of
     from memprof.analysis.plans.suggest import suggest as search
     from memprof.analysis.report.whole_run import refuse_light
@@ -311,7 +311,7 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
     from memprof.cli.pages.snapshot_page import show_snapshot_plans
@@ -334,7 +334,7 @@ def _show_snapshot(
 
 def _show_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: bool) -> int:
     """Prints what a recording without a complete step shows; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.partial_page import show_partial
 
