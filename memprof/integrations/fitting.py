@@ -12,7 +12,7 @@ from typing import Any
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.suggest import Suggestion, describe_least, suggest
 from memprof.errors import UsageError
-from memprof.launch.fit.attempt import measure
+from memprof.launch.fit.request import measure
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest

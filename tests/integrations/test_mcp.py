@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.integrations.mcp_server.answers import MOST_BYTES, encode, shortened
+from memprof.integrations.mcp_server.commands import MOST_BYTES, encode, shortened
 from tests.integrations.agent_cases import FILES, LEAKS, OUT_OF_MEMORY, leaking_line
 
 pytest.importorskip("mcp")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.opening import open_trace
 from memprof.cli.options.command_classes import GroupedCommand, option
-from memprof.cli.options.shared_options import force_option, json_option
+from memprof.cli.options.shared_options import force_option, json_option, open_trace
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import find_recorded_device
 from memprof.launch.dry.dry_outcome import EndedError
 from memprof.launch.dry.job_server import dry_run
-from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.rehearsal import Rehearsal, compiled_plans, measured_plan
-from memprof.launch.fit.request import FitResult, Request, discard
+from memprof.launch.fit.request import Attempt, FitResult, Request, discard, measure
 from memprof.launch.fit.sentences import (
     INTERRUPTED,
     announce,

@@ -15,8 +15,7 @@ from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.dry.read_values import read_values_of
-from memprof.launch.fit.attempt import Attempt
-from memprof.launch.fit.request import FitResult
+from memprof.launch.fit.request import Attempt, FitResult
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.base import Policy
