@@ -14,7 +14,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
-from memprof.policies.evict.units import units_of
+from memprof.policies.evict.outline import units_of
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.remat.policy import Remat
 from memprof.policies.rewrite.stack_marks import is_in_transform

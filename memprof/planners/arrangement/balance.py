@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.planners.arrangement.arrangement import Arrangement
 from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts
-from memprof.planners.arrangement.rank_memory import stage_peak
+from memprof.planners.arrangement.pipeline import stage_peak
 from memprof.trace.schema import Floats
 
 

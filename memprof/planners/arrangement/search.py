@@ -12,7 +12,7 @@ from functools import lru_cache
 from memprof.planners.arrangement.arrangement import CHECKPOINTED, CHUNKS, OFFLOADED, SCHEDULES, Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_peak, split_by_time
 from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts, scale_costs
-from memprof.planners.arrangement.rank_memory import StagePeak, stage_peaks
+from memprof.planners.arrangement.pipeline import StagePeak, stage_peaks
 from memprof.planners.arrangement.rank_time import StepTimes, least_step_us, step_times
 
 #: Most micro-batches of an update that are tried; a pipeline's bubble is small long before.

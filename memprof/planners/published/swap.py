@@ -11,8 +11,7 @@ import numpy as np
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.idle import Absence, Windows
-from memprof.planners.graph.moves import needed_runs, waits_us
+from memprof.planners.graph.moves import Absence, Windows, needed_runs, waits_us
 from memprof.planners.graph.recomputation import Recomputation, idle_between
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.writing import Demand

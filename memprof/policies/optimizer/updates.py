@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.step_settings import StepSettings
+from memprof.policies.optimizer.used import StepSettings
 from memprof.policies.runtime.per_optimizer import PerOptimizer
 from memprof.recorder.steps.update_hooks import inner_steps
 

@@ -18,8 +18,8 @@ from memprof.policies.evict.names import key_of
 from memprof.policies.remat.cells import Cell, Ref
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.recomputation import Recomputation
-from memprof.policies.runtime.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.job_traits import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
 

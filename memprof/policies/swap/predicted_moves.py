@@ -13,8 +13,8 @@ from memprof.policies.optimizer.single_updates import CALL_US, single_updates, u
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.stack_marks import Calls, is_in_transform
 from memprof.policies.runtime.model_names import chosen_modules, with_children
+from memprof.policies.swap.copies import can_move, joined, update_of, with_stays
 from memprof.policies.swap.records import called_modules, node_bounds, require_untouched
-from memprof.policies.swap.stays import can_move, joined, update_of, with_stays
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
