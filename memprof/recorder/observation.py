@@ -14,7 +14,7 @@ from memprof.recorder.calls.call_log import CallLog
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.read_values import ReadLog
 from memprof.recorder.calls.stacks import StackTable
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog

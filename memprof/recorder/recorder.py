@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.recorder.calls.modules import is_within_constructor
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.calls.tracebacks import clean_uncaught
-from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.memory.live_objects import live_objects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from memprof.recorder.calls.call_log import CallLog
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.failures import FailureLog
 from memprof.recorder.memory.inventory import Inventory

@@ -14,7 +14,7 @@ import pytest
 
 from memprof.recorder.device_history import block_rows, fresh_entries, history_rows, segment_records
 from memprof.recorder.device_sampling import Devices, Driver, ProcessInfo, bytes_of, driver_version
-from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timing import device_time_ns
 from memprof.trace.importers.safe_pickle import load_plain

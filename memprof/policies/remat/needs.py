@@ -11,7 +11,7 @@ from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
-from memprof.recorder.calls.higher_order import is_higher_order, tensors_in
+from memprof.recorder.calls.dispatch_modes import is_higher_order, tensors_in
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session

@@ -21,7 +21,7 @@ from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.job_traits import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.swap.packing import Left, Version, is_plain
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 
 _tracing_state = torch._C._get_tracing_state
 #: Whether torch reports a tensor's references; where it does not, backward and each handle get a tensor of their own.

@@ -13,8 +13,8 @@ from memprof.phases import named_phase
 from memprof.recorder.calls import operator_traits
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.calls.operator_traits import OperatorTraits, TouchLog, tensors_of
-from memprof.recorder.calls.saved_hooks import hooks_of_job
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
+from memprof.recorder.calls.torch_state import hooks_of_job
 from memprof.recorder.log import RawLog
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (

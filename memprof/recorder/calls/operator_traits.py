@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from memprof.hidden_import import import_hidden
-from memprof.recorder.calls import higher_order
+from memprof.recorder.calls import dispatch_modes
 from memprof.recorder.calls.read_values import is_read
-from memprof.recorder.calls.untraced import is_traced_inside, traced_inside
+from memprof.recorder.calls.torch_state import is_traced_inside, traced_inside
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, FLAG_RNG, FLAG_VIEW, MUTATE, READ, WRITE
@@ -65,7 +65,7 @@ class OperatorTraits:
             name: The number of its name.
         """
         self.name = name
-        self.is_higher_order = higher_order.is_higher_order(operator)
+        self.is_higher_order = dispatch_modes.is_higher_order(operator)
         self.is_read = is_read(operator)
         # Calling the overload's own entry skips a Python frame; higher-order operators have none.
         self.call: Callable[..., Any] = getattr(operator, "_op", operator)

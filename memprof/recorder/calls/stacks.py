@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.log import RawLog
-from memprof.recorder.steps.storing import COPYING, copies_state_dict, storing_phase
+from memprof.recorder.steps.usages import COPYING, copies_state_dict, storing_phase
 from memprof.trace.files.spool import SAVING
 
 #: torch's activation checkpointing.

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from memprof.recorder.calls.higher_order import follow, is_higher_order
+from memprof.recorder.calls.dispatch_modes import follow, is_higher_order
 from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound

@@ -20,11 +20,11 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.uncompiled import trace_initializer
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.compiling.compiled_updates import after_first, is_update
+from memprof.recorder.dry.fakes import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.refusals import refuse_missing_device
-from memprof.recorder.dry.spans import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
 from memprof.recorder.dry.subclasses import hide_fakes
 from memprof.recorder.dry.tensor_files import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.values.loops import end_updates

@@ -12,9 +12,9 @@ import torch
 from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memprof.recorder.dry.spans import internal
-from memprof.recorder.dry.sparse_fakes import (
+from memprof.recorder.dry.fakes import (
     Pattern,
+    internal,
     is_coalesced,
     is_sparse,
     make,

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.dry import sparse_kernels
-from memprof.recorder.dry.sparse_fakes import (
+from memprof.recorder.dry.fakes import (
     Pattern,
     count_places,
     is_sparse,

@@ -15,7 +15,7 @@ import torch
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from memprof.recorder.dry.spans import mapped
+from memprof.recorder.dry.fakes import mapped
 
 
 def watch_safetensors(watched: Callable[[Any], AbstractContextManager[None]], is_begun: Callable[[], bool]) -> None:

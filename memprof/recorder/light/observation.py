@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memprof.phases import PHASES, named_phase
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.light.allocators import AllocatorCount, CudaHistory
 from memprof.recorder.light.events import Budget, LightEvents, Marks

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memprof.recorder.calls.higher_order import tensors_in
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.calls.operator_rows import FAILED
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.stacks import runs_code_of_job

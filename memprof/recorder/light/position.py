@@ -10,7 +10,7 @@ import torch
 
 from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.trace.files.spool import FORWARD, OTHER
 
 #: Number of a call on the short path, of which no row is written.

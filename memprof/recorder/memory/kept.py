@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders

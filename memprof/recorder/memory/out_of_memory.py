@@ -15,7 +15,7 @@ import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.steps.storing import storing_phase
+from memprof.recorder.steps.usages import storing_phase
 from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
 from memprof.trace.secrets import mask_text

@@ -11,7 +11,7 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.device_history import AllocatorHistory
 from memprof.recorder.device_sampling import Devices, device_without_events
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.watch import StorageWatch
+from memprof.recorder.memory.live_objects import StorageWatch
 from memprof.recorder.profiler.native import NativeEvents
 
 

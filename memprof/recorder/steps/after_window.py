@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.modules import ModuleCallObserver
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.observation import Observation
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from memprof.recorder.calls.saved_hooks import CHECKPOINT, DISABLED
+from memprof.recorder.calls.torch_state import CHECKPOINT, DISABLED
 from memprof.recorder.memory.tensor_memory import parameters_of
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import BACKWARD, EVALUATION, FORWARD, OPTIMIZER, OTHER

@@ -33,7 +33,7 @@ from memprof.recorder.dry.device.kernels.operator_rules import (
 from memprof.recorder.dry.device.kernels.operator_rules import SHAPES as TYPED_PRODUCTS
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.spans import dry_storage_span
+from memprof.recorder.dry.fakes import dry_storage_span
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.replay.allocator.rules import settings_from_options

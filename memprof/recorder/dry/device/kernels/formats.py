@@ -10,7 +10,7 @@ import torch
 
 from memprof.recorder.dry.device.face import FACE
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS, result_at
-from memprof.recorder.dry.sparse_fakes import count_places, is_sparse, pattern_of
+from memprof.recorder.dry.fakes import count_places, is_sparse, pattern_of
 from memprof.recorder.memory.tensor_memory import parts_of
 
 _FP32, _HALF = 4, 2
