@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memprof.machines.catalogue import Accelerator, machine_of_device, product_rates
-from memprof.trace.largest_written import largest_written
 from memprof.trace.manifest import Machine
 from memprof.trace.schema import Bools, Floats
-from memprof.trace.step import Step
+from memprof.trace.step import Step, largest_written
 from memprof.units import format_percent
 
 #: Element types, mapped to the catalogue's product rates. fp32 is without TF32: torch's own default.

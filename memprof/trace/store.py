@@ -15,8 +15,7 @@ from memprof.errors import BadInputError, InvariantError, UsageError
 from memprof.trace.cut import StepCuts, cuttable_steps
 from memprof.trace.files.archive import unreadable
 from memprof.trace.files.container import FileRank, MemoryRank, write_trace
-from memprof.trace.files.location import located
-from memprof.trace.files.reading import refuse_special
+from memprof.trace.files.reading import located, refuse_special
 from memprof.trace.files.recording_files import read_files
 from memprof.trace.fullest import comparable_steps, find_fullest_step, find_steady_step, peak_bytes_by_step
 from memprof.trace.manifest import Manifest

@@ -9,12 +9,11 @@ import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import parse_options
-from memprof.replay.allocator.block_sizes import blocks_in_use
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
 from memprof.replay.allocator.blocks import PENDING as PENDING_BLOCK
 from memprof.replay.allocator.events import ALLOCATE, Ids, Replay, replay
 from memprof.replay.allocator.model import SegmentEvent
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import blocks_in_use, requests_of_trace
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.replay.allocator.steps import StepRequests
 from memprof.trace.exporters.snapshot import (

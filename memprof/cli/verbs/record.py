@@ -17,7 +17,7 @@ from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window
 from memprof.launch.parent.target import CannotStartError, check_ranks, find_target, on_ranks, ranks_of
 from memprof.machines.card import find_card
-from memprof.trace.files.location import is_address
+from memprof.trace.files.reading import is_address
 
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan

@@ -11,9 +11,9 @@ import numpy as np
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.spool import FLAG_VIEW
-from memprof.trace.largest_written import largest_written
 from memprof.trace.manifest import Speed
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Steps, Storages, Uses
+from memprof.trace.step import largest_written
 
 #: Maximum share of working operators without a partner in the timed step; above it, the steps are taken to differ.
 _TOLERATED_MISSING = 0.2

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from memprof.trace.files.coded import Coded, Codings
 from memprof.trace.files.packing import as_numpy, as_type, constant_column, missing, restored
-from memprof.trace.files.parquet_pages import unpacked_bytes
+from memprof.trace.files.parquet import unpacked_bytes
 from memprof.trace.schema import Column, Table, Texts
 from memprof.units import format_bytes
 

@@ -24,7 +24,7 @@ from memprof.trace.files.coded import (
     metadata_of,
     stored_name,
 )
-from memprof.trace.files.encoding import ARROW_TYPES, encodable, rounded, to_arrow, write_parquet
+from memprof.trace.files.parquet import ARROW_TYPES, encodable, rounded, to_arrow, write_parquet
 from memprof.trace.schema import Bools, Column, Ints, Table
 
 #: Rows on which the codings of a column are compared.
