@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.errors import UsageError
-from memprof.machines.architectures import architecture_of
 from memprof.machines.budget import parse_budget, split_budget
-from memprof.machines.card import find_card
+from memprof.machines.card import architecture_of, find_card
 from memprof.machines.catalogue import (
     CONTEXT_BYTES,
     LEAST_USABLE_SHARE,

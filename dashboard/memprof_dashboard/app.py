@@ -10,17 +10,15 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof.trace.manifest import UNFINISHED
-from memprof_dashboard import frame, ids, new_runs, parts
+from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.guard import guard, own_path
-from memprof_dashboard.header import recording_choices
-from memprof_dashboard.help import help_dialog
+from memprof_dashboard.header import help_dialog, recording_choices
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.side.editor import EDITORS
+from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
+from memprof_dashboard.state import View, on_click, on_key, on_zoom, shown
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Polling interval for a recording in progress, in milliseconds.
@@ -71,7 +69,7 @@ def create_app(
     _register(app, workspace)
     frame.register(app, workspace)
     side.register(app, workspace)
-    new_runs.register(app, workspace)
+    header.register_notice(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
     guard(app, token, hosts)
@@ -89,7 +87,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),
             dcc.Download(id=ids.DOWNLOAD),
-            new_runs.layout(workspace),
+            header.new_runs_notice(workspace),
             frame.layout(workspace, side),
             dcc.Tabs(
                 id=ids.TABS,

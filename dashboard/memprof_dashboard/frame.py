@@ -16,9 +16,8 @@ from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.summary_bar import facts_of, legend, readout
-from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.timelines import OVER, has_two, main_timeline, other_timeline, rows_of, stretches
 
 _MOST_TABLE_ROWS = 200

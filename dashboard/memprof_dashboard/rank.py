@@ -9,11 +9,11 @@ import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
-from memprof.analysis.report.end_state import is_end_state_only
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
+from memprof.analysis.report.moments import is_end_state_only
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.replay.history import History
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -18,7 +18,7 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from memprof.errors import MemprofError, NotStartedError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
-from memprof_dashboard.side.editor import address_of_editor
+from memprof_dashboard.side.detail import address_of_editor
 from memprof_dashboard.sources import Source, open_sources, packed_file
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif.dry_frames import DryFrames

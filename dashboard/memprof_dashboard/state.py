@@ -1,17 +1,24 @@
-"""The view: recording, range and moment; encoded in the URL, so that a link restores it."""
+"""The view: recording, range and moment, encoded in the URL, and how clicks, keys and drags change it."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+import numpy as np
+
+from memprof_dashboard.sources import Rank
+
 #: Longest text accepted from a URL; a plan names modules.
 _LONGEST, _LONGEST_PLAN = 200, 2_000
 _LARGEST = 2**53
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
+#: Minimum number of operators shown.
+_NARROWEST = 4
 
 
 @dataclass(frozen=True)
@@ -95,3 +102,127 @@ def _is_sound(name: str, value: Any) -> bool:
         return type(value) is int and -1 <= value < _LARGEST
     longest = _LONGEST_PLAN if name == "plan" else _LONGEST
     return isinstance(value, str) and default is not None and len(value) <= longest
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A view's resolved range and cursor: the recording's defaults where the view sets none.
+
+    Attributes:
+        first: First operator shown.
+        end: End of the visible range (exclusive).
+        at: The operator under the cursor.
+    """
+
+    first: int
+    end: int
+    at: int
+
+
+def shown(view: View, rank: Rank) -> Shown:
+    """Returns the range and cursor of a view: by default the highest step, with the cursor at its peak."""
+    history = rank.history
+    if not history.ops:
+        return Shown(0, 0, 0)
+    if rank.is_end_state:
+        return Shown(0, history.ops, history.ops - 1)  # its rows are in no order of time
+    first, end = view.first, min(view.end, history.ops)
+    if not 0 <= first < end:
+        first, end = rank.step_range(rank.fullest_number())
+    at = view.at if 0 <= view.at < history.ops else history.peak(first, end)
+    return Shown(first, end, at)
+
+
+def on_zoom(view: View, rank: Rank, relayout: dict[str, Any]) -> View:
+    """Shows the stretch that was dragged over; a double click shows everything."""
+    if relayout.get("xaxis.autorange") or relayout.get("autosize"):
+        return view.change(first=0, end=rank.history.ops) if relayout.get("xaxis.autorange") else view
+    edges = dragged(relayout)
+    return view if edges is None else _windowed(view, rank, math.floor(min(edges)), math.ceil(max(edges)))
+
+
+def dragged(relayout: Any) -> tuple[float, float] | None:
+    """Returns the edges of the stretch that was dragged over, as the browser sends them; None where it names none."""
+    if not isinstance(relayout, dict):
+        return None
+    edges = relayout.get("xaxis.range") or [relayout.get("xaxis.range[0]"), relayout.get("xaxis.range[1]")]
+    try:
+        low, high = (float(edge) for edge in edges)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
+    """Puts the cursor on the operator that was clicked; of a column that holds several, on its fullest."""
+    try:
+        x = int(click["points"][0]["x"])
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+        return view
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return view
+    from memprof_dashboard.figures.shared import draw
+
+    drawn = draw(history.total, now.first, now.end)
+    place = int(np.searchsorted(drawn.left, min(max(x, now.first), now.end - 1), side="right")) - 1
+    return view.change(at=int(drawn.op_ids[place]), storage=-1)
+
+
+def on_key(view: View, rank: Rank, key: str, *, is_shifted: bool) -> View:
+    """Moves by key: arrows by operator, shift by step, P to the peak, + and - zoom, Home shows everything."""
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return view
+    if key in ("ArrowLeft", "ArrowRight"):
+        forward = key == "ArrowRight"
+        at = _next_step(rank, now.at, forward=forward) if is_shifted else now.at + (1 if forward else -1)
+        return _followed(view.change(at=min(max(at, 0), history.ops - 1), storage=-1), rank)
+    if key in ("p", "P"):
+        return view.change(at=history.peak(now.first, now.end), storage=-1)
+    if key in ("+", "=", "-"):
+        factor = 2.0 if key == "-" else 0.5
+        centre = now.at if now.first <= now.at < now.end else (now.first + now.end) // 2
+        return _windowed(
+            view,
+            rank,
+            round(centre - (centre - now.first) * factor),
+            round(centre + (now.end - centre) * factor),
+        )
+    if key == "Home":
+        return view.change(first=0, end=history.ops)
+    if key == "Escape":
+        return view.change(storage=-1, find="")
+    return view
+
+
+def _windowed(view: View, rank: Rank, first: int, end: int) -> View:
+    count = rank.history.ops
+    first, end = max(first, 0), min(end, count)
+    missing = min(_NARROWEST, count) - (end - first)
+    if missing > 0:
+        first = max(0, min(first - missing // 2, count - _NARROWEST))
+        end = min(count, first + _NARROWEST)
+    return view.change(first=first, end=end)
+
+
+def _followed(view: View, rank: Rank) -> View:
+    """Moves the stretch along when the cursor leaves it."""
+    now = shown(view, rank)
+    if now.first <= now.at < now.end:
+        return view
+    width = now.end - now.first
+    first = min(max(now.at - width // 2, 0), max(rank.history.ops - width, 0))
+    return view.change(first=first, end=first + width)
+
+
+def _next_step(rank: Rank, at: int, *, forward: bool) -> int:
+    """Returns the same place in the next step or the one before: as many operators from its beginning."""
+    steps = rank.history.step
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(steps)) + 1))
+    row = int(np.searchsorted(starts, at, side="right")) - 1
+    target = row + (1 if forward else -1)
+    if not 0 <= target < len(starts):
+        return at
+    end = int(starts[target + 1]) if target + 1 < len(starts) else len(steps)
+    return min(int(starts[target]) + at - int(starts[row]), end - 1)

@@ -13,7 +13,7 @@ from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NO
 from memprof.analysis.leaks.growth import describe_growth
 from memprof.analysis.leaks.leak import describe_holder
 from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
-from memprof.analysis.report.steps_in_words import describe_steps
+from memprof.analysis.report.notes import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
@@ -25,8 +25,7 @@ from memprof_dashboard.figures.shared import escaped
 from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import shown
+from memprof_dashboard.state import View, shown
 
 #: Signs before a verdict; its words say the same.
 _ICONS = {FITS: "✓", MAY_NOT_FIT: "!", DOES_NOT_FIT: "✕", NO_LIMIT: "▲"}

@@ -15,7 +15,7 @@ from docs.building.commands import ROOT
 from memprof.errors import MemprofError, PolicyError
 from memprof.launch.parent import target
 from memprof.machines.catalogue import PRECISIONS, Accelerator, accelerators
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types

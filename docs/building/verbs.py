@@ -10,7 +10,7 @@ import click
 
 from docs.building.commands import commands_of
 from memprof.cli.main import VERBS, memprof
-from memprof.cli.options.grouped import option_groups
+from memprof.cli.options.command_classes import option_groups
 
 #: The page that explains what a verb is for, where it is not ``<verb>.md``.
 GUIDES = {

@@ -138,7 +138,7 @@ def _cards() -> list[str]:
 
 
 def _planners() -> list[str]:
-    from memprof.planners.registry import planner_types
+    from memprof.planners.base import planner_types
 
     return [kind.name for kind in planner_types()]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.main import VERBS, memprof
-from memprof.cli.options.grouped import option_groups
+from memprof.cli.options.command_classes import option_groups
 from memprof.version import __version__
 
 #: Exit codes, common to all verbs except those that run a job, whose descriptions list their own.

@@ -16,10 +16,9 @@ TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan", "tr
 def target_named(name: str) -> Target:
     """Returns the target with a name, one of TARGETS."""
     from memprof.emit.targets.deepspeed import DeepSpeed
-    from memprof.emit.targets.fsdp2 import Fsdp2
     from memprof.emit.targets.hf import HuggingFace
     from memprof.emit.targets.lightning import Lightning
-    from memprof.emit.targets.pytorch import PyTorch
+    from memprof.emit.targets.pytorch import Fsdp2, PyTorch
     from memprof.emit.targets.torchtitan import TorchTitan
     from memprof.emit.targets.yaml_trainers import Axolotl, MsSwift, Trl
 

@@ -1,15 +1,18 @@
-"""Names the switches that the trainer of a recorded job has for a plan."""
+"""The switches that the trainer of a recorded job has for a plan, and the model's own names of its modules."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.emit.emission import Request
-from memprof.emit.names import in_own_names
 from memprof.emit.registry import target_named
 from memprof.policies.accumulate.seen import runs_in
+from memprof.policies.base import Policy
+from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.model_names import WRAPPERS
 from memprof.trace.step import Step
 
 #: Targets, what their arguments belong to, and a part of the files that run the trainer's loop; special ones first.
@@ -53,3 +56,24 @@ def switches_of(step: Step, plan: Plan) -> Switches | None:
 
 def _literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def in_own_names(plan: Plan) -> Plan:
+    """Returns a plan with the module names of the model it was predicted for.
+
+    Recordings prefix names with ``module.`` for a wrapped model, and with the type for jobs with several models;
+    memprof strips both when it applies a plan, emitted code does not.
+    """
+    model = plan.prediction.model if plan.prediction is not None else ""
+    if model in WRAPPERS:
+        return fitted(plan, set())
+    if not model:
+        return plan
+    return dataclasses.replace(plan, policies=tuple(_without_type(each, f"{model}.") for each in plan.policies))
+
+
+def _without_type(policy: Policy, prefix: str) -> Policy:
+    patterns = getattr(policy, "modules", ())
+    own = tuple(pattern.removeprefix(prefix) for pattern in patterns)
+    changes: dict[str, Any] = {"modules": own}
+    return policy if own == patterns else dataclasses.replace(policy, **changes)  # type: ignore[type-var]

@@ -9,9 +9,8 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 
-from memprof.integrations.callback_request import make_request
-from memprof.integrations.fitting import FittingPlan
-from memprof.integrations.plans import inner_optimizer
+from memprof.integrations.fitting import FittingPlan, make_request
+from memprof.integrations.planned import inner_optimizer
 from memprof.integrations.session import Session
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.update_hooks import UpdateHooks

@@ -10,8 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
-from memprof.integrations.planned import PlannedTraining
-from memprof.integrations.plans import apply_plan
+from memprof.integrations.planned import PlannedTraining, apply_plan
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
-from memprof.integrations.planned import PlannedTraining
-from memprof.integrations.plans import apply_plan
+from memprof.integrations.planned import PlannedTraining, apply_plan
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.precision.policy import Precision

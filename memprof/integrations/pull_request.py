@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import GateFailedError, InconclusiveError, MemprofError, UsageError
-from memprof.launch.commits.repository import Repository
+from memprof.launch.repository import Repository
 
 #: Variables that a job under test does not get.
 _TOKENS = ("GH_TOKEN", "GITHUB_TOKEN")

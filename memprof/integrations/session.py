@@ -13,15 +13,14 @@ from typing import Any, Concatenate, ParamSpec
 
 from memprof.analysis.plans.another_plan import PlannedJob
 from memprof.errors import MemprofError
-from memprof.integrations.callback_request import CallbackRequest
-from memprof.integrations.fitting import FittingPlan, find_fit
+from memprof.integrations.fitting import CallbackRequest, FittingPlan, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
-from memprof.launch.outcome.plan_errors import policy_at_fault
+from memprof.launch.outcome.plan_marks import policy_at_fault
 from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
 from memprof.launch.outcome.verdict import Verdict, describe_recording
 from memprof.policies.plan.plan_tables import plan_from_tables
-from memprof.recorder.rank_identity import find_rank
+from memprof.recorder.machine import find_rank
 from memprof.trace.store import Trace
 
 P = ParamSpec("P")

@@ -19,8 +19,8 @@ from memprof.launch.own_files import write_own_files
 from memprof.launch.torch_versions import mark_if_newer
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
-from memprof.recorder.profiler.speed import FILE_NAME as SPEED_FILE
-from memprof.recorder.profiler.speed import write_device_speed
+from memprof.recorder.profiler.timing import FILE_NAME as SPEED_FILE
+from memprof.recorder.profiler.timing import write_device_speed
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.private_file import write_private
@@ -118,8 +118,8 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
     if device_name:
         from memprof.machines.card import find_card
         from memprof.policies.allocator.policy import options_in_force
+        from memprof.recorder.dry.device.current import ORDINALS
         from memprof.recorder.dry.device.job_snapshots import SnapshotRequest
-        from memprof.recorder.dry.device.ordinals import ORDINALS
         from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)

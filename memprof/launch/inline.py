@@ -15,7 +15,7 @@ from memprof.launch.outcome.output import claim_output, spool_of, write_exit, wr
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.recorder.light.recorder import LightRecorder
-from memprof.recorder.rank_identity import find_rank
+from memprof.recorder.machine import find_rank
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
 

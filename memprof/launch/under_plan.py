@@ -14,20 +14,26 @@ from typing import Any, NoReturn
 import torch
 
 from memprof.errors import MemprofError, NoOptimizerError
-from memprof.launch.apply import apply_to, check_model, find_mismatch
-from memprof.launch.called_model import CalledModel, called_models, is_trained, module_names
-from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
-from memprof.launch.outcome.plan_marks import mark_applied, mark_idle, refuse
+from memprof.launch.apply import (
+    CalledModel,
+    apply_to,
+    called_models,
+    check_model,
+    find_mismatch,
+    is_trained,
+    module_names,
+)
+from memprof.launch.outcome.plan_marks import end_at_policy_errors, mark_applied, mark_idle, policy_at_fault, refuse
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Effect, Job
-from memprof.recorder.calls.construction import is_within_constructor
+from memprof.recorder.calls.modules import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
 from memprof.recorder.memory.live_objects import live_objects, outermost_modules
-from memprof.recorder.memory.parts import modules_of, parameters_of
+from memprof.recorder.memory.tensor_memory import modules_of, parameters_of
 
 
 class UnderPlan:

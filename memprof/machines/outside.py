@@ -1,8 +1,4 @@
-"""What a process takes of a device outside torch's allocator: the CUDA context, kernels, library handles, NCCL.
-
-No rule for it is public; these are intervals of published figures, each with its source. Plans leave the upper end of
-LAZY free (`memprof.machines.catalogue.CONTEXT_BYTES`).
-"""
+"""What a process takes of a device outside tensors: the CUDA context, and areas whose size cuDNN and cuFFT choose."""
 
 from __future__ import annotations
 
@@ -11,6 +7,18 @@ from dataclasses import dataclass
 from memprof.machines.catalogue import CONTEXT_BYTES
 
 _MIB = 1 << 20
+#: Most bytes of a call, and in backward the weight's besides.
+MOST_CONVOLUTION_BYTES = 128 << 20
+CONVOLUTIONS_SOURCE = (
+    "a snapshot of a ResNet-50 under torch 2.1, in which 26 of 53 convolutions take 134,217,728 bytes and gradients of "
+    "weights as many and the weight's"
+)
+#: cuFFT's documentation: between one and eight times the complex elements of a call, all batches together.
+LEAST_TIMES, MOST_TIMES = 1, 8
+TRANSFORMS_SOURCE = (
+    "docs.nvidia.com/cuda/cufft; plans for 512 x 512 elements, alone and 32 at a time, take once their size in "
+    "github.com/JuliaGPU/CUDA.jl/issues/894, as do those for 100 rows in github.com/arrayfire/arrayfire/issues/1443"
+)
 
 
 @dataclass(frozen=True)
@@ -67,3 +75,33 @@ NCCL_PEER = OutsideMemory(
 )
 #: Of a communicator that sends to other machines: one buffer that all such peers share.
 NCCL_FAR = OutsideMemory(0, 512 * _MIB, "between machines: 512 MiB in github.com/NVIDIA/nccl/issues/2363")
+
+
+def workspace_interval(estimated_bytes: int, weight_bytes: int) -> tuple[int, int]:
+    """Returns how much less and how much more a job may take than with the estimated workspaces.
+
+    One call runs at a time, and its workspace is freed after it: the peak differs by one call's at most.
+
+    Args:
+        estimated_bytes: The largest workspace estimated for a call.
+        weight_bytes: The largest weight of a convolution.
+
+    Returns:
+        A number that is not positive, and one that is positive.
+    """
+    return -estimated_bytes, MOST_CONVOLUTION_BYTES + weight_bytes
+
+
+def work_area_interval(estimated_bytes: int, transformed_bytes: int) -> tuple[int, int]:
+    """Returns how much less and how much more a job may take than with the estimated work areas.
+
+    One call runs at a time, and its work area is freed after it.
+
+    Args:
+        estimated_bytes: The largest one estimated for a call.
+        transformed_bytes: The largest tensor of a call.
+
+    Returns:
+        Zero, as the least is estimated, and a number that is not negative.
+    """
+    return 0, max(0, MOST_TIMES * transformed_bytes - estimated_bytes)

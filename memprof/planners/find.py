@@ -7,12 +7,11 @@ import time
 from dataclasses import dataclass
 
 from memprof.errors import UsageError
-from memprof.planners.base import ScheduleRequest, ScheduleResult
+from memprof.planners.base import ScheduleRequest, ScheduleResult, named_planner
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.moves import Moves
 from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay, scheduled_step
-from memprof.planners.registry import named_planner
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.groups import find_groups
@@ -82,7 +81,7 @@ def find_plan(
     Args:
         step: A recorded step, or one built by ``planners.arrays.step_from_arrays``.
         budget_bytes: Most bytes that may be allocated at once.
-        planner: Name of the planner; see ``planners.registry``.
+        planner: Name of the planner; see ``planners.base.PLANNERS``.
         time_limit_s: Time after which the search stops and returns its best result.
         link_bytes_per_us: Bandwidth to host memory, for the planners that swap: ``swap`` and ``auto``.
 

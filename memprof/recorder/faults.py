@@ -11,9 +11,8 @@ from types import CodeType
 from typing import Any, Protocol
 
 from memprof.recorder.calls.tracebacks import clean_uncaught, remove_own_frames
-from memprof.trace.files.private_file import write_private
-from memprof.trace.files.size_limit import FileSizeLimitError
-from memprof.trace.secrets.masking import mask_text
+from memprof.trace.files.private_file import FileSizeLimitError, write_private
+from memprof.trace.secrets import mask_text
 
 
 class _GivesUp(Protocol):

@@ -1,24 +1,25 @@
-"""Describes the recorded process and its machine, for the manifest."""
+"""Describes the recorded process for the manifest: its machine, and its rank in a distributed job."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.rank_identity import describe_place, find_rank
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import SPOOL_VERSION
-from memprof.trace.secrets.masking import mask_words
+from memprof.trace.launchers import rank_in
+from memprof.trace.secrets import mask_words
 from memprof.version import __version__
 
 #: Bound at import: a job may replace the builtin and count its calls.
 _open = open
-
 #: oneDNN ISA levels that include fp16.
 _WITH_FP16 = ("AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512", "AVX10_1_512_AMX")
 #: oneDNN ISA levels that include AMX, besides no limit.
@@ -119,3 +120,42 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+
+
+def find_rank(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Returns the rank of this process and the world size; (0, 1) for a single-process job.
+
+    The process group takes precedence over the environment: it is all that a script starting its own processes sets.
+    """
+    given = _of_process_group()
+    return given if given is not None else rank_in(environment)
+
+
+def is_loader_worker() -> bool:
+    """Returns whether this process is a DataLoader's worker.
+
+    Its modules are transforms of the data set, such as torchvision's, and are no model's.
+    """
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def describe_place() -> dict[str, Any]:
+    """Returns the machine's identity and the clock it uses."""
+    return {"node": platform.node(), "clock": _clock()}
+
+
+def _of_process_group() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    # A torch built without distributed support still has the module.
+    if distributed is None or not getattr(distributed, "is_initialized", bool)():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
+
+
+def _clock() -> str:
+    """Identifies the running system, whose clock its containers share; the machine's name if unavailable."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()[:13]
+    except (OSError, ValueError):
+        return platform.node()

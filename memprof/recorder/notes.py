@@ -9,7 +9,7 @@ import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
-from memprof.recorder.memory.parts import modules_of, parameters_of
+from memprof.recorder.memory.tensor_memory import modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.usages import Usages

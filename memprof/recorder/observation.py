@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.after_operator import AfterOperator
 from memprof.recorder.calls.call_log import CallLog
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.read_values import ReadLog
 from memprof.recorder.calls.stacks import StackTable
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.log import RawLog
@@ -25,15 +24,14 @@ from memprof.recorder.notes import Notes, Unused
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.profiler.sources import MemorySources
-from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
-from memprof.recorder.sessions import Sessions
+from memprof.recorder.profiler.timing import OperatorTimes, wait_for_device
+from memprof.recorder.sessions import AfterOperator, Sessions
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
-from memprof.recorder.thread_end import ThreadEnd
-from memprof.recorder.thread_observation import ThreadObservation
+from memprof.recorder.thread_observation import ThreadEnd, ThreadObservation
 from memprof.trace.files.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:

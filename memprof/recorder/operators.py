@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.calls import higher_order
+from memprof.recorder.calls import dispatch_modes
+from memprof.recorder.calls.dispatch_modes import SlidingMode, leaves_operators, with_tensors
 from memprof.recorder.calls.operator_rows import FAILED, OperatorObserver
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.read_values import ReadLog
-from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
-from memprof.recorder.calls.untraced import untraced
-from memprof.recorder.calls.wrapped_numbers import with_tensors
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.out_of_memory import is_out_of_memory
@@ -151,27 +150,27 @@ class OperatorMode(SlidingMode):
 
     def _run_higher_order(self, operator: OperatorTraits, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a higher-order operator and logs the operators inside it, or else itself as one operator."""
-        if higher_order.is_traced():
-            return higher_order.run_below(func, args, kwargs)
+        if dispatch_modes.is_traced():
+            return dispatch_modes.run_below(func, args, kwargs)
         first_op, start_ns = self._log.op_count, clock_ns()
         try:
-            result = higher_order.follow(self, func, args, kwargs)
+            result = dispatch_modes.follow(self, func, args, kwargs)
             if result is NotImplemented:
-                result = higher_order.run_below(func, args, kwargs)
+                result = dispatch_modes.run_below(func, args, kwargs)
         except BaseException as error:
             self._on_operator_error()
             if self.is_on and self._log.op_count == first_op and is_out_of_memory(error):
-                given = higher_order.tensors_in((args, kwargs))
+                given = dispatch_modes.tensors_in((args, kwargs))
                 self._note_failed(operator, given, None, start_ns, sys._getframe(1).f_back, error)
             raise
         if self.is_on and self._log.op_count == first_op:
             end_ns = clock_ns()
             try:
                 with self._lock, _no_functions(), untraced():
-                    given = higher_order.tensors_in((args, kwargs))
+                    given = dispatch_modes.tensors_in((args, kwargs))
                     span = self.rows.span
                     known = {span(tensor)[0] for tensor in given}
-                    made = [each for each in higher_order.tensors_in(result) if span(each)[0] not in known]
+                    made = [each for each in dispatch_modes.tensors_in(result) if span(each)[0] not in known]
                     if given or made:
                         self._add(operator, given, None, made, start_ns, end_ns, sys._getframe(1).f_back)
                         self.not_followed.add(str(func))

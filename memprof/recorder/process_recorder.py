@@ -13,21 +13,20 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from memprof.recorder.calls.backward_calls import BackwardCalls
-from memprof.recorder.calls.modules import ModuleCallObserver
+from memprof.recorder.calls.modules import BackwardCalls, ModuleCallObserver
 from memprof.recorder.calls.tracebacks import remove_own_frames
 from memprof.recorder.compiled.uncompiled import is_within_compiled_call, skip_compiling
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
+from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
 from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
-from memprof.recorder.rank_identity import is_loader_worker
-from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.rounds import OptimizerRounds, state_of_update
 from memprof.recorder.steps.update_hooks import UpdateHooks
+from memprof.recorder.steps.window import end_job
 from memprof.recorder.thread_observation import ThreadObservation
 
 ObservationT = TypeVar("ObservationT", bound=ThreadObservation)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.calls.construction import is_within_constructor
+from memprof.recorder.calls.modules import is_within_constructor
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.calls.tracebacks import clean_uncaught
-from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.memory.live_objects import live_objects
@@ -20,10 +20,9 @@ from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
 from memprof.recorder.steps.batches import BatchObserver
-from memprof.recorder.steps.job_end import end_job
 from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.rounds import PATIENCE
-from memprof.recorder.steps.window import StepsAside, Watch, Window
+from memprof.recorder.steps.window import StepsAside, Watch, Window, end_job
 from memprof.trace.files.spool import UNTRAINED
 
 if TYPE_CHECKING:

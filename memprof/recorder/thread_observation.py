@@ -1,22 +1,24 @@
-"""What every open recording shares: the observed thread, its log, and what it states about models and optimizers."""
+"""What every open recording shares: the observed thread and its end, the log, and remarks for the reader."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.failures import FailureLog
 from memprof.recorder.memory.inventory import Inventory
-from memprof.recorder.remarks import RemarkReader
+from memprof.recorder.steps.progress import TrainedModels
 from memprof.recorder.steps.rounds import OptimizerRounds
-from memprof.recorder.steps.training import TrainedModels
 
 
 class ThreadObservation(ABC):
@@ -106,3 +108,86 @@ class ThreadObservation(ABC):
     def _state_gradients(self, optimizer: Any) -> None:
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.gradients(optimizer)
+
+
+class ThreadEnd:
+    """Calls back when the thread that created it ends."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        """Waits for the current thread to end.
+
+        Args:
+            action: Called in that thread; it must not raise.
+        """
+        self._of_thread = threading.local()
+        self._of_thread.end = _Last(action)
+
+
+class _Last:
+    """Thread-local object, freed with its thread."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        self._action()
+
+
+@dataclass(frozen=True, eq=False)
+class Remark:
+    """One remark.
+
+    Attributes:
+        stream: Stream of records it goes to.
+        record: Its content, as JSON.
+        about: Object it refers to; once that is freed, the remark is no longer written.
+    """
+
+    stream: str
+    record: Any
+    about: weakref.ref[Any]
+
+
+#: In the order added.
+_remarks: list[Remark] = []
+
+
+def add_remark(stream: str, record: Any, about: Any) -> Remark:
+    """Adds a remark.
+
+    Args:
+        stream: ``notes`` for a sentence, ``plan`` for the plan in force, as a JSON-serializable dict.
+        record: The remark.
+        about: The model it refers to: recordings include the remark while the model is alive.
+    """
+    remark = Remark(stream, record, weakref.ref(about))
+    _remarks.append(remark)
+    return remark
+
+
+def remove_remark(remark: Remark) -> None:
+    """Removes a remark: later recordings do not include it."""
+    if remark in _remarks:
+        _remarks.remove(remark)
+
+
+class RemarkReader:
+    """Returns each remark once; every recording has its own reader."""
+
+    def __init__(self) -> None:
+        """Starts at the first remark."""
+        self._written: list[Remark] = []
+        self._sentences: list[Any] = []
+
+    def fresh(self) -> list[tuple[str, Any]]:
+        """Returns stream and record of the remarks not returned before."""
+        fresh = [remark for remark in _remarks if remark not in self._written and remark.about() is not None]
+        self._written += fresh
+        said = []
+        for remark in fresh:
+            # The same note about a model and its copies is written once.
+            if remark.stream != "notes" or remark.record not in self._sentences:
+                said.append((remark.stream, remark.record))
+            if remark.stream == "notes":
+                self._sentences.append(remark.record)
+        return said

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Ops, Storages
 from memprof.trace.store import Trace
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memprof.phases import MOST_NAMES, is_own_name
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import (
     MOST_REQUESTED_BYTES,
     NONE,

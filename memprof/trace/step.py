@@ -1,4 +1,4 @@
-"""One training iteration, and its invariants."""
+"""One training iteration, its invariants, and what its operators write."""
 
 from __future__ import annotations
 
@@ -241,3 +241,18 @@ def rows_of(column: Ints, ids: Ints) -> tuple[Ints, Ints]:
 def _before(sums: Ints) -> Ints:
     """Returns the running sum before each operator."""
     return np.concatenate(([0], sums[:-1])) if len(sums) else sums
+
+
+def largest_written(ops: Ops, storages: Storages, uses: Uses) -> Ints:
+    """Returns the row of the largest storage that each operator makes or changes, NONE for none, shape ``(ops,)``.
+
+    Args:
+        ops: The operators, whose ids are rows.
+        storages: The storages, whose ids are rows.
+        uses: What the operators use.
+    """
+    written = np.flatnonzero(uses.role != "read")
+    order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
+    largest: Ints = np.full(len(ops), NONE, dtype=np.int64)
+    largest[uses.op_id[order]] = uses.storage_id[order]  # the last one written is the largest
+    return largest

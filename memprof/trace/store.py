@@ -15,14 +15,12 @@ from memprof.errors import BadInputError, InvariantError, UsageError
 from memprof.trace.cut import StepCuts, cuttable_steps
 from memprof.trace.files.archive import unreadable
 from memprof.trace.files.container import FileRank, MemoryRank, write_trace
-from memprof.trace.files.location import located
-from memprof.trace.files.reading import refuse_special
+from memprof.trace.files.reading import located, refuse_special
 from memprof.trace.files.recording_files import read_files
-from memprof.trace.fullest import comparable_steps, find_fullest_step, peak_bytes_by_step
+from memprof.trace.fullest import comparable_steps, find_fullest_step, find_steady_step, peak_bytes_by_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
 from memprof.trace.schema import NONE, Ints, Ops, Steps, Storages, Table
-from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
 from memprof.trace.usages import read_optimizers
 

@@ -8,7 +8,7 @@ from typing import Any
 from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED
 from memprof.replay.allocator.events import ALLOCATE, FREE_COMPLETED, FREE_REQUESTED, Replay, replay
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import StepRequests
 from memprof.trace.schema import NONE, Modules, Ops, Stacks, Storages

@@ -21,7 +21,7 @@ from memprof.analysis.report.breakdown import (
 )
 from memprof.analysis.report.module_tree import folded_tree, module_tree
 from memprof.analysis.report.sources import find_sources
-from memprof.analysis.report.tree_rows import choose_rows
+from memprof.analysis.report.table_rows import choose_rows
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step, make_trace

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.compared import alignment
-from memprof.analysis.compared.alignment import find_gaps
+from memprof.analysis.compared import comparison
 from memprof.analysis.compared.allocation_sequence import read_sequence
-from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, compare_sequences
+from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, compare_sequences, find_gaps
 from memprof.cli.main import main
 from memprof.cli.pages.allocations_page import COLUMNS
 from tests.recorder.recorded import record
@@ -104,10 +103,10 @@ def test_differences_have_kind_operator_and_line(tmp_path: Path) -> None:
 )
 def test_gaps_and_pairs_make_up_both_sequences(one: list[int], other: list[int]) -> None:
     """Between the gaps the sequences are equal, pair by pair, in pieces as well as whole."""
-    for piece in (alignment._PIECE, 10):
+    for piece in (comparison._PIECE, 10):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(alignment, "_PIECE", piece)
-            patch.setattr(alignment, "_AGAIN", piece // 5)
+            patch.setattr(comparison, "_PIECE", piece)
+            patch.setattr(comparison, "_AGAIN", piece // 5)
             gaps = find_gaps(np.array(one, dtype=np.int64), np.array(other, dtype=np.int64))
         rest, left = list(one), list(other)
         for gap in reversed(gaps):

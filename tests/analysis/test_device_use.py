@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.report.memory_use import summarise_devices
+from memprof.analysis.report.whole_run import summarise_devices
 from memprof.cli.main import main
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, DeviceMemory

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, NO_LIMIT, judge_device
-from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, NO_LIMIT, dry_fit, judge_device
 from memprof.cli.main import main
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import DeviceMemory

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.diff import summary_json as summaries
+from memprof.analysis.diff import summary_model as summaries
 from memprof.analysis.diff.comparison import Diff, compare, open_side
-from memprof.analysis.diff.diff_json import diff_to_json
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary, read_summary, summarise, summary_to_json
 from memprof.analysis.report.splits import KINDS
+from memprof.cli.pages.diff.diff_data import diff_to_json
 from memprof.cli.pages.diff.diff_output import FORMATS, render
 from memprof.cli.pages.diff.diff_words import moved, rank_words
 from memprof.errors import InconclusiveError

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
-from memprof.analysis.allocator.device_verdict import judge_device
-from memprof.analysis.allocator.dry_fit import DryFit, dry_fit
+from memprof.analysis.allocator.device_verdict import DryFit, dry_fit, judge_device
+from memprof.analysis.allocator.uncertainty import beyond_tensors
 from memprof.cli.main import main
 from memprof.machines.catalogue import CONTEXT_BYTES, find_machine
 from memprof.machines.outside import LAZY, NCCL

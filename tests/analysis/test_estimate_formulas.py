@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.analysis.estimate.catalogue import find_model, known_models, read_transformer
 from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, estimate, on_machine
-from memprof.analysis.estimate.model import Model, model_of_count
-from memprof.analysis.estimate.setting import OPTIMIZERS, PRECISIONS, Setting
-from memprof.analysis.estimate.term import GROUPS, Term, sum_terms
+from memprof.analysis.estimate.model import Model, find_model, known_models, model_of_count, read_transformer
+from memprof.analysis.estimate.terms import GROUPS, OPTIMIZERS, PRECISIONS, Setting, Term, sum_terms
 from memprof.errors import UsageError
 from memprof.machines.catalogue import find_machine
 from memprof.units import format_bytes
@@ -145,8 +143,7 @@ def test_zero_stages(zero: int, gigabytes: float) -> None:
 )
 def test_optimizer_state(optimizer: str, size: int) -> None:
     """State of one matrix of 256 x 640, and of a second tensor that is too small to count: worked out by hand."""
-    from memprof.analysis.estimate.parameters import Parameter
-    from memprof.analysis.estimate.states import state_terms
+    from memprof.analysis.estimate.states import Parameter, state_terms
 
     small = Parameter("nothing", (0,))
     terms = state_terms([Parameter("matrix", (256, 640)), small], Setting(tokens=1, optimizer=optimizer))

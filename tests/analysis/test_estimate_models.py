@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.analysis.estimate.catalogue import find_model, known_models, published_parameters, read_transformer
 from memprof.analysis.estimate.config_file import read_config
 from memprof.analysis.estimate.estimate import estimate
-from memprof.analysis.estimate.model import Model
+from memprof.analysis.estimate.model import (
+    Model,
+    find_model,
+    known_models,
+    published_parameters,
+    read_count,
+    read_transformer,
+)
 from memprof.analysis.estimate.network import Network, read_perceptron
-from memprof.analysis.estimate.parameters import count
-from memprof.analysis.estimate.setting import PRECISIONS, Setting
-from memprof.analysis.estimate.spelling import read_count
+from memprof.analysis.estimate.states import count
+from memprof.analysis.estimate.terms import PRECISIONS, Setting
 from memprof.errors import BadInputError, MemprofError, UsageError
 
 

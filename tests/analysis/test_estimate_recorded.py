@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.estimate.against import Compared, RecordedSetting, compare, read_setting
-from memprof.analysis.estimate.catalogue import read_transformer
 from memprof.analysis.estimate.estimate import Estimate, estimate
-from memprof.analysis.estimate.model import Model, model_of_count
+from memprof.analysis.estimate.model import Model, model_of_count, read_transformer
 from memprof.analysis.estimate.network import Network
-from memprof.analysis.estimate.setting import PRECISIONS, Setting
+from memprof.analysis.estimate.terms import PRECISIONS, Setting
 from memprof.trace.store import Trace
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memprof.analysis.report.breakdown import Breakdown, split_bytes
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
-from memprof.analysis.report.tree_rows import TreeRow, choose_rows
+from memprof.analysis.report.table_rows import TreeRow, choose_rows
 from memprof.errors import BadInputError
 from memprof.trace.schema import NONE, Modules
 

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from memprof.analysis.out_of_memory.out_of_memory_json import post_mortem_to_json
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.plans.partial_step import examine_partial
+from memprof.analysis.report.report_json import post_mortem_to_json
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import Optimizers, OutOfMemory, Storages, Table
 from memprof.trace.store import Trace

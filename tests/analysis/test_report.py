@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from memprof.analysis.report.largest import find_largest
-from memprof.analysis.report.memory_use import HostProcess, summarise_host_memory
 from memprof.analysis.report.notes import write_notes
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
+from memprof.analysis.report.table_rows import find_largest
+from memprof.analysis.report.whole_run import HostProcess, summarise_host_memory
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory, Memory, Steps

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 
 from memprof.analysis.report.module_tree import folded_tree, module_tree
-from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
-from memprof.analysis.report.saved import find_saved, summarise_saved
+from memprof.analysis.report.saved import RecomputeCost, find_saved, summarise_saved, weigh_recompute
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs

@@ -15,7 +15,7 @@ from memprof.analysis.export.scrub import scrubbed
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.sources import find_sources
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.manifest import Capture, Machine, Manifest
 from memprof.trace.schema import TABLES, Ops, Stacks, Storages
 from memprof.trace.store import Trace, write_trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.analysis.report.steps_in_words import describe_peaks, describe_steps
+from memprof.analysis.report.notes import describe_peaks, describe_steps
 
 _MIB = 1024**2
 

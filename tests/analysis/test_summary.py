@@ -28,7 +28,7 @@ from memprof.analysis.report.module_tree import module_tree
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError
-from memprof.policies.plan.inputs import input_shapes
+from memprof.policies.plan.prediction import input_shapes
 from memprof.trace.store import Trace
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.export.timeline_clock import time_operators
 from memprof.analysis.export.timeline_export import export_timeline
 from memprof.errors import BadInputError
 from memprof.replay.history import History
+from memprof.trace.exporters.trace_events import time_operators
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, TABLES, DeviceMemory, HostMemory, Ops, OutOfMemory, Steps
 from memprof.trace.store import Trace

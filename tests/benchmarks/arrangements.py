@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memprof.planners.arrangement.arrangement import Arrangement
+from memprof.planners.arrangement.arrangement import Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_count
-from memprof.planners.arrangement.cluster import Cluster
 from memprof.planners.arrangement.read_layers import read_layers
 from memprof.planners.arrangement.search import Question, arrange
 from memprof.trace.store import Trace

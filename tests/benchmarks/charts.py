@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from memprof.analysis.compared.figure import FAINT, GIB, INK, LEFT, RIGHT, WIDTH, legend, line, picture, text_at
+from memprof.cli.pages.allocations_page import FAINT, GIB, INK, LEFT, RIGHT, WIDTH, legend, line, picture, text_at
 
 #: Colours of counters, which differ for the colour-blind too.
 COLORS = {"allocated": "#0b6bcb", "reserved": "#d1620a", "device": "#6b4fa0"}

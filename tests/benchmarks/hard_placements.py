@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from memprof.replay.static.intervals import Intervals
-from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size
-from memprof.replay.static.search import search_offsets
+from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size, search_offsets
 from tests.benchmarks.section import Section, verdict
 from tests.replay.static.hard_cases import HARD_CASES, read_hard_case
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.planners.base import planner_types
 from memprof.planners.published.swap import SwapOut
-from memprof.planners.registry import planner_types
 from memprof.trace.store import Trace
 from tests.benchmarks.recording import SAMPLES
 from tests.benchmarks.section import Section, verdict

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from memprof.analysis.compared.alignment import find_gaps
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
-from memprof.analysis.compared.figure import draw_timelines
+from memprof.analysis.compared.comparison import find_gaps
+from memprof.cli.pages.allocations_page import draw_timelines
 from memprof.launch.dry.dry_snapshots import collect_snapshots
 from memprof.launch.parent.target import find_target
-from memprof.machines.architectures import LT_WORKSPACE_BYTES, architecture_of
+from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
 from memprof.machines.catalogue import find_machine
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes

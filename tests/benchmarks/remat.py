@@ -12,7 +12,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.single_tensors import remat_of
+from memprof.planners.graph.project import remat_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.remat.policy import Remat

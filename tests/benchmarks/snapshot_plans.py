@@ -9,9 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
-from memprof.analysis.snapshot_plans.change import Change
+from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan
 from memprof.analysis.snapshot_plans.layers import checkpoint_change, find_layers
-from memprof.analysis.snapshot_plans.plans import SnapshotPlan
 from memprof.analysis.snapshot_plans.sizes import size_changes
 from memprof.analysis.snapshot_plans.updates import update_changes
 from memprof.replay.live import live_bytes

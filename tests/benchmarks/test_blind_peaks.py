@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 
-from memprof.analysis.compared.figure import draw_timelines
+from memprof.cli.pages.allocations_page import draw_timelines
 from memprof.machines.catalogue import find_machine
 from tests.benchmarks import blind_peaks, real_gpus
 from tests.benchmarks.blind_peaks import CARDS, BlindPeak, Prediction, compare, read_peaks, read_predictions

@@ -13,7 +13,7 @@ import pytest
 from memprof.cli.main import main
 from memprof.machines.card import find_card
 from memprof.machines.catalogue import accelerators, find_machine
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.policies.registry import policy_types
 from memprof.trace.schema import TABLES
 

@@ -16,8 +16,8 @@ import pytest
 
 from memprof.launch.doctor.examine import OPTIONAL, check_libraries, check_output, check_shared_memory, judge_disk
 from memprof.launch.doctor.findings import FAIL, FIX, LEVELS, MISSING, NOTE, OK, Examination, Finding, Section
-from memprof.launch.doctor.self_test import judge_report
 from memprof.launch.doctor.surroundings import check_settings, check_variables, output_folder
+from memprof.launch.doctor.torch_check import judge_report
 from memprof.launch.torch_versions import NEWEST, OLDEST, as_numbers
 
 ROOT = Path(__file__).parents[2]

@@ -150,7 +150,7 @@ def test_mistakes_get_a_sentence(
 
 def test_choices_are_those_of_the_formulas() -> None:
     """The verb lists what there is without importing it."""
-    from memprof.analysis.estimate.setting import OPTIMIZERS, PRECISIONS
+    from memprof.analysis.estimate.terms import OPTIMIZERS, PRECISIONS
 
     assert tuple(PRECISIONS) == verb._PRECISIONS
     assert OPTIMIZERS == verb._OPTIMIZERS

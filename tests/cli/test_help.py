@@ -8,7 +8,7 @@ import click
 import pytest
 
 from memprof.cli.main import VERBS, memprof
-from memprof.cli.options.grouped import GroupedCommand, GroupedOption, option, option_groups
+from memprof.cli.options.command_classes import GroupedCommand, GroupedOption, option, option_groups
 
 #: Verbs with more options than this list them in groups.
 MOST_UNGROUPED = 10

@@ -14,10 +14,9 @@ pytest.importorskip("dash")
 
 from plotly.utils import PlotlyJSONEncoder
 
-from memprof.analysis.compared.alignment import Gap, common_positions
-from memprof.analysis.compared.comparison import compare_sequences
+from memprof.analysis.compared.comparison import Gap, common_positions, compare_sequences
 from memprof_dashboard.figures.allocations import Aligned, allocations
-from memprof_dashboard.figures.drawn import COLUMNS
+from memprof_dashboard.figures.shared import COLUMNS
 from memprof_dashboard.pages.allocations import AllocationsPage, _range, _sides
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Workspace, open_sources

@@ -22,7 +22,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace
-from memprof_dashboard.figures.diff import change_bars
+from memprof_dashboard.figures.bars import change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay, shares
 from memprof_dashboard.pages.diff import DiffPage, _parts
 from memprof_dashboard.palette import THEMES

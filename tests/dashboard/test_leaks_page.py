@@ -10,7 +10,7 @@ pytest.importorskip("dash")
 
 from plotly.utils import PlotlyJSONEncoder
 
-from memprof_dashboard.figures.growth import growth_bars
+from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.pages.leaks import _recording, _series
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank

@@ -16,7 +16,7 @@ from plotly.utils import PlotlyJSONEncoder
 from memprof.analysis.ranks.rank_report import RankPeak
 from memprof.errors import UsageError
 from memprof.trace.manifest import Between
-from memprof_dashboard.figures.mesh import mesh_figure
+from memprof_dashboard.figures.ranks import mesh_figure
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.views.mesh import (
     Mesh,

@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("dash")
 
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import Shown, on_click, on_key, on_zoom, shown
+from memprof_dashboard.state import Shown, View, on_click, on_key, on_zoom, shown
 from tests.building import Op, Storage, make_trace
 
 SIZES = [100, 300, 200, 700, 500, 50, 60, 900, 20, 10]

@@ -16,7 +16,7 @@ from plotly.utils import PlotlyJSONEncoder
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Segments
 from memprof.trace.store import Trace
-from memprof_dashboard.figures.segments import segments
+from memprof_dashboard.figures.bars import segments
 from memprof_dashboard.pages.segments import _page, verdict
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank

@@ -18,16 +18,16 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
+from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.boxes import changed
-from memprof_dashboard.figures.diff import GREW, SHRANK
-from memprof_dashboard.figures.drawn import draw
-from memprof_dashboard.new_runs import _newest
+from memprof_dashboard.figures.shared import draw
+from memprof_dashboard.header import _newest
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import legend
-from memprof_dashboard.views.changed_boxes import changed_boxes, moment_of
+from memprof_dashboard.views.changes import changed_boxes, moment_of
 from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
 from tests.building import Module, Op, Storage, make_tables, make_trace
 

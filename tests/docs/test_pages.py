@@ -18,7 +18,7 @@ from docs.building.commands import ROOT, name_of, pages
 from docs.building.workshop import run
 from memprof.cli.main import VERBS
 from memprof.machines.catalogue import accelerators
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.policies.registry import policy_types
 
 #: Pages that are only there once the site is built.

@@ -12,7 +12,7 @@ import pytest
 from docs.building.commands import ROOT
 from docs.building.workshop import run
 from memprof.cli.main import VERBS
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 
 #: What a page may not load; links that a reader clicks are no such thing.
 _LOADED = re.compile(r"""(?:<(?:script|img|iframe|source)[^>]*\bsrc|<link[^>]*\bhref)=["']?((?:https?:)?//[^"'\s>]+)""")

@@ -10,8 +10,8 @@ import pytest
 
 from memprof.cli.main import main
 from memprof.emit.emission import Request
-from memprof.emit.names import in_own_names
 from memprof.emit.registry import TARGETS, target_named
+from memprof.emit.switches import in_own_names
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import parse_plan

@@ -11,7 +11,6 @@ from memprof.analysis.allocator.allocator_json import allocator_to_json, static_
 from memprof.analysis.allocator.allocator_report import build_allocator_report
 from memprof.analysis.allocator.static_report import build_static_report
 from memprof.analysis.diff.comparison import compare
-from memprof.analysis.diff.diff_json import diff_to_json
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.summary import summarise, summary_to_json
 from memprof.analysis.export.scrub import scrubbed
@@ -25,6 +24,7 @@ from memprof.analysis.ranks.stragglers import find_stragglers
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.cli.page import Page
+from memprof.cli.pages.diff.diff_data import diff_to_json
 from memprof.cli.pages.report_page import fill_page
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.replay.history import History

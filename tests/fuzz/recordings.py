@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memprof.trace.files.archive import write_archive
-from memprof.trace.files.coding.packing import pack_table
+from memprof.trace.files.packing import pack_table
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import TABLES, Column, Table
 

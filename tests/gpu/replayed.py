@@ -9,7 +9,7 @@ from memprof.replay.allocator.blocks import FREE as BLOCK_FREE
 from memprof.replay.allocator.events import ALLOCATE, FREE, Replay, replay
 from memprof.replay.allocator.model import SegmentEvent
 from memprof.replay.allocator.recorded import Comparison, compare
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, Settings, rounded_request
 from memprof.replay.allocator.window import BlockMap, Range
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Segments, Storages

@@ -15,8 +15,8 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.pinned_copies import HostCarrier
 from memprof.policies.swap.policy import Swap
+from memprof.policies.swap.transfers import HostCarrier
 
 pytestmark = pytest.mark.gpu
 

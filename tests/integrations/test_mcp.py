@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.integrations.mcp_server.answers import MOST_BYTES, encode, shortened
+from memprof.integrations.mcp_server.commands import MOST_BYTES, encode, shortened
 from tests.integrations.agent_cases import FILES, LEAKS, OUT_OF_MEMORY, leaking_line
 
 pytest.importorskip("mcp")
@@ -27,9 +27,8 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from memprof.errors import UsageError
-from memprof.integrations.mcp_server.access import Access
+from memprof.integrations.mcp_server.access import Access, job_words
 from memprof.integrations.mcp_server.commands import Outcome
-from memprof.integrations.mcp_server.jobs import job_words
 from memprof.integrations.mcp_server.tools import Tools
 
 CARD = "rtx4090"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.commits.history_file import Commit, Job, Measurement, append_to_history, read_history
+from memprof.analysis.commits import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import Summary, summarise_step
 from memprof.errors import BadInputError, InconclusiveError, UsageError
-from memprof.launch.commits.bisect import bisect_commits, search_branches
-from memprof.launch.commits.repository import Repository
+from memprof.launch.commit_runs import bisect_commits, search_branches
+from memprof.launch.repository import Repository
 from tests.building import Op, Storage, make_step
 
 JOB = Job("train.py")

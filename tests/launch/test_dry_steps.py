@@ -16,7 +16,7 @@ from memprof.analysis.plans.basis import Basis, basis_of
 from memprof.analysis.plans.frames import steps_of_frame
 from memprof.launch.dry.dry_job import find_recorded_job
 from memprof.launch.dry.job_server import dry_run
-from memprof.launch.fit.attempt import measure
+from memprof.launch.fit.request import measure
 from memprof.launch.parent.settings import DryWindow
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memprof.launch.fit.outputs import claim_outputs
+from memprof.launch.fit.request import claim_outputs
 from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult

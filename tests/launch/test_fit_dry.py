@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.options.search_options import read_search_request
-from memprof.launch.fit.attempt import Measured
-from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.rehearsal import Rehearsal
-from memprof.launch.fit.request import FitResult, Request
+from memprof.launch.fit.request import FitResult, Measured, Request, claim_outputs
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import find_script
 from memprof.policies.checkpoint.policy import Checkpoint

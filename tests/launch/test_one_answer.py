@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.cli.main import main
 from tests.recorder.recorded import record, record_script
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from memprof.analysis.plans.another_plan import PlannedJob
-from memprof.launch.outcome import plan_errors
-from memprof.launch.outcome.plan_errors import policy_at_fault
+from memprof.launch.outcome import plan_marks
+from memprof.launch.outcome.plan_marks import policy_at_fault
 from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
 from memprof.launch.outcome.verdict import Verdict
 from memprof.policies.plan.plan import Plan
@@ -264,7 +264,7 @@ def raised_in(*names: str) -> BaseException:
 
 def test_who_is_at_fault() -> None:
     """The policy whose code comes last, but for the recorder and torch; never where the job's or a module's does."""
-    package = str(Path(plan_errors.__file__).parents[2])
+    package = str(Path(plan_marks.__file__).parents[2])
     library = str(Path(torch.__file__).parent)
     swap, shared = f"{package}/policies/swap/moves.py", f"{package}/policies/runtime/job.py"
     assert policy_at_fault(raised_in("train.py", swap)) == "swap"

@@ -11,8 +11,7 @@ import pytest
 
 from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
 from memprof.launch.dry.rank_runs import rank_environment
-from memprof.launch.parent.target import CannotStartError, Target
-from memprof.launch.parent.torchrun import check_ranks
+from memprof.launch.parent.target import CannotStartError, Target, check_ranks
 from memprof.trace.files.rank_roles import RankRole
 
 

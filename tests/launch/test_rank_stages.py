@@ -8,7 +8,7 @@ import pytest
 
 from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
 from memprof.launch.dry.rank_stages import share_between
-from memprof.recorder.dry.ranks.pipelines import most_stored
+from memprof.recorder.dry.ranks.role import most_stored
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 
 _RANKS = 16

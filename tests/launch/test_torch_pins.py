@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.allocator.assumed_torch import change_between, describe_torch, versions_of
-from memprof.launch.torch_pins import torch_pin
-from memprof.machines.architectures import architecture_of
+from memprof.analysis.allocator.uncertainty import change_between, describe_torch, versions_of
+from memprof.launch.torch_versions import torch_pin
+from memprof.machines.card import architecture_of
 from memprof.trace.schema import Memory
 from memprof.units import format_bytes_between
 from tests.recorder.recorded import record

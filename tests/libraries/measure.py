@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.plans.verify import verify_plan
-from memprof.launch.fit.attempt import measure as measured
+from memprof.launch.fit.request import measure as measured
 from memprof.policies.plan.plan_file import read_plan
 from memprof.trace.store import Trace
 from tests.libraries.cells import Cell

@@ -8,11 +8,10 @@ import time
 from functools import cache
 from pathlib import Path
 
-from memprof.planners.base import ScheduleRequest
+from memprof.planners.base import ScheduleRequest, named_planner, planner_types
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import replay
 from memprof.planners.published.auto import Auto
-from memprof.planners.registry import named_planner, planner_types
 from tests.planners import graphs
 from tests.planners.promises import peak_bytes, step_named
 

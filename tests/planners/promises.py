@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from memprof.planners.base import STATUSES, Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.graph import Graph, graph_of, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

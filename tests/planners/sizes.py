@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import memprof
-from memprof.planners.scaling.base import SizedStep
-from memprof.planners.scaling.rule import scale_by_shape
+from memprof.planners.scaling.base import SizedStep, scale_by_shape
 from memprof.planners.scaling.samples import Sample
 from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
 from memprof.replay.live import live_bytes

@@ -18,8 +18,7 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.auto import Auto, recompute_search
 from memprof.planners.published.auto import planner as auto_planner
 from memprof.planners.published.auto.cuts import CutModel
-from memprof.planners.published.auto.front import Choice, Front
-from memprof.planners.published.auto.improve import drop_until_fits
+from memprof.planners.published.auto.improve import Choice, Front, drop_until_fits
 from memprof.planners.published.auto.moves import Moves
 from memprof.planners.published.auto.recompute_search import RecomputeSearch
 from memprof.planners.published.auto.repeats import Repeats, repeats_in

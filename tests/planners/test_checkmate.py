@@ -10,8 +10,7 @@ import pytest
 
 from memprof.planners import base
 from memprof.planners.base import ScheduleRequest
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.graph import Graph, graph_of, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
 from memprof.planners.published.checkmate import Checkmate
 from memprof.planners.published.checkmate import model as checkmate_model

@@ -9,9 +9,8 @@ from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.published.dtr import Dtr
-from memprof.planners.published.dtr.simulation import Simulation, ValueCost
-from memprof.policies.evict.heuristics import HEURISTICS
+from memprof.planners.published.dtr import Dtr, Simulation, ValueCost
+from memprof.policies.evict.victims import HEURISTICS
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.planners import graphs

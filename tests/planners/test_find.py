@@ -8,11 +8,10 @@ import pytest
 
 import memprof
 from memprof.errors import UsageError
-from memprof.planners.base import ScheduleRequest
+from memprof.planners.base import ScheduleRequest, planner_types
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.project import project
 from memprof.planners.published.dtr import Dtr
-from memprof.planners.registry import planner_types
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from tests.planners.golden import PATH, UPDATE, cases, differences, reached
 
 GOLDEN = json.loads(PATH.read_text())

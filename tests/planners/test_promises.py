@@ -10,13 +10,12 @@ import pytest
 
 import memprof
 from memprof.cli.main import main
-from memprof.planners import registry
-from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners import base
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult, planner_types
 from memprof.planners.graph.choices import Choices
-from memprof.planners.graph.demand import make_on_demand
+from memprof.planners.graph.graph import needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.registry import planner_types
+from memprof.planners.graph.writing import make_on_demand
 from tests.planners.promises import SMALL, check_planner, step_named
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
@@ -63,7 +62,7 @@ def test_every_planner_keeps_its_promises(kind: type[Planner], step: str) -> Non
 
 def test_a_planner_is_added_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is among those that are held to the promises, found by its name, offered, compared and explained."""
-    monkeypatch.setattr(registry, "PLANNERS", [*registry.PLANNERS, f"{__name__}:EveryNth"])
+    monkeypatch.setattr(base, "PLANNERS", [*base.PLANNERS, f"{__name__}:EveryNth"])
     kind = planner_types()[-1]
     assert kind.name == "every_nth"
     for step in SMALL:
@@ -80,7 +79,7 @@ def test_a_planner_is_added_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_a_planner_that_breaks_a_promise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule above its budget does not pass."""
-    monkeypatch.setattr(registry, "PLANNERS", [AsRecorded])
+    monkeypatch.setattr(base, "PLANNERS", [AsRecorded])
     (kind,) = planner_types()
     with pytest.raises(AssertionError) as caught:
         check_planner(kind, "chain")
@@ -89,6 +88,6 @@ def test_a_planner_that_breaks_a_promise_is_caught(monkeypatch: pytest.MonkeyPat
 
 def test_an_entry_that_is_no_planner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong line of the registry fails where it is read."""
-    monkeypatch.setattr(registry, "PLANNERS", ["memprof.planners.base:ScheduleRequest"])
+    monkeypatch.setattr(base, "PLANNERS", ["memprof.planners.base:ScheduleRequest"])
     with pytest.raises(AssertionError, match="base:ScheduleRequest is not a planner"):
         planner_types()

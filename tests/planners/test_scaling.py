@@ -11,8 +11,8 @@ import pytest
 
 from memprof.errors import InconclusiveError, UsageError
 from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.curves import along, fit, growing
-from memprof.planners.scaling.rule import scale_by_shape
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.planners.graph.demand import make_on_demand
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.moves import Reads, lives_at
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
+from memprof.planners.graph.writing import make_on_demand
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

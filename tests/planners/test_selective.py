@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.recomputation import Recomputation
 from memprof.planners.graph.schedule import replay, scheduled_step
+from memprof.planners.graph.writing import Demand
 from memprof.planners.published.selective import Selective, around, cheapest_first
 from memprof.replay.live import live_bytes
 from tests.planners import graphs

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.planners.graph.cuts import Cuts, cut_points, narrow_cuts
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import replay, scheduled_step
-from memprof.planners.graph.segments import SegmentSchedules, cut_evenly
+from memprof.planners.graph.segments import Cuts, SegmentSchedules, cut_evenly, cut_points, narrow_cuts
 from memprof.planners.published.sqrt import Sqrt, cut_families, every_form, scan
 from memprof.replay.live import live_bytes
 from tests.planners import graphs

@@ -7,11 +7,10 @@ import pytest
 
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.graph import graph_of, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import lines_of
-from memprof.planners.graph.walk import Walk
+from memprof.planners.graph.writing import Walk
 from memprof.planners.published.chain import Chain
 from memprof.trace.step import Step
 from tests.planners import graphs

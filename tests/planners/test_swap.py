@@ -11,8 +11,7 @@ from memprof.errors import InvariantError
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import Graph, graph_of
-from memprof.planners.graph.idle import Absence, Windows
-from memprof.planners.graph.moves import Moves, needed_runs, waits_us
+from memprof.planners.graph.moves import Absence, Moves, Windows, needed_runs, waits_us
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
 from memprof.planners.published.swap import SwapOut
 from memprof.replay.live import live_bytes

@@ -33,7 +33,7 @@ from memprof.policies.registry import policy_type
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import cell_of_body
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.steps.batch_structure import batch_size
+from memprof.recorder.steps.batches import batch_size
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

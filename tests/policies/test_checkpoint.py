@@ -11,8 +11,8 @@ from torch import nn
 
 import memprof
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.arguments import Arguments
 from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.checkpoint.second_forward import Arguments
 from memprof.policies.checkpoint.sequential import split
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision

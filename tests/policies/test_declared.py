@@ -8,10 +8,10 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import NUMERICS, SOURCES, Candidates, Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.evict.heuristics import HEURISTICS
+from memprof.policies.evict.victims import HEURISTICS
 from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.interval import time_interval_of
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
 from memprof.policies.shard.policy import Shard

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
-from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.draft import Draft, find_spans
 from memprof.policies.rewrite.insertion import new_ops
-from memprof.policies.rewrite.spans import find_spans
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ops, Storages, Uses
 from memprof.trace.step import Step

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memprof.policies.evict.classes import Classes
-from memprof.policies.evict.heuristics import HEURISTICS
-from memprof.policies.evict.victims import Facts, Victims
+from memprof.policies.evict.victims import HEURISTICS, Classes, Facts, Victims
 
 
 @dataclass

@@ -14,11 +14,11 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
-from memprof.policies.evict.units import units_of
+from memprof.policies.evict.outline import units_of
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.remat.policy import Remat
 from memprof.policies.rewrite.stack_marks import is_in_transform
-from memprof.policies.runtime.model_roots import trained_roots
+from memprof.policies.runtime.model_names import trained_roots
 from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE
 from tests.policies.small_jobs import Small, peak, record

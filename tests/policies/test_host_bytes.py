@@ -11,9 +11,9 @@ from memprof.errors import UsageError
 from memprof.planners.search.explore import SearchRequest, explore
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.swap.disk import DiskCarrier
 from memprof.policies.swap.host_bytes import host_bytes
 from memprof.policies.swap.policy import Swap
+from memprof.policies.swap.transfers import DiskCarrier
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from tests.policies.faces import recorded, train

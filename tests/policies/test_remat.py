@@ -20,7 +20,7 @@ from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.remat import apply as runtime
 from memprof.policies.remat.policy import Remat
 from memprof.policies.runtime.job import Job
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.profiler.native import AllocatorTable
 
 WIDTH, BATCH = 64, 256

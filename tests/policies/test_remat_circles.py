@@ -11,7 +11,7 @@ from torch import nn
 
 import memprof
 from memprof.errors import PolicyError
-from memprof.policies.evict.units import cannot_be_remade, units_of
+from memprof.policies.evict.outline import cannot_be_remade, units_of
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.replay.live import live_bytes

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
+from memprof.policies.shard.division import Ring, find_units
 from memprof.policies.shard.policy import Shard
-from memprof.policies.shard.prediction.ring import Ring
-from memprof.policies.shard.prediction.sharding import Timeline
-from memprof.policies.shard.prediction.units import find_units
+from memprof.policies.shard.predicted_sharding import Timeline
 from memprof.replay.live import alive_at, live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step

@@ -21,9 +21,9 @@ from memprof.errors import PolicyError
 from memprof.policies.compress.policy import Compress
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
+from memprof.policies.swap.transfers import DiskCarrier, Extents
 from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace
 from tests.policies.faces import compare, load_job, peaks, record_step, recorded, train

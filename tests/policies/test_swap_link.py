@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memprof.machines.catalogue import find_machine
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.policies.swap.link import LAUNCH_US, Link, link_of, longer_us
+from memprof.policies.swap.copies import LAUNCH_US, Link, link_of, longer_us
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
-from memprof.replay.scale import Rates, rates_of, scale_times
+from memprof.replay.time import Rates, rates_of, scale_times
 from memprof.trace.manifest import Machine, Manifest, Speed
 from memprof.trace.step import Step
 from memprof.trace.store import Trace, write_trace

@@ -12,7 +12,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.owned.absent import AbsentTensor
+from memprof.policies.swap.absent import AbsentTensor
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

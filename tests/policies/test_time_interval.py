@@ -7,7 +7,7 @@ import math
 import pytest
 
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan.time_interval import time_interval_of
+from memprof.policies.plan.interval import time_interval_of
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from tests.building import Op, Storage, make_step

@@ -15,8 +15,7 @@ from memprof.launch.apply import find_mismatch, parameter_bytes
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.model_names import chosen_modules
-from memprof.policies.runtime.wrappers import unwrapped, without_wrappers
+from memprof.policies.runtime.model_names import chosen_modules, unwrapped, without_wrappers
 from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
 

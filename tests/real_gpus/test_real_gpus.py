@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.compared.alignment import find_gaps
 from memprof.analysis.compared.allocation_sequence import read_sequence
+from memprof.analysis.compared.comparison import find_gaps
 from memprof.launch.dry.dry_snapshots import collect_snapshots
 from memprof.launch.parent.target import find_target
 

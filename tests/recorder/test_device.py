@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from memprof.recorder.device.driver import Driver, ProcessInfo, bytes_of, driver_version
-from memprof.recorder.device.history import fresh_entries
-from memprof.recorder.device.sampling import Devices
-from memprof.recorder.device.snapshot import block_rows, history_rows, segment_records
-from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.device_history import block_rows, fresh_entries, history_rows, segment_records
+from memprof.recorder.device_sampling import Devices, Driver, ProcessInfo, bytes_of, driver_version
+from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.recorder.profiler.sources import MemorySources
-from memprof.recorder.profiler.timed import device_time_ns
+from memprof.recorder.profiler.timing import device_time_ns
 from memprof.trace.importers.safe_pickle import load_plain
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.sniff import read_input

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.machines.architectures import LT_WORKSPACE_BYTES, architecture_of
+from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_steps
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels

@@ -14,7 +14,7 @@ import pytest
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
-from memprof.cli.pages.suggestions.next_commands import next_commands
+from memprof.cli.pages.next_commands import next_commands
 from memprof.errors import PolicyError
 from memprof.planners.search.explore import SearchRequest
 from memprof.policies.accumulate.batch import find_batch

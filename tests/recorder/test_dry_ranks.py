@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
 from memprof.machines.outside import LAZY, NCCL, NCCL_PEER
 from memprof.trace.store import Trace

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
-from memprof.recorder.dry.sparse.fakes import count_places, spread_pattern
-from memprof.recorder.dry.sparse.operators import _key
+from memprof.recorder.dry.device.kernels.formats import sizes_before, sizes_within
+from memprof.recorder.dry.fakes import count_places, spread_pattern
+from memprof.recorder.dry.sparse_operators import _key
 from tests.recorder.recorded import record_both, record_script
 
 _EMBEDDINGS = """

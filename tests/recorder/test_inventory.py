@@ -19,7 +19,7 @@ from memprof.analysis.report.report import build_report
 from memprof.analysis.report.unread import find_unread
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.memory.inventory import Inventory, tensors_in
-from memprof.recorder.memory.spans import outside_span, owned_span, storage_span
+from memprof.recorder.memory.tensor_memory import outside_span, owned_span, storage_span
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from memprof.trace.store import Trace
@@ -69,8 +69,8 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.memory.parts import plain_tensors
-from memprof.recorder.memory.spans import storage_span
+from memprof.recorder.memory.tensor_memory import plain_tensors
+from memprof.recorder.memory.tensor_memory import storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 layer = torch.nn.Linear(4, 4)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from memprof.recorder.steps.job_end import end_job
+from memprof.recorder.steps.window import end_job
 
 
 def test_a_job_ends_as_with_sys_exit() -> None:

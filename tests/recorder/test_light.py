@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import memprof
-from memprof.recorder.light.budget import Budget
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
+from memprof.recorder.light.events import Budget
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, OutOfMemory, StepPeaks, Steps, Storages

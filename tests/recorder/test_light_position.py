@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memprof
-from memprof.recorder.light.budget import Budget
+from memprof.recorder.light.events import Budget
 from memprof.recorder.light.position import Position
 from memprof.trace.schema import ModulePeaks, StepPeaks
 from memprof.trace.store import Trace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from memprof.recorder.compiled.local_modules import LocalModules
+from memprof.recorder.compiled.provenance import LocalModules
 
 
 class Held:

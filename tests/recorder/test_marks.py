@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.recorder.light.marks import Marks
+from memprof.recorder.light.events import Marks
 from memprof.trace.files.spool import BACKWARD, FORWARD, OTHER
 
 #: Two modules run in forward, then backward runs outside of modules.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.recorder.rank_identity import describe_place, find_rank
+from memprof.recorder.machine import describe_place, find_rank
 
 
 @pytest.mark.parametrize(

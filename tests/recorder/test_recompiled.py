@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 
 
 def doubled(value: int, change: Callable[[int], int] = lambda one: one + 1) -> int:

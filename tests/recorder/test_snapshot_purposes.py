@@ -10,7 +10,7 @@ import pytest
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.report.report import build_report
 from memprof.replay.allocator.events import ALLOCATE
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.trace.importers import import_file
 from memprof.trace.schema import NONE, Ops
 from memprof.trace.store import Trace, write_trace

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.profiler.speed import FILE_NAME, measure_cuda, write_device_speed
+from memprof.recorder.profiler.timing import FILE_NAME, measure_cuda, write_device_speed
 from memprof.trace.manifest import Speed
 
 #: The stand-in: 1000 bytes a microsecond each way in memory, 10 over the link, 1e6 operations in fp32, 4e6 in bf16.

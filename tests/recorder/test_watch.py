@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from memprof.recorder.memory.watch import StorageWatch
+from memprof.recorder.memory.live_objects import StorageWatch
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace

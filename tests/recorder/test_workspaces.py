@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memprof.machines.architectures import architecture_of
-from memprof.machines.fourier import work_area_interval
+from memprof.machines.card import architecture_of
+from memprof.machines.outside import work_area_interval
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.replay.allocator.rules import Settings

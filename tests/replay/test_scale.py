@@ -9,7 +9,7 @@ import pytest
 
 from memprof.machines.catalogue import find_machine
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.replay.scale import Rates, rates_of, rates_of_recording, scale_times
+from memprof.replay.time import Rates, rates_of, rates_of_recording, scale_times
 from memprof.trace.manifest import Machine, Speed
 from memprof.trace.step import Step
 

@@ -13,7 +13,7 @@ from memprof.policies.plan.interval import interval_of
 from memprof.replay.allocator.events import replay
 from memprof.replay.allocator.steps import requests_of_step
 from memprof.replay.live import live_bytes
-from memprof.replay.unsplit import Unsplit
+from memprof.replay.rounding import Unsplit
 from memprof.trace.schema import NONE, Memory
 from memprof.trace.step import Step
 from tests.building import Op, Storage, make_step

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from memprof.replay.within import distinct_steps, fullest_of, is_within
+from memprof.replay.live import distinct_steps, fullest_of, is_within
 from memprof.trace.step import Step
 from tests.building import Op, Storage, make_step
 

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as arrays
 
 from memprof.errors import BadInputError
 from memprof.trace.files.archive import Archive, write_archive
-from memprof.trace.files.coding.packing import pack_table
-from memprof.trace.files.coding.series import differences, distances, from_differences, from_distances
+from memprof.trace.files.coded import differences, distances, from_differences, from_distances
 from memprof.trace.files.columns import CorruptTableError, decode_columns, decode_table
+from memprof.trace.files.packing import pack_table
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Storages
 from memprof.trace.store import Trace
 from tests.building import assert_tables_equal

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from memprof.trace.files.coding.packing import pack_table
 from memprof.trace.files.columns import CorruptTableError, decode_table
-from memprof.trace.files.encoding import encode_table
+from memprof.trace.files.packing import pack_table
+from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Column, Memory, Ops, Stacks, Steps, Table
 from tests.building import assert_tables_equal
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.columns import CorruptTableError, decode_columns
-from memprof.trace.files.encoding import encode_table
+from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Ops, Segments, Storages, Table
 from memprof.trace.store import Trace
 from tests.building import Tables

@@ -15,7 +15,7 @@ import pytest
 
 from memprof.errors import UsageError
 from memprof.trace.exporters.tables import is_export, named_tables, write_tables
-from memprof.trace.files.whole_folder import whole_folder
+from memprof.trace.files.whole_file import whole_folder
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, RANK_TABLES, TABLES, Modules, Ops, Stacks, Storages, Table
 from memprof.trace.store import Trace

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.files.location import is_address, located
+from memprof.trace.files.reading import is_address, located
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Ranks
 from memprof.trace.store import Trace, write_trace

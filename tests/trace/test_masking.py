@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.trace.secrets.masking import MASK, is_masked, mask_text, mask_words
+from memprof.trace.secrets import MASK, is_masked, mask_text, mask_words
 
 SECRET = "Zc4nary7"
 

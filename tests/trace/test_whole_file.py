@@ -16,8 +16,7 @@ import pytest
 from memprof.errors import OutputError
 from memprof.trace.files import place as place_module
 from memprof.trace.files.place import check_output
-from memprof.trace.files.whole_file import whole_file
-from memprof.trace.files.whole_folder import whole_folder
+from memprof.trace.files.whole_file import whole_file, whole_folder
 
 IS_ROOT = os.geteuid() == 0
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from memprof.analysis.report.breakdown import Breakdown, K, Part
-from memprof.analysis.report.largest import find_largest
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.report import Report
-from memprof.analysis.report.tree_rows import TreeRow, choose_rows
+from memprof.analysis.report.table_rows import TreeRow, choose_rows, find_largest
 from memprof.units import format_bytes, format_percent, format_us
 from memprof_dashboard.markup import Html, element, name, table, text
 from memprof_dashboard.palette import fill_of

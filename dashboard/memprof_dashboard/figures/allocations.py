@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from memprof.analysis.compared.alignment import common_positions
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
-from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, AllocationComparison, Difference, Unequal
+from memprof.analysis.compared.comparison import (
+    EXTRA,
+    MISSING,
+    RESIZED,
+    AllocationComparison,
+    Difference,
+    Unequal,
+    common_positions,
+)
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.drawn import COLUMNS, Drawn, draw
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import COLUMNS, Drawn, draw, escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
 #: Rows of marks from top to bottom: label, colour (of Okabe and Ito), and plotly's name of the symbol.

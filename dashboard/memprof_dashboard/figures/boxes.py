@@ -11,11 +11,11 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import NONE
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.diff import GREW, SHRANK
+from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.shared import escaped, framed, message
 from memprof_dashboard.palette import Theme, fill_of, ink_on
 from memprof_dashboard.views.boxes import Box
-from memprof_dashboard.views.changed_boxes import ChangedBox
+from memprof_dashboard.views.changes import ChangedBox
 
 #: How many levels of a flame graph are drawn at once; a click shows those further inside.
 _DEPTH = 9

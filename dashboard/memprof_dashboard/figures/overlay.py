@@ -11,8 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import Floats, Ints, Texts
 from memprof.units import format_bytes
-from memprof_dashboard.figures.drawn import draw
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import draw, escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme, ink_on, phase_colours
 
 #: Minimum width, in percent of the step, of a phase whose name is written on its band.

@@ -13,7 +13,7 @@ from memprof.errors import UsageError
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.drawn import draw
+from memprof_dashboard.figures.shared import draw
 from memprof_dashboard.palette import THEMES, fill_of
 
 #: Size of the picture, and where the chart is in it, in pixels.

@@ -9,8 +9,7 @@ from plotly import graph_objects as go
 
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
-from memprof_dashboard.figures.drawn import Drawn, draw
-from memprof_dashboard.figures.shared import escaped, framed, unit_of
+from memprof_dashboard.figures.shared import Drawn, draw, escaped, framed, unit_of
 from memprof_dashboard.figures.timeline_marks import Marks, Places, labels, shapes
 from memprof_dashboard.palette import (
     PHASE_COLOURS,

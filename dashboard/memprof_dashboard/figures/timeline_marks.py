@@ -13,8 +13,7 @@ import numpy.typing as npt
 from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.drawn import Drawn
-from memprof_dashboard.figures.shared import escaped
+from memprof_dashboard.figures.shared import Drawn, escaped
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Theme, ink_on, phase_colours
 
 #: Positions on the x axis.

@@ -16,8 +16,7 @@ from memprof_dashboard.figures.allocations import Aligned, allocations
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_message, theme_of
 from memprof_dashboard.sources import Source, Workspace
-from memprof_dashboard.state import View
-from memprof_dashboard.views.reactions import dragged
+from memprof_dashboard.state import View, dragged
 
 _GRAPH = "allocations-graph"
 #: Kinds of differences listed at most.

@@ -15,7 +15,7 @@ from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, on_zoom, shown
 from memprof_dashboard.views.block_texts import (
     blocks_table,
     drawn_sentence,
@@ -24,8 +24,7 @@ from memprof_dashboard.views.block_texts import (
     storage_line,
     waste_table,
 )
-from memprof_dashboard.views.reactions import on_zoom, shown
-from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.views.groups import storages_found
 from memprof_dashboard.views.storage_lives import (
     Blocks,
     IdleStorages,

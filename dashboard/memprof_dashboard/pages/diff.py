@@ -13,16 +13,15 @@ from memprof.analysis.diff.summary import NOTHING, PEAK
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.bars import bars_height, change_bars
 from memprof_dashboard.figures.boxes import changed
-from memprof_dashboard.figures.diff import bars_height, change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.changed_boxes import changed_boxes
-from memprof_dashboard.views.changes import changes, pair_at, shift, step_time, verdict
+from memprof_dashboard.views.changes import changed_boxes, changes, pair_at, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"

@@ -7,14 +7,13 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from memprof.analysis.leaks.growth import describe_growth, find_step_ends
+from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
 from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
 from memprof.analysis.leaks.leaks import LeakReport
-from memprof.analysis.leaks.series import Series, compare_series
 from memprof.trace.schema import StepPeaks
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.growth import growth_bars
+from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme, fill_of

@@ -19,13 +19,11 @@ from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
-from memprof_dashboard.pages import rank_mesh
+from memprof_dashboard.pages import rank_parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import MemprofError, Workspace
-from memprof_dashboard.state import View
-from memprof_dashboard.views import rank_parts
+from memprof_dashboard.state import View, on_zoom, shown
 from memprof_dashboard.views.columns import Compared, RankPeaks, compare_ranks, read_peaks
-from memprof_dashboard.views.reactions import on_zoom, shown
 
 _GRAPH = "ranks-graph"
 _REMARK = "ranks-remark"
@@ -70,7 +68,7 @@ class RanksPage:
         return html.Div(
             [
                 dcc.Interval(id=_TIMER, interval=500, disabled=False),
-                rank_mesh.layout(trace),
+                rank_parts.layout(trace),
                 html.Div(id=_REMARK),
                 dcc.Graph(
                     id=_GRAPH,
@@ -85,7 +83,7 @@ class RanksPage:
 
     def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
-        rank_mesh.register(app, workspace)
+        rank_parts.register(app, workspace)
 
         @app.callback(
             Output(_GRAPH, "figure"),

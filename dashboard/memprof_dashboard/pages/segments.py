@@ -11,14 +11,13 @@ from dash import Dash, Input, Output, dcc, html, no_update
 from memprof.trace.schema import NONE, Ints
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.segments import segments
+from memprof_dashboard.figures.bars import segments
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.sources import Rank, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.fragments import AllocatorHistory, Fragments
-from memprof_dashboard.views.reactions import shown
 
 _BODY = "segments-body"
 _GRAPH = "segments-graph"

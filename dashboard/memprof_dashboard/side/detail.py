@@ -1,25 +1,39 @@
-"""One storage in full: what allocated it, what keeps it alive, until when, and those like it."""
+"""One storage in full, and source lines named by a recording, with links that open an editor."""
 
 from __future__ import annotations
 
+import linecache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from dash import html
 
+from memprof.errors import UsageError
 from memprof.trace.schema import NONE, Saved
+from memprof.trace.source_lines import is_source_file
 from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.side.editor import link_to, source_text
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.groups import group_alike
-from memprof_dashboard.views.reactions import shown
 
 #: Most storages of a group that are listed one by one.
 _MOST_ALIKE = 64
 _MOST_FRAMES = 60
+#: Addresses that editors open, by the editor's name.
+EDITORS = {
+    "vscode": "vscode://file{file}:{line}",
+    "vscode-insiders": "vscode-insiders://file{file}:{line}",
+    "vscodium": "vscodium://file{file}:{line}",
+    "cursor": "cursor://file{file}:{line}",
+    "windsurf": "windsurf://file{file}:{line}",
+    "zed": "zed://file{file}:{line}",
+    "pycharm": "pycharm://open?file={file}&line={line}",
+    "none": "",
+}
 
 
 def detail_of(rank: Rank, view: View, editor: str) -> Any:
@@ -154,3 +168,40 @@ def _own_frame(rank: Rank, stack: int, frame: str, editor: str) -> list[Any]:
     link = link_to(editor, line.file, line.line)
     opened = [html.A("open", href=link, title="open this line in your editor", className="open")] if link else []
     return [place, *opened, html.Code(text[:160])] if text else [place, *opened]
+
+
+def address_of_editor(name: str) -> str:
+    """Returns the address that opens a line in an editor.
+
+    Args:
+        name: One of EDITORS, or an address with ``{file}`` and ``{line}``, which is returned unchanged.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    address = EDITORS.get(name, name)
+    if address and not ("://" in address and "{file}" in address):
+        raise UsageError(
+            f"unknown editor {name!r}: give one of {', '.join(EDITORS)}, or an address such as "
+            "'vscode://vscode-remote/ssh-remote+HOST{file}:{line}'"
+        )
+    return address
+
+
+def link_to(address: str, file: str, number: int) -> str:
+    """Returns the address that opens a line of a file that is on this machine; "" where there is none."""
+    if not address or not _is_source(file):
+        return ""
+    return address.replace("{file}", quote(file)).replace("{line}", str(number))
+
+
+def source_text(file: str, number: int) -> str:
+    """Returns a line of a Python file on this machine, stripped; "" where there is none."""
+    if not _is_source(file):
+        return ""
+    linecache.checkcache(file)
+    return linecache.getline(file, number).strip()
+
+
+def _is_source(file: str) -> bool:
+    return Path(file).is_absolute() and is_source_file(file)

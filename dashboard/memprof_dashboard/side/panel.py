@@ -15,10 +15,9 @@ from memprof_dashboard.palette import fill_of
 from memprof_dashboard.side.detail import detail_of
 from memprof_dashboard.side.table import Order, chunk_of, table_of
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.boxes import MOST_BOXES, Box, boxes_by_category, boxes_by_module, bytes_by_node
 from memprof_dashboard.views.code_boxes import boxes_by_code
-from memprof_dashboard.views.reactions import shown
 
 #: Ways to show what is alive, by the name that stands in the URL.
 SHOWN = {"table": "Table", "flame": "Flame graph", "treemap": "Treemap"}

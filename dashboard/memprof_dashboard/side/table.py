@@ -13,12 +13,10 @@ from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
-from memprof_dashboard.side.editor import source_text
-from memprof_dashboard.state import View
+from memprof_dashboard.side.detail import source_text
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.boxes import OUTSIDE
-from memprof_dashboard.views.groups import BEFORE, Group, group_alike
-from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.views.groups import BEFORE, Group, group_alike, storages_found
 
 #: Rows sent at once: the browser asks for more as the table is scrolled.
 CHUNK = 80

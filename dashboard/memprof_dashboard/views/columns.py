@@ -9,7 +9,7 @@ import numpy as np
 from memprof.replay.history import History
 from memprof.trace.schema import NONE, Floats, Ints
 from memprof.trace.store import Trace
-from memprof_dashboard.figures.drawn import draw
+from memprof_dashboard.figures.shared import draw
 
 #: Maximum stretches stored per rank; a rank with at most as many operators is stored exactly.
 MOST_STRETCHES = 16_384

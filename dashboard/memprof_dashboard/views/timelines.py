@@ -11,18 +11,16 @@ import numpy as np
 from memprof.errors import MemprofError
 from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
-from memprof_dashboard.figures.drawn import draw
-from memprof_dashboard.figures.shared import message
+from memprof_dashboard.figures.shared import draw, message
 from memprof_dashboard.figures.timeline import timeline
 from memprof_dashboard.figures.timeline_marks import Marks, Overlaid
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
-from memprof_dashboard.state import View
+from memprof_dashboard.state import View, shown
 from memprof_dashboard.summary_bar import budget_of, hover_text, phase_of
-from memprof_dashboard.views.reactions import shown
-from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.views.groups import storages_found
 from memprof_dashboard.whatif.draft import draft_of, predicted_line
 
 #: Value of the view for a second recording that is drawn over the first; otherwise it is below.

@@ -10,7 +10,7 @@ from dash import html
 from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.analysis.plans.verify import describe_short
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_count, format_us

@@ -17,7 +17,7 @@ from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import Verification, verify_plan
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.workbench import allowed_names

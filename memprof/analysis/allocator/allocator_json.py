@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memprof.analysis.allocator.allocator_report import AllocatorReport
 from memprof.analysis.allocator.static_report import StaticReport
-from memprof.analysis.report.end_state import EndState
+from memprof.analysis.report.moments import EndState
 from memprof.json_values import Json, to_json
 
 #: Version of the keys below.

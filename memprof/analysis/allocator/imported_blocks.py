@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.policies.allocator.policy import parse_options
-from memprof.replay.allocator.block_sizes import block_sizes
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING
+from memprof.replay.allocator.recorded_requests import block_sizes
 from memprof.replay.allocator.rules import Settings, settings_from_options
 from memprof.replay.allocator.window import BlockMap, Range
 from memprof.trace.importers.columns import Blocks, Entries

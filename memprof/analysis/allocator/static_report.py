@@ -10,10 +10,15 @@ from memprof.json_values import key
 from memprof.replay.allocator.events import replay
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import requests_of_step
-from memprof.replay.static.inplace import find_candidates, in_place, operator_name
-from memprof.replay.static.intervals import has_reads, needed_lives, recorded_lives
-from memprof.replay.static.offsets import best_fit, greedy_by_size
-from memprof.replay.static.search import search_offsets
+from memprof.replay.static.intervals import (
+    find_candidates,
+    has_reads,
+    in_place,
+    needed_lives,
+    operator_name,
+    recorded_lives,
+)
+from memprof.replay.static.offsets import best_fit, greedy_by_size, search_offsets
 from memprof.trace.step import Step
 
 #: Steps with more storages are not placed: placement is quadratic in their number.

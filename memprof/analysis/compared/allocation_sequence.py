@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.errors import BadInputError, UsageError
 from memprof.replay.allocator.events import ALLOCATE
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.trace.importers.columns import ALLOC, FREE, FREE_COMPLETED, FREE_REQUESTED
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.snapshot import read_snapshot

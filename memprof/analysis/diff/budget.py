@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.report.light_run import is_light
+from memprof.analysis.report.whole_run import is_light
 from memprof.errors import GateFailedError, InconclusiveError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.files.spool import DRY_RUN

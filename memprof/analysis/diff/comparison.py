@@ -18,8 +18,7 @@ from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import InconclusiveError
 from memprof.phases import in_order
-from memprof.trace.files.location import located
-from memprof.trace.files.reading import read_text
+from memprof.trace.files.reading import located, read_text
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.store import Trace
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memprof.analysis.diff.summary_json import read_summary, summary_to_json
-from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
+from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary, read_summary, summary_to_json
 from memprof.analysis.diff.traits import rounds_of, traits_of
 from memprof.analysis.leaks.leaks import find_leaks
 from memprof.analysis.ranks.rank_report import compare_ranks
@@ -23,7 +22,7 @@ from memprof.analysis.report.moments import CategoryMaximum, Moment, find_catego
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
-from memprof.policies.plan.inputs import input_shapes
+from memprof.policies.plan.prediction import input_shapes
 from memprof.replay.live import alive_at
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
 from memprof.trace.schema import NONE

@@ -1,17 +1,27 @@
-"""The summary of a recording: each phase's fullest moment, split every way, and what the figures depend on."""
+"""The summary of a recording: each phase's fullest moment, split every way; as JSON small enough to commit."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from memprof.analysis.diff.traits import Traits
+from memprof.analysis.report.splits import KINDS
+from memprof.errors import BadInputError
+from memprof.trace.files.reading import parse_json
 
 #: Name of the fullest moment overall, whatever its phase.
 PEAK = "peak"
-
 #: Name for the parts that are not listed one by one.
 OTHERS = "(others)"
+T = TypeVar("T", list[Any], dict[str, int])
+#: Schema version.
+SUMMARY_SCHEMA = 1
+#: Parts of each kind listed one by one in JSON: at the peak, and at the fullest moments of the phases.
+_MOST_AT_PEAK, _MOST_IN_PHASE = 24, 10
 
 
 @dataclass(frozen=True)
@@ -98,3 +108,137 @@ class Summary:
     def peak(self) -> Spot:
         """The fullest moment."""
         return self.spots[PEAK]
+
+
+def summary_to_json(summary: Summary) -> dict[str, Any]:
+    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts summed."""
+    record = dataclasses.asdict(summary)
+    kept_lines = set()
+    for name, spot in record["spots"].items():
+        most = _MOST_AT_PEAK if name == PEAK else _MOST_IN_PHASE
+        spot["file"] = ""
+        spot["parts"] = {kind: _largest(parts, most) for kind, parts in spot["parts"].items()}
+        kept_lines |= set(spot["parts"]["source"])
+    # Files relative to the job's folder: a baseline is committed and read elsewhere.
+    record["lines"] = {
+        place: [place.rpartition(":")[0], line] for place, (_, line) in summary.lines.items() if place in kept_lines
+    }
+    for key in ("step_time_us", "recompute_time_us"):
+        record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
+    record["growth_bytes"] = None if math.isnan(summary.growth_bytes) else int(summary.growth_bytes)
+    record["traits"] = summary.traits.to_json()
+    return {"memprof_summary": SUMMARY_SCHEMA, **record}
+
+
+def read_summary(text: str, name: str) -> Summary:
+    """Reads the output of ``summary_to_json``.
+
+    Args:
+        text: The file's content.
+        name: Its name, for error messages.
+
+    Raises:
+        BadInputError: It is not a summary, is of a later version, or contains an invalid value.
+    """
+    try:
+        record = parse_json(text, constants=True)
+    except ValueError as error:
+        raise BadInputError(f"{name} is neither a recording nor JSON from memprof summary: {error}.") from error
+    version = record.get("memprof_summary") if isinstance(record, dict) else None
+    if type(version) is not int:
+        raise BadInputError(f"{name} is JSON, but not from memprof summary: it has no key memprof_summary.")
+    if version != SUMMARY_SCHEMA:
+        raise BadInputError(
+            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: recreate it with "
+            "memprof summary."
+        )
+    try:
+        return _read(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInputError(f"{name} is damaged: {type(error).__name__} at {str(error)[:100]}.") from error
+
+
+def _read(record: Mapping[str, Any]) -> Summary:
+    spots = {
+        str(name): Spot(
+            bytes=_whole(spot["bytes"]),
+            **{key: _text(spot[key]) for key in ("phase", "op", "module", "line", "file")},
+            parts={str(kind): _counts(parts) for kind, parts in spot["parts"].items()},
+        )
+        for name, spot in record["spots"].items()
+    }
+    for spot in spots.values():
+        for kind in KINDS:
+            if sum(spot.parts[kind].values()) != spot.bytes:
+                raise ValueError(f"the parts by {kind}, which do not sum to {spot.bytes}")
+    if spots[PEAK].phase not in spots:
+        raise KeyError(spots[PEAK].phase)
+    return Summary(
+        name=_text(record["name"]),
+        frame={str(key): _text(value) for key, value in record["frame"].items()},
+        model=_text(record["model"]),
+        plan=_text(record["plan"]),
+        spots=spots,
+        maxima=_counts(record["maxima"]),
+        step_time_us=_time(record["step_time_us"]),
+        recompute_time_us=_time(record["recompute_time_us"]),
+        **{key: _whole(record[key]) for key in ("reserved_bytes", "parameter_bytes", "start_bytes", "recomputed_ops")},
+        dtypes={str(key): _counts(value) for key, value in record["dtypes"].items()},
+        states=tuple(_text(key) for key in _listed(record["states"])),
+        step_peaks=tuple(_whole(value) for value in _filled(_listed(record["step_peaks"]))),
+        rank_peaks=_filled(_counts(record["rank_peaks"])),
+        is_complete=_flag(record["is_complete"]),
+        lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
+        traits=Traits.from_json(record["traits"]),
+        growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
+        lower_bound=_text(record.get("lower_bound", "")),
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r}: not a whole number")
+    return value
+
+
+def _time(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r}: not a time")
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{value!r}: not a boolean")
+    return value
+
+
+def _listed(values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise TypeError(f"{values!r}: not a list")
+    return values
+
+
+def _filled(values: T) -> T:
+    if not values:
+        raise ValueError("an empty list of peaks")
+    return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}: not a string")
+    return value
+
+
+def _counts(values: Mapping[str, Any]) -> dict[str, int]:
+    return {str(key): _whole(value) for key, value in values.items()}
+
+
+def _largest(parts: Mapping[str, int], most: int) -> dict[str, int]:
+    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
+    if len(ordered) <= most:
+        return dict(ordered)
+    return dict(ordered[: most - 1]) | {OTHERS: sum(size for _, size in ordered[most - 1 :])}

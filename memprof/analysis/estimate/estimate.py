@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memprof.analysis.estimate.model import Model
-from memprof.analysis.estimate.parameters import count
-from memprof.analysis.estimate.setting import Setting
-from memprof.analysis.estimate.states import state_terms
-from memprof.analysis.estimate.term import GROUPS, Term, sum_terms
+from memprof.analysis.estimate.states import count, state_terms
+from memprof.analysis.estimate.terms import GROUPS, Setting, Term, sum_terms
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.machines.catalogue import Accelerator
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memprof.analysis.estimate.setting import Setting
+from memprof.analysis.estimate.terms import Setting
 from memprof.analysis.estimate.transformer import Transformer
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memprof.analysis.estimate.network_text import Layer, Node, Sum, read_network
-from memprof.analysis.estimate.parameters import Parameter, count
-from memprof.analysis.estimate.setting import Setting
-from memprof.analysis.estimate.term import Term
+from memprof.analysis.estimate.states import Parameter, count
+from memprof.analysis.estimate.terms import Setting, Term
 from memprof.errors import UsageError
 
 #: Layers whose backward reads their input, and those whose backward reads their output (derivatives.yaml).

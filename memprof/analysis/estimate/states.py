@@ -1,20 +1,17 @@
-"""Weights, gradients and optimizer state: bytes per parameter, and what ZeRO shards."""
+"""A model's parameters on one rank, and their weights, gradients and optimizer state: what ZeRO shards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from memprof.analysis.estimate.parameters import Parameter, count
-from memprof.analysis.estimate.setting import Setting
-from memprof.analysis.estimate.term import Term
+from memprof.analysis.estimate.terms import Setting, Term
 
 _ZERO = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 5"
-
 #: 8-bit state: tensors that are small, or not a whole number of blocks, keep 32 bits; each block has a 4-byte scale,
 #: each state a table of 256 scales (torchao and bitsandbytes alike).
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
-
 _SOURCES = {
     "momentum": "Sutskever et al. 2013; torch.optim.SGD: one buffer per parameter",
     "adam": "Kingma and Ba 2015, Adam, algorithm 1: two moments; torch counts each tensor's updates in 4 bytes",
@@ -134,3 +131,45 @@ def _over(setting: Setting, stage: int) -> str:
 
 def _also(source: str, setting: Setting, stage: int) -> str:
     return f"{source}; {_ZERO}" if setting.zero >= stage else source
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Parameters of one shape.
+
+    Attributes:
+        name: Its name, a few words.
+        shape: Shape of one.
+        times: How many the model has, over all layers.
+        layer: Whether it belongs to the repeated layers; otherwise it belongs to the model's ends.
+        is_product: Whether it is the weight of a matrix product or convolution.
+        is_split: Whether tensor parallelism divides it over its ranks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    times: int = 1
+    layer: bool = False
+    is_product: bool = False
+    is_split: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Total number of elements."""
+        return self.times * math.prod(self.shape)
+
+    def on_rank(self, tensor_ranks: int) -> Parameter:
+        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded.
+
+        Args:
+            tensor_ranks: Ranks that divide each layer.
+        """
+        if not self.is_split or tensor_ranks == 1:
+            return self
+        part = -(-self.shape[0] // tensor_ranks)
+        return Parameter(self.name, (part, *self.shape[1:]), self.times, self.layer, self.is_product, is_split=True)
+
+
+def count(parameters: Iterable[Parameter]) -> int:
+    """Returns the number of elements in the parameters."""
+    return sum(one.elements for one in parameters)

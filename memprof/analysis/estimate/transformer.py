@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from memprof.analysis.estimate.parameters import Parameter
+from memprof.analysis.estimate.states import Parameter
 from memprof.errors import UsageError
 
 NORMS = ("layer", "rms")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from memprof.analysis.estimate.layer import bytes_of, formula_of, kept_by_layer, norm_bytes, sizes_of
-from memprof.analysis.estimate.parameters import count
-from memprof.analysis.estimate.setting import Setting
-from memprof.analysis.estimate.term import Term
+from memprof.analysis.estimate.states import count
+from memprof.analysis.estimate.terms import Setting, Term
 from memprof.analysis.estimate.transformer import Transformer
 
 _KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memprof.analysis.export.plain_names import GONE, name_of, plain_name
-from memprof.analysis.export.scrub_command import scrub_command
+from memprof.analysis.export.plain_names import GONE, name_of, plain_name, scrub_command
 from memprof.analysis.export.scrub_rules import Rules, change_texts, find_rules, people_in
 from memprof.phases import PHASES
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.container import columns_of
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Annotations, Optimizers, OutOfMemory, ReadValues, Stacks, Table

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.analysis.export.plain_names import GONE, is_plain, name_of, plain_name
-from memprof.analysis.export.scrub_command import values_of
+from memprof.analysis.export.plain_names import GONE, is_plain, name_of, plain_name, values_of
 from memprof.analysis.report.sources import find_sources, is_library
 from memprof.trace.schema import Stacks
-from memprof.trace.secrets.masking import mask_text
+from memprof.trace.secrets import mask_text
 from memprof.trace.store import Trace
 
 #: The part of a library's path that is identical on every machine; the last occurrence in the path counts.

@@ -1,4 +1,4 @@
-"""Exports a recording as a memory snapshot: its requests, at addresses assigned by the caching allocator's model."""
+"""Exports a recording as a memory snapshot: as it was recorded, or at addresses that the allocator's model assigns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from memprof.analysis.export.recorded_snapshot import recorded_snapshot
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
+from memprof.replay.allocator.blocks import PENDING as PENDING_BLOCK
 from memprof.replay.allocator.events import ALLOCATE, Ids, Replay, replay
 from memprof.replay.allocator.model import SegmentEvent
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import blocks_in_use, requests_of_trace
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.replay.allocator.steps import StepRequests
 from memprof.trace.exporters.snapshot import (
@@ -26,8 +26,20 @@ from memprof.trace.exporters.snapshot import (
     History,
     write_snapshot,
 )
-from memprof.trace.files.coding.coded import Coded
-from memprof.trace.schema import ACTIONS, NONE, Annotations, Floats, Ints, Modules, Ops, Segments, Stacks, Storages
+from memprof.trace.files.coded import Coded
+from memprof.trace.schema import (
+    ACTIONS,
+    NONE,
+    AllocatorEvents,
+    Annotations,
+    Floats,
+    Ints,
+    Modules,
+    Ops,
+    Segments,
+    Stacks,
+    Storages,
+)
 from memprof.trace.store import Trace
 
 #: Requests written at a time.
@@ -207,3 +219,73 @@ def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[str],
         first, middle = divmod(rest, len(words))
         texts.append(" ".join(part for part in (kinds[first], words[middle], places[last]) if part))
     return texts, codes.astype(np.int32)
+
+
+def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
+    """Returns an imported snapshot with its recorded events; None for recordings without block sizes and segments.
+
+    Args:
+        trace: The recording of one rank.
+    """
+    events, segments = trace.table(AllocatorEvents), trace.table(Segments)
+    if not len(segments) or not bool((events.block_bytes != NONE).any()):
+        return None
+    device = str(segments.device[0])
+    history = events.take(events.index != NONE)
+    return DeviceSnapshot(
+        number=int(device.rpartition(":")[2]) if ":" in device else 0,
+        history=_history(history),
+        segments=segments,
+        blocks=_blocks(events, segments),
+        annotations=trace.table(Annotations),
+    )
+
+
+def _history(events: AllocatorEvents) -> History:
+    action, note = Coded.of(events.action), Coded.of(events.user_metadata)
+    context, pool = Coded.of(events.compile_context), Coded.of(events.pool)
+    rows = EventRows(
+        action=action.codes,
+        address=events.address,
+        size=events.size_bytes,
+        stream=events.stream,
+        time_us=events.time_us,
+        stack_id=events.stack_id,
+        note=note.codes,
+        context=context.codes,
+        pool=pool.codes,
+    )
+    return History(
+        actions=action.distinct.tolist(),
+        notes=note.distinct.tolist(),
+        contexts=context.distinct.tolist(),
+        pools=pool.distinct.tolist(),
+        chunks=(rows.take(slice(low, low + _CHUNK)) for low in range(0, len(events), _CHUNK)),
+    )
+
+
+def _blocks(events: AllocatorEvents, segments: Segments) -> Blocks:
+    """Returns the blocks of the segments: those in use after the last event, and what is free between them."""
+    used = blocks_in_use(events)
+    rows: list[tuple[int, int, int, int, str, int]] = []
+    addresses = np.array(sorted(used), dtype=np.int64)
+    for row, (start, total) in enumerate(
+        zip(segments.address.tolist(), segments.total_size_bytes.tolist(), strict=True)
+    ):
+        position, end = start, start + total
+        for address in addresses[slice(*np.searchsorted(addresses, [start, end]))].tolist():
+            size, requested, state, stack = used[address]
+            if address > position:
+                rows.append((row, position, address - position, 0, INACTIVE, NONE))
+            rows.append((row, address, size, requested, PENDING if state == PENDING_BLOCK else ACTIVE, stack))
+            position = address + size
+        if position < end:
+            rows.append((row, position, end - position, 0, INACTIVE, NONE))
+    return Blocks(
+        segment=np.array([one[0] for one in rows], dtype=np.int64),
+        address=np.array([one[1] for one in rows], dtype=np.int64),
+        size=np.array([one[2] for one in rows], dtype=np.int64),
+        requested=np.array([one[3] for one in rows], dtype=np.int64),
+        state=np.array([one[4] for one in rows], dtype=object),
+        stack_id=np.array([one[5] for one in rows], dtype=np.int64),
+    )

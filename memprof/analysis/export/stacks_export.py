@@ -12,7 +12,7 @@ from memprof.analysis.report.breakdown import WORKSPACE, Holding, hold_at
 from memprof.analysis.report.sources import find_sources
 from memprof.errors import UsageError
 from memprof.replay.live import peak_op
-from memprof.trace.exporters.texts import whole_text
+from memprof.trace.exporters.trace_events import whole_text
 from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof.version import __version__

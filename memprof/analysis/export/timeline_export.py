@@ -8,23 +8,25 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from memprof.analysis.export.timeline_clock import Times, earliest_us, time_operators
 from memprof.analysis.ranks.rank_clocks import align_clocks, match_collectives
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.exporters.trace_events import (
     CHUNK,
+    Times,
     counter,
+    earliest_us,
     instant,
     life,
     named_process,
     named_thread,
     quoted,
     slices,
+    time_operators,
     write_events,
 )
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import (
     NONE,
     DeviceMemory,

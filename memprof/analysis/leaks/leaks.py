@@ -19,10 +19,9 @@ from memprof.analysis.leaks.growth import (
     rhythm,
     steady_rise,
 )
-from memprof.analysis.leaks.leak import HeldBy, Leak, held_by
-from memprof.analysis.leaks.whole_run import leaks_of_run
+from memprof.analysis.leaks.leak import HeldBy, Leak, held_by, leaks_of_run
+from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
-from memprof.analysis.report.steps_in_words import describe_steps
 from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
 from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from memprof.analysis.out_of_memory.post_mortem import Held, PostMortem
 from memprof.analysis.report.breakdown import Breakdown
-from memprof.analysis.report.largest import LargeStorage
 from memprof.analysis.report.sources import SourceLine
-from memprof.machines.architectures import architecture_of
+from memprof.analysis.report.table_rows import LargeStorage
+from memprof.machines.card import architecture_of
 from memprof.machines.catalogue import machine_of_device
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, by_source, hold_at
-from memprof.analysis.report.largest import LargeStorage, find_largest
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.analysis.report.table_rows import LargeStorage, find_largest
 from memprof.json_values import LEFT_OUT, key
 from memprof.replay.live import live_bytes
 from memprof.trace.cut import cuttable_steps

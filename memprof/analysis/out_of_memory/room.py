@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.policies.allocator.policy import parse_options
-from memprof.replay.allocator.block_sizes import blocks_in_use
 from memprof.replay.allocator.events import ALLOCATE, Requests
 from memprof.replay.allocator.events import replay as replay_requests
-from memprof.replay.allocator.recording_requests import requests_of_trace
+from memprof.replay.allocator.recorded_requests import blocks_in_use, requests_of_trace
 from memprof.replay.allocator.rules import Settings, segment_size, settings_from_options
 from memprof.trace.schema import NONE, AllocatorEvents, OutOfMemory, Segments
 from memprof.trace.store import Trace

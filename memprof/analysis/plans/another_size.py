@@ -8,16 +8,15 @@ from dataclasses import replace
 from memprof.analysis.plans.basis import Basis, basis_of_steps, whole_steps
 from memprof.analysis.plans.length_mix import mix_of
 from memprof.errors import InconclusiveError, PolicyError
+from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.doubt import step_with_errors
-from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import Samples, find_samples
 from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
 from memprof.planners.scaling.times import Clock
 from memprof.policies.accumulate.batch import likely_batch
 from memprof.policies.plan.plan import Plan
 from memprof.replay.allocator.rules import Settings
-from memprof.replay.live import alive_at, peak_op
-from memprof.replay.within import distinct_steps
+from memprof.replay.live import alive_at, distinct_steps, peak_op
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

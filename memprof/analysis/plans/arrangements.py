@@ -8,12 +8,10 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.torch_calls import torch_calls
 from memprof.errors import InvariantError, PolicyError
 from memprof.machines.catalogue import Accelerator
-from memprof.planners.arrangement.arrangement import Arrangement
+from memprof.planners.arrangement.arrangement import DEVICES_PER_NODE, NODE_GIGABYTES_PER_SECOND, Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_count, split_by_peak, split_by_time
-from memprof.planners.arrangement.cluster import DEVICES_PER_NODE, NODE_GIGABYTES_PER_SECOND, Cluster
-from memprof.planners.arrangement.layer_costs import LayerCosts
+from memprof.planners.arrangement.layer_costs import LayerCosts, scale_costs
 from memprof.planners.arrangement.read_layers import read_layers
-from memprof.planners.arrangement.scaled_costs import scale_costs
 from memprof.planners.arrangement.search import Arranged, ArrangementSearch, Question, arrange, find_arrangements
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy

@@ -6,7 +6,7 @@ from typing import Any
 
 from memprof.analysis.plans.arrangements import Arrangements, Proposal
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.planners.arrangement.rank_memory import StagePeak
+from memprof.planners.arrangement.pipeline import StagePeak
 from memprof.planners.arrangement.search import Arranged
 
 

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from memprof.analysis.plans.length_mix import LengthMix
-from memprof.analysis.report.light_run import refuse_light
+from memprof.analysis.report.whole_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES, Policy
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.interval import TimeInterval, time_interval_of
+from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.several_steps import DrySteps, host_bytes_under, sources_of, steps_under
-from memprof.policies.plan.time_interval import TimeInterval, time_interval_of
-from memprof.policies.plan.together import require_predictable
 from memprof.policies.swap.policy import DEFAULT_GBPS
-from memprof.replay.live import live_bytes
-from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
-from memprof.replay.within import distinct_steps, fullest_of
+from memprof.replay.live import distinct_steps, fullest_of, live_bytes
+from memprof.replay.time import TimesElsewhere, rates_of, rates_of_recording, scale_times
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Memory, Steps

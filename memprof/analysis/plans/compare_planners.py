@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.json_values import key, or_none
-from memprof.planners.base import Planner, ScheduleRequest
+from memprof.planners.base import Planner, ScheduleRequest, planner_types
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.registry import planner_types
 from memprof.trace.step import Step
 
 #: Budgets, as shares of the recorded peak.

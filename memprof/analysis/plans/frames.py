@@ -17,11 +17,11 @@ from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import PolicyError
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.base import Policy
-from memprof.policies.plan.inputs import ran_on
+from memprof.policies.plan.prediction import ran_on
 from memprof.policies.plan.several_steps import frame_of
 from memprof.policies.registry import default_policies, policy_types
-from memprof.replay.scale import product_kinds
-from memprof.replay.within import fullest_of
+from memprof.replay.live import fullest_of
+from memprof.replay.time import product_kinds
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Floats, Memory

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.plan.inputs import ran_on
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.prediction import Prediction, phase_peaks
-from memprof.replay.within import fullest_of
+from memprof.policies.plan.prediction import Prediction, phase_peaks, ran_on
+from memprof.replay.live import fullest_of
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

@@ -17,13 +17,11 @@ from memprof.analysis.report.sources import find_sources
 from memprof.json_values import LEFT_OUT
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import interval_of
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import sources_of, steps_under
-from memprof.policies.plan.together import require_predictable
-from memprof.replay.live import live_bytes, live_bytes_by_category
-from memprof.replay.within import fullest_of
+from memprof.replay.live import fullest_of, live_bytes, live_bytes_by_category
 from memprof.trace.files.spool import DRY_RUN, GRADIENTS_ENABLED
 from memprof.trace.manifest import PREDICTED, Backend, Capture, Manifest, Window
 from memprof.trace.schema import (

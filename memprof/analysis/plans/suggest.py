@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from memprof.analysis.allocator.assumed_torch import describe_torch
-from memprof.analysis.allocator.beyond_tensors import beyond_tensors
-from memprof.analysis.allocator.room import reserved_of, with_room
+from memprof.analysis.allocator.reserved import reserved_of, with_room
+from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
@@ -17,9 +16,9 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.workbench import rank
+from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import NO_DRY_STEPS
-from memprof.policies.plan.time_interval import TimeInterval
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Stacks

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import Bools, Floats, Ints, RankCollectives, Ranks
 
 #: Name parts of collectives that end nowhere before every rank has entered them. Excluded are broadcasts, reductions to

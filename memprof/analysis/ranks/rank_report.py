@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.json_values import key, or_none
 from memprof.phases import in_order
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Ints, RankCurve, RankMoments, RankParts, Ranks

@@ -22,9 +22,6 @@ from memprof.analysis.report.breakdown import (
     category_sources,
     hold_at,
 )
-from memprof.analysis.report.end_state import is_end_state_only
-from memprof.analysis.report.light_run import run_json, run_notes
-from memprof.analysis.report.memory_use import DeviceUse, HostProcess, summarise_devices, summarise_host_memory
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree, module_tree
 from memprof.analysis.report.moments import (
     CategoryMaximum,
@@ -33,12 +30,27 @@ from memprof.analysis.report.moments import (
     find_category_maxima,
     find_peak,
     find_phase_peaks,
+    is_end_state_only,
 )
 from memprof.analysis.report.notes import Note, write_notes
-from memprof.analysis.report.recompute import RecomputeCost, weigh_recompute
-from memprof.analysis.report.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
+from memprof.analysis.report.saved import (
+    RecomputeCost,
+    SavedStorages,
+    SavedSummary,
+    find_saved,
+    summarise_saved,
+    weigh_recompute,
+)
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
 from memprof.analysis.report.unread import find_unread
+from memprof.analysis.report.whole_run import (
+    DeviceUse,
+    HostProcess,
+    run_json,
+    run_notes,
+    summarise_devices,
+    summarise_host_memory,
+)
 from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps

@@ -9,7 +9,7 @@ import numpy as np
 from memprof.analysis.report.breakdown import WORKSPACE, Holding
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.sources import Sources
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.files.coded import Coded
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

@@ -18,7 +18,7 @@ from memprof.analysis.snapshot_plans.change import (
     with_block,
 )
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.eight_bit import eight_bit_bytes
+from memprof.policies.optimizer.single_updates import eight_bit_bytes
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.grouped import option
+from memprof.cli.options.command_classes import option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:

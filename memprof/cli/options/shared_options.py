@@ -1,14 +1,17 @@
-"""The options that several verbs share: output files, JSON, the window of recorded steps, other recordings."""
+"""The options that several verbs share, and how they open a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.grouped import option
+from memprof.cli.options.command_classes import option
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,3 +75,25 @@ def window_options(*, has_variables: bool = False) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def open_trace(path: str, rank: int | None = None, *, is_scrubbed: bool) -> Trace:
+    """Opens a recording.
+
+    Args:
+        path: The recording.
+        rank: The rank to read; None for the first.
+        is_scrubbed: Leave out the job's arguments and the identity of its owner.
+
+    Raises:
+        BadInputError: The recording cannot be opened.
+        UsageError: The recording has no such rank.
+    """
+    from memprof.trace.store import Trace
+
+    opened = Trace.open(path, rank)
+    if not is_scrubbed:
+        return opened
+    from memprof.analysis.export.scrub import own_names, scrubbed
+
+    return scrubbed(opened, names=own_names())

@@ -17,7 +17,7 @@ from memprof.analysis.allocator.allocator_report import (
     settings_in_force,
 )
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
-from memprof.analysis.report.end_state import NO_HISTORY, describe_end, is_end_state_only
+from memprof.analysis.report.moments import NO_HISTORY, describe_end, is_end_state_only
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
 from memprof.errors import InconclusiveError
 from memprof.trace.schema import Segments

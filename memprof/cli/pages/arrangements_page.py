@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memprof.analysis.plans.arrangements import Arrangements, Balance, Proposal
 from memprof.cli.page import Page, cell, make_table, printable
-from memprof.planners.arrangement.rank_memory import StagePeak
+from memprof.planners.arrangement.pipeline import StagePeak
 from memprof.planners.arrangement.search import Arranged
 from memprof.units import format_bytes, format_percent, format_us
 

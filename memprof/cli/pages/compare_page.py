@@ -14,7 +14,7 @@ from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.cli.page import Page, cell, make_table
 from memprof.cli.progress import PointBar
 from memprof.json_values import to_json
-from memprof.planners.registry import planner_types
+from memprof.planners.base import planner_types
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 

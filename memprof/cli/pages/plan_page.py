@@ -15,7 +15,7 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import Forecast, Side, words_for_record
 from memprof.analysis.plans.verify import Compared, Verification, describe_short
 from memprof.analysis.report.moments import Moment
-from memprof.analysis.report.steps_in_words import describe_steps
+from memprof.analysis.report.notes import describe_steps
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
 from memprof.emit.switches import switches_of
 from memprof.phases import in_order

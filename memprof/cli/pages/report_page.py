@@ -8,10 +8,10 @@ from rich.text import Text
 
 from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
+from memprof.analysis.report.notes import describe_steps, list_steps
 from memprof.analysis.report.report import MomentSplit, Report
-from memprof.analysis.report.steps_in_words import describe_steps, list_steps
 from memprof.cli.page import Page, printable
-from memprof.cli.pages import rank_tables
+from memprof.cli.pages import report_questions
 from memprof.cli.pages import report_tables as tables
 from memprof.cli.pages.drawings import draw_timeline
 from memprof.trace.files.spool import DRY_RUN
@@ -128,7 +128,7 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     shown = report.shown
     when = "then" if report.at_moment is not None else "at the peak" if report.has_history else "in the snapshot"
     if report.compared is not None:
-        page.add_section("Ranks", rank_tables.peaks(report.compared, top or _RANK_ROWS, report.rank))
+        page.add_section("Ranks", report_questions.peaks(report.compared, top or _RANK_ROWS, report.rank))
     moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
     moment = moment if report.has_history else ""
     page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)

@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.report.breakdown import Breakdown, Holding, K, Part
-from memprof.analysis.report.largest import find_largest
-from memprof.analysis.report.memory_use import DeviceUse, HostProcess
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.report import MomentSplit, Report
-from memprof.analysis.report.tree_rows import TreeRow, choose_rows
+from memprof.analysis.report.table_rows import TreeRow, choose_rows, find_largest
+from memprof.analysis.report.whole_run import DeviceUse, HostProcess
 from memprof.cli.page import TailCell, cell, make_table, printable
 from memprof.units import format_bytes, format_percent, format_us
 

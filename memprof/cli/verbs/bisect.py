@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.options.commit_options import commit_options, job_words, open_runs, say
+from memprof.cli.options.gate_options import commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
 
 _DEFAULT_GATE = "peak>+1%"
@@ -59,15 +59,14 @@ def bisect(
     The exit code is 3 if no commit can be named: the gates pass at BAD, or commits between the two could not be run.
     """
     job = job_words(words, "bisect GOOD BAD")
-    from memprof.analysis.commits.changes import compare_commits
-    from memprof.analysis.commits.history_file import Commit, Measurement
+    from memprof.analysis.commits import Commit, Measurement, compare_commits
     from memprof.analysis.diff.gates import parse_gate
     from memprof.analysis.diff.summary import Summary
-    from memprof.cli.pages.commits.bisect_page import bisection_to_json, fill_bisection, progress_line
+    from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line
     from memprof.errors import InconclusiveError
-    from memprof.launch.commits.bisect import bisect_commits, search_branches
-    from memprof.launch.commits.repository import Repository
+    from memprof.launch.commit_runs import bisect_commits, search_branches
     from memprof.launch.dry.dry_outcome import EndedError
+    from memprof.launch.repository import Repository
 
     gates = [parse_gate(text) for text in fail_on or (_DEFAULT_GATE,)]
     repository = Repository.around(Path.cwd())

@@ -48,8 +48,7 @@ def check(
     growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
-    from memprof.analysis.allocator.assumed_torch import describe_torch
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import describe_torch, room_of
     from memprof.analysis.diff.budget import BudgetVerdict, judge_planned
     from memprof.analysis.diff.comparison import is_summary, open_side
     from memprof.analysis.diff.gates import measure, parse_gate, require_phases
@@ -136,7 +135,7 @@ def _lines(
     summary: Summary, planned: BudgetVerdict | None, verdicts: list[tuple[str, Verdict]], bounds: dict[str, str]
 ) -> Iterator[str]:
     """Yields the lines of the page; ``bounds`` has other texts for gates, by their own."""
-    from memprof.analysis.report.steps_in_words import describe_peaks
+    from memprof.analysis.report.notes import describe_peaks
     from memprof.units import format_bytes
 
     place = f"{summary.peak.place} ({summary.peak.op})" + (f", {summary.peak.line}" if summary.peak.line else "")

@@ -91,7 +91,7 @@ def _show(
     if figure is not None:
         _draw(compared, figure)
     if is_json:
-        from memprof.analysis.compared.comparison_json import comparison_to_json
+        from memprof.analysis.compared.comparison_words import comparison_to_json
 
         print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
     elif is_row:
@@ -125,7 +125,7 @@ def _draw(compared: AllocationComparison, path: str) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    from memprof.analysis.compared.figure import draw_timelines
+    from memprof.cli.pages.allocations_page import draw_timelines
     from memprof.trace.files.whole_file import whole_file
 
     real, dry = compared.real, compared.dry

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.estimate.against import RecordedSetting
     from memprof.analysis.estimate.model import Model
-    from memprof.analysis.estimate.setting import Setting
+    from memprof.analysis.estimate.terms import Setting
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast")
 _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
@@ -141,7 +141,7 @@ def estimate(
     on = on_machine(found, device) if device is not None else None
     compared = compare(found, trace) if trace is not None else None
     if is_json:
-        from memprof.analysis.estimate.estimate_json import estimate_to_json
+        from memprof.cli.pages.estimate_page import estimate_to_json
 
         print(json.dumps(estimate_to_json(found, on, compared), indent=2, allow_nan=False))
         return
@@ -161,9 +161,8 @@ def _model(
     Raises:
         UsageError: No model is given, or more than one.
     """
-    from memprof.analysis.estimate.catalogue import find_model, is_known, read_transformer
     from memprof.analysis.estimate.config_file import is_config, read_config
-    from memprof.analysis.estimate.model import Model, model_of_count
+    from memprof.analysis.estimate.model import Model, find_model, is_known, model_of_count, read_transformer
     from memprof.analysis.estimate.network import Network, read_perceptron
 
     given = [each for each in (name, transformer, mlp, conv, parameters) if each is not None]
@@ -191,8 +190,8 @@ def _setting(model: Model, recorded: RecordedSetting | None, options: dict[str, 
     Raises:
         UsageError: The options contradict one another or do not apply to the model.
     """
-    from memprof.analysis.estimate.setting import PRECISIONS, Setting
-    from memprof.analysis.estimate.spelling import read_count
+    from memprof.analysis.estimate.model import read_count
+    from memprof.analysis.estimate.terms import PRECISIONS, Setting
 
     batch, length, tokens = options["batch"], options["length"], options["tokens"]
     if model.context == 1 and (length is not None or tokens is not None):
@@ -227,7 +226,7 @@ def _checkpoint(text: str | None) -> tuple[str, int]:
     Raises:
         UsageError: Neither is recognized.
     """
-    from memprof.analysis.estimate.setting import CHECKPOINTS
+    from memprof.analysis.estimate.terms import CHECKPOINTS
 
     word, has_number, number = (text or "none").partition(":")
     is_number = number.isascii() and number.isdigit() and 0 < int(number) < 10**6

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.opening import open_trace
+from memprof.cli.options.shared_options import open_trace
 from memprof.cli.verbs.report import MomentType
 from memprof.errors import UsageError
 from memprof.trace.files.place import check_output
@@ -146,7 +146,7 @@ def _write_folder(
     output: Path, opened: Trace, form: str, rank: int | None, kinds: list[type[Table]], *, is_private: bool
 ) -> int:
     from memprof.trace.exporters.tables import write_tables
-    from memprof.trace.files.whole_folder import whole_folder
+    from memprof.trace.files.whole_file import whole_folder
 
     with whole_folder(output, is_private=is_private) as folder:
         return write_tables(folder, opened, opened.ranks if rank is None else (rank,), kinds, form)

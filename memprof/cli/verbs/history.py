@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.options.commit_options import HISTORY_FILE, commit_options, job_words, open_runs, say
+from memprof.cli.options.gate_options import HISTORY_FILE, commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.commits.history_file import Job
+    from memprof.analysis.commits import Job
 
 _DEFAULT_COMMITS = 10
 
@@ -72,12 +72,11 @@ def history(
     GPU, in seconds. Without one, the file is shown as it is. --add takes a recording that was made elsewhere, such as a
     real run in CI.
     """
-    from memprof.analysis.commits.changes import steps_in
-    from memprof.analysis.commits.history_file import read_history
+    from memprof.analysis.commits import read_history, steps_in
     from memprof.analysis.diff.gates import parse_gate
-    from memprof.cli.pages.commits.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
-    from memprof.launch.commits.repository import GitError, Repository
+    from memprof.cli.pages.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.dry.dry_outcome import EndedError
+    from memprof.launch.repository import GitError, Repository
 
     gate, job = parse_gate(f"{show}>0"), None
     if page_path is not None:
@@ -104,7 +103,7 @@ def history(
         raise UsageError(f"{path} has no measurements yet: run a job at some commits, memprof history train.py")
     steps = steps_in(measured, gate, LEAST_SHARE)
     if page_path is not None:
-        from memprof.cli.pages.commits.history_html import history_to_html
+        from memprof.cli.pages.history_page import history_to_html
         from memprof.trace.files.whole_file import whole_file
 
         with whole_file(page_path, is_private=False) as file:
@@ -123,10 +122,10 @@ def history(
 
 def _add(path: Path, added: str, folder: Path) -> None:
     """Appends a recording of the current commit."""
-    from memprof.analysis.commits.history_file import Job, Measurement, append_to_history
+    from memprof.analysis.commits import Job, Measurement, append_to_history
     from memprof.analysis.diff.summary import summarise
-    from memprof.launch.commits.repository import Repository
-    from memprof.trace.secrets.masking import mask_words
+    from memprof.launch.repository import Repository
+    from memprof.trace.secrets import mask_words
     from memprof.trace.store import Trace
 
     opened = Trace.open(added)
@@ -138,8 +137,8 @@ def _add(path: Path, added: str, folder: Path) -> None:
 
 def _run(path: Path, commits: str | None, words: tuple[str, ...], device: str, links: tuple[Path, ...]) -> Job:
     """Dry-runs the commits that the history lacks, and returns the job."""
-    from memprof.cli.pages.commits.history_page import progress_line
-    from memprof.launch.commits.repository import Repository
+    from memprof.cli.pages.history_page import progress_line
+    from memprof.launch.repository import Repository
 
     repository = Repository.around(Path.cwd())
     if commits is None:

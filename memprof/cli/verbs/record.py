@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from memprof.cli.options.grouped import option
+from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
-from memprof.cli.options.record_command import RecordCommand
 from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent.settings import Settings, read_dry_window
-from memprof.launch.parent.target import CannotStartError, find_target
-from memprof.launch.parent.torchrun import check_ranks, on_ranks, ranks_of
+from memprof.launch.parent.target import CannotStartError, check_ranks, find_target, on_ranks, ranks_of
 from memprof.machines.card import find_card
-from memprof.trace.files.location import is_address
+from memprof.trace.files.reading import is_address
 
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan

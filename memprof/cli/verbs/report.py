@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.opening import open_trace
-from memprof.cli.options.grouped import GroupedCommand, option
-from memprof.cli.options.shared_options import force_option, json_option
+from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.shared_options import force_option, json_option, open_trace
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def report(
         if page_kind == "leaks":
             if chosen_step is not None:
                 raise click.UsageError("--leaks is about all recorded steps: leave out --step.")
-            from memprof.cli.pages.leak_page import show_leaks
+            from memprof.cli.pages.report_questions import show_leaks
 
             traces = [open_trace(path, rank, is_scrubbed=is_scrubbed) for path in (trace, *later)]
             show_leaks(traces, rank, top, is_json=is_json)
@@ -203,7 +202,7 @@ def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> 
         print(json.dumps(ranks_to_json(compared, found, notes), indent=2, allow_nan=False))
         return
     from memprof.cli.page import Page
-    from memprof.cli.pages.rank_page import fill_rank_page
+    from memprof.cli.pages.report_questions import fill_rank_page
 
     page = Page.for_stdout()
     fill_rank_page(page, compared, found, notes, name, top)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.harmless import notify
-from memprof.cli.opening import open_trace
+from memprof.cli.options.shared_options import open_trace
 from memprof.cli.pages.diff.diff_output import write_text
 
 

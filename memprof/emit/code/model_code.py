@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memprof.emit.code.allocator import allocator_code
 from memprof.emit.code.checkpoint import checkpoint_code
-from memprof.emit.code.compile import compile_code
-from memprof.emit.code.optimizer import optimizer_code
 from memprof.emit.code.pieces import Code
-from memprof.emit.code.precision import precision_code
+from memprof.emit.code.short_pieces import allocator_code, compile_code, optimizer_code, precision_code
 from memprof.emit.code.swap import swap_code
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import Allocator

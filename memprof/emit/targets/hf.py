@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from memprof.emit.code.pieces import Code, Function, module_text
-from memprof.emit.emission import Emitted, Request, Target
+from memprof.emit.emission import Emitted, Request, Target, about, listed
 from memprof.emit.targets.pytorch import prepare_of
 from memprof.emit.targets.shared import Sorted, dictionary, goes_around_model, is_every_layer
-from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile

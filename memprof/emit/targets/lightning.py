@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from memprof.emit.code.pieces import Code, Function, module_text
-from memprof.emit.code.shard import divide_statements, shard_code
-from memprof.emit.emission import Emitted, Request, Target
+from memprof.emit.code.short_pieces import divide_statements, shard_code
+from memprof.emit.emission import Emitted, Request, Target, about, listed
 from memprof.emit.targets.pytorch import prepare_of
 from memprof.emit.targets.shared import Sorted, dictionary, goes_around_model
-from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.optimizer.policy import OptimizerPolicy

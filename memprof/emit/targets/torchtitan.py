@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from memprof.emit.code.allocator import allocator_code
 from memprof.emit.code.pieces import Code, Function, module_text
-from memprof.emit.emission import Emitted, Request, Target
+from memprof.emit.code.short_pieces import allocator_code
+from memprof.emit.emission import Emitted, Request, Target, about, listed
 from memprof.emit.targets.shared import Sorted, is_every_layer
-from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.base import Policy

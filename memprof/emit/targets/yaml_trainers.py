@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from memprof.emit.emission import Emitted, Request, Target
+from memprof.emit.emission import Emitted, Request, Target, about, listed
 from memprof.emit.targets.shared import Sorted, is_every_layer
-from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import VARIABLE, Allocator
 from memprof.policies.base import Policy

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 
 from memprof.integrations.mcp_server.access import Access
-from memprof.integrations.mcp_server.answers import MOST_BYTES
+from memprof.integrations.mcp_server.commands import MOST_BYTES
 from memprof.integrations.mcp_server.tools import Tools
 from memprof.version import __version__
 

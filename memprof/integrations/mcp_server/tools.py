@@ -10,10 +10,16 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 
 from memprof.errors import MemprofError, UsageError
-from memprof.integrations.mcp_server.access import Access
-from memprof.integrations.mcp_server.answers import MOST_BYTES, encode, page_of, part_of, shortened
-from memprof.integrations.mcp_server.commands import Outcome, run_memprof
-from memprof.integrations.mcp_server.jobs import job_words
+from memprof.integrations.mcp_server.access import Access, job_words
+from memprof.integrations.mcp_server.commands import (
+    MOST_BYTES,
+    Outcome,
+    encode,
+    page_of,
+    part_of,
+    run_memprof,
+    shortened,
+)
 from memprof.policies.registry import policy_types
 
 #: Most bytes of memprof's own sentences in an answer.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.launch.doctor.findings import FAIL, FIX, MISSING, NOTE, OK, Examination, Finding, Section
-from memprof.launch.doctor.self_test import check_recording
 from memprof.launch.doctor.surroundings import check_settings, check_variables, output_folder
-from memprof.launch.doctor.torch_check import check_torch
+from memprof.launch.doctor.torch_check import check_recording, check_torch
 from memprof.machines.host_limits import nearest_limit
 from memprof.units import format_bytes
 from memprof.version import __version__

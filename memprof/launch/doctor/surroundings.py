@@ -102,7 +102,7 @@ def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding
 
 def output_folder(environment: Mapping[str, str], folder: Path) -> Path:
     """Returns the output folder: from ``MEMPROF_OUTPUT`` or ``[tool.memprof]``, or else the current folder."""
-    from memprof.trace.files.location import is_address
+    from memprof.trace.files.reading import is_address
 
     try:
         output = environment.get("MEMPROF_OUTPUT") or read_project_settings(folder).get("output", "")

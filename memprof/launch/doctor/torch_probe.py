@@ -15,7 +15,7 @@ def probe() -> dict[str, Any]:
     """Imports torch and queries its capabilities."""
     import torch
 
-    from memprof.recorder.device.driver import driver_version
+    from memprof.recorder.device_sampling import driver_version
     from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 
     has_cuda = bool(torch.cuda.is_available())

@@ -6,9 +6,8 @@ import numpy as np
 
 from memprof.policies.precision.policy import Precision
 from memprof.policies.rewrite.stack_marks import may_be_compiled
-from memprof.policies.runtime.model_names import module_names
-from memprof.policies.runtime.wrappers import without_wrappers
-from memprof.replay.scale import product_kinds
+from memprof.policies.runtime.model_names import module_names, without_wrappers
+from memprof.replay.time import product_kinds
 from memprof.trace.step import Step
 
 

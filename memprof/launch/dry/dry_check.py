@@ -28,7 +28,7 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
-from memprof.trace.secrets.masking import mask_words
+from memprof.trace.secrets import mask_words
 
 _INTERRUPTED = DryOutcome(None, INTERRUPTED, was_started=False)
 

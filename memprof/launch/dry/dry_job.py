@@ -12,7 +12,7 @@ from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
 from memprof.machines.card import find_card
 from memprof.trace.manifest import Manifest
-from memprof.trace.secrets.masking import MASK, is_masked
+from memprof.trace.secrets import MASK, is_masked
 
 #: A recorded window that ends later is not followed: a dry run would take too long to reach it.
 _LAST_STEP = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.allocator.dry_fit import dry_fit
+from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.fit.attempt import measure
+from memprof.launch.fit.request import measure
 from memprof.launch.outcome.verdict import describe_status
 from memprof.launch.parent.recorded_job import Recorded
 from memprof.planners.search.candidate import Candidate

@@ -9,17 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.analysis.allocator.beyond_tensors import room_of
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import find_recorded_device
 from memprof.launch.dry.dry_outcome import EndedError
 from memprof.launch.dry.job_server import dry_run
-from memprof.launch.fit.attempt import Attempt, measure
-from memprof.launch.fit.compiled import compiled_plans, measured_plan
-from memprof.launch.fit.outputs import discard
-from memprof.launch.fit.rehearsal import Rehearsal
-from memprof.launch.fit.request import FitResult, Request
+from memprof.launch.fit.rehearsal import Rehearsal, compiled_plans, measured_plan
+from memprof.launch.fit.request import Attempt, FitResult, Request, discard, measure
 from memprof.launch.fit.sentences import (
     INTERRUPTED,
     announce,

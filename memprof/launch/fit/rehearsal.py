@@ -1,8 +1,10 @@
-"""The dry runs of `memprof fit`: a plan's peak as applied, before spending a real run on it."""
+"""The runs before `memprof fit` spends one on a plan: dry runs of it, and the job under torch.compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,12 +15,21 @@ from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.dry.read_values import read_values_of
-from memprof.launch.fit.request import FitResult
+from memprof.launch.fit.request import Attempt, FitResult
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError
+from memprof.policies.base import Policy
+from memprof.policies.compile.policy import Compile
+from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import DrySteps
+from memprof.policies.precision.policy import Precision
 from memprof.trace.manifest import Manifest
+from memprof.trace.store import Trace
+
+#: Activation budgets of the compiler to try in turn, as fractions of what it would save for backward, until one fits.
+_BUDGETS = (1.0, 0.5, 0.2)
 
 
 class Rehearsal:
@@ -120,3 +131,41 @@ class Rehearsal:
         sentence = f"{reason.rstrip('.')}; plans are tried in real runs only."
         self._say(sentence)
         self._found.warnings = (*self._found.warnings, sentence)
+
+
+def compiled_plans(found: FitResult) -> Iterator[Plan]:
+    """Yields the plans to run with the whole model compiled, stopping once one fits.
+
+    Precision and chunked loss of the best plan so far are kept: they are independent of the compiler.
+
+    Args:
+        found: The result of the runs so far; read again for each plan.
+    """
+    others: tuple[Policy, ...] = ()
+    if found.best is not None:
+        others = tuple(policy for policy in found.best.plan.policies if isinstance(policy, Precision | ChunkedLoss))
+    for budget in _BUDGETS:
+        yield Plan((*others, Compile(activation_budget=budget)), budget_bytes=found.budget_bytes)
+        if is_settled(found.attempts[-1]):
+            return
+
+
+def measured_plan(plan: Plan, first: Suggestion, head: Trace, path: Path) -> Plan:
+    """Returns a compiled plan with the measurement as its prediction.
+
+    Args:
+        plan: The plan.
+        first: The search on the unmodified job.
+        head: The run under the plan.
+        path: Where that run's recording will be kept.
+    """
+    policies = tuple(
+        replace(policy, measured=str(path)) if isinstance(policy, Compile) else policy for policy in plan.policies
+    )
+    prediction = Prediction.measured(first.basis.step, head.fullest_step(), trace=first.trace)
+    return Plan(policies, prediction, plan.budget_bytes)
+
+
+def is_settled(attempt: Attempt) -> bool:
+    """Returns whether a smaller compiler budget is pointless: the plan fits, or the job cannot be compiled."""
+    return attempt.outcome != "above"

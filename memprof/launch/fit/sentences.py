@@ -5,8 +5,7 @@ from __future__ import annotations
 from memprof.analysis.diff.budget import BudgetVerdict
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.analysis.plans.suggest import Suggestion, describe_least
-from memprof.launch.fit.attempt import Attempt
-from memprof.launch.fit.request import FitResult
+from memprof.launch.fit.request import Attempt, FitResult
 from memprof.launch.outcome.verdict import describe_status
 from memprof.launch.parent.recorded_job import Recorded
 from memprof.planners.search.candidate import Candidate

@@ -11,7 +11,7 @@ from memprof.launch.apply import optimizers_in
 from memprof.launch.live.live_fit import LiveFit
 from memprof.launch.live.policies import live_policies
 from memprof.machines.budget import parse_budget
-from memprof.policies.runtime.wrappers import unwrapped
+from memprof.policies.runtime.model_names import unwrapped
 
 #: A placeholder peak to validate a budget with before anything is recorded, so that errors surface at once.
 _SOME_PEAK_BYTES = 1 << 40

@@ -1,4 +1,4 @@
-"""Records some steps of the running job for memprof's own use; leaves nothing on disk."""
+"""Observes a running job: a recording of some steps, the device's peak, and where a step ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from memprof.errors import InconclusiveError
 from memprof.launch.outcome.output import write_exit, write_launch
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.recorder.recorder import Recorder
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.steps.window import Window
 from memprof.trace.store import Trace
+
+#: The peak is reported again once it has grown by this fraction since the last report.
+_GROWTH = 0.05
 
 
 class Observed:
@@ -71,3 +81,82 @@ class Observed:
             return  # a forked child: the files belong to its parent
         self._recorder.finish("no longer needed")
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class DevicePeak:
+    """Peak bytes allocated by PyTorch on a CUDA device since the watch began.
+
+    The counter is torch.cuda.max_memory_allocated; it is reset once, when the watch begins.
+    """
+
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        """Resets the counter.
+
+        Args:
+            device: A CUDA device.
+            limit_bytes: Expected peak.
+        """
+        self._device = device
+        self._limit_bytes = limit_bytes
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def exceeded(self) -> int:
+        """Returns the peak if it exceeds the expected one, or has grown further since the last report; 0 otherwise."""
+        peak = torch.cuda.max_memory_allocated(self._device)
+        if peak <= self._limit_bytes:
+            return 0
+        self._limit_bytes = int(peak * (1 + _GROWTH))
+        return peak
+
+
+class StepEnds:
+    """Calls back after each step, when hooks may safely be added or removed.
+
+    Updates in other processes and threads, within backward, and of other models end no step.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], then: Callable[[], None]
+    ) -> None:
+        """Stores the callback; nothing is called before `install`.
+
+        Args:
+            model: The model that is trained.
+            optimizers: Its optimizers.
+            then: Called after each step.
+        """
+        self._model, self._then = model, then
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._rounds = OptimizerRounds()
+        self._updates = UpdateHooks(self._before_update, self._after_update)
+        self._rounds.meet(optimizers)
+        self._own: set[int] = set()
+
+    def install(self) -> None:
+        """Installs the hooks, after all existing ones."""
+        self._updates.install()
+
+    def remove(self) -> None:
+        """Removes the hooks; the callback is not called any more."""
+        self._updates.remove()
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self._counts(optimizer):
+            self._rounds.begin_update(optimizer)
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if not self._counts(optimizer) or not self._updates.is_last() or not self._rounds.update(optimizer):
+            return
+        self._rounds.begin_step()
+        self._then()
+
+    def _counts(self, optimizer: Any) -> bool:
+        """Whether an update can end a step: it is the model's, in its thread and outside backward."""
+        is_mine = os.getpid() == self._process and threading.get_ident() == self._thread
+        return is_mine and torch._C._current_graph_task_id() == -1 and self._is_of_model(optimizer)
+
+    def _is_of_model(self, optimizer: Any) -> bool:
+        """Whether an optimizer updates the model: the given ones may be wrappers of those that call the hooks."""
+        if not self._own:
+            self._own = {id(parameter) for parameter in self._model.parameters()}
+        return any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"])

@@ -17,15 +17,14 @@ from memprof.launch.outcome.plan_marks import read_idle
 from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
-from memprof.launch.torch_pins import torch_pin
+from memprof.launch.torch_versions import torch_pin
 from memprof.trace.files.place import find_place, refuse_existing
-from memprof.trace.files.private_file import FOLDER_MODE, write_private
+from memprof.trace.files.private_file import FOLDER_MODE, explain_write_error, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
-from memprof.trace.files.size_limit import explain_write_error
 from memprof.trace.files.spool import READ_VALUES
 from memprof.trace.launchers import rank_in
 from memprof.trace.running import is_being_written, process_space
-from memprof.trace.secrets.masking import mask_text, mask_words
+from memprof.trace.secrets import mask_text, mask_words
 from memprof.version import __version__
 
 if TYPE_CHECKING:

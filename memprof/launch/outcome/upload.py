@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.errors import MemprofError
 from memprof.launch.parent.target import CannotStartError
-from memprof.trace.files.location import attempt, located
+from memprof.trace.files.reading import attempt, located
 
 
 def check_address(address: str, *, force: bool) -> None:

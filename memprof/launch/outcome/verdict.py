@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.private_file import describe_fault
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: The pack result.
         target: The job, as the user named it.
     """
-    from memprof.analysis.allocator.assumed_torch import describe_torch
-    from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.allocator.device_verdict import dry_fit
+    from memprof.analysis.allocator.uncertainty import describe_torch
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
-    from memprof.analysis.report.light_run import describe_highest
-    from memprof.analysis.report.steps_in_words import describe_steps
+    from memprof.analysis.report.notes import describe_steps
+    from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
     from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, UNUSED_DEVICE
     from memprof.trace.store import Trace
@@ -157,7 +157,7 @@ def _describe_part(path: Path) -> str:
 def _with_post_mortem(verdict: Verdict, trace: Trace, found: PostMortem) -> Verdict:
     """Adds why memory ran out, and what to do about it."""
     from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
-    from memprof.analysis.report.light_run import is_light
+    from memprof.analysis.report.whole_run import is_light
 
     explained = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
     if found.is_caught or is_light(trace):

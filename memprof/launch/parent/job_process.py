@@ -18,8 +18,15 @@ from memprof.errors import MemprofError
 from memprof.launch.parent.host import HostSampler
 from memprof.launch.parent.relay import RELAYED, SignalRelay
 from memprof.launch.parent.settings import Settings
-from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
-from memprof.launch.parent.torchrun import first_of, ranks_of, threads_of
+from memprof.launch.parent.target import (
+    CannotStartError,
+    NotExecutableError,
+    NotFoundError,
+    Target,
+    first_of,
+    ranks_of,
+    threads_of,
+)
 from memprof.trace.files.private_file import FOLDER_MODE
 
 

@@ -19,7 +19,7 @@ from memprof.launch.parent.recorded_job import Recorded, run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
-from memprof.trace.secrets.masking import mask_words
+from memprof.trace.secrets import mask_words
 
 if TYPE_CHECKING:
     from memprof.analysis.plans.another_plan import PlannedJob

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.files.location import is_address
-from memprof.trace.files.reading import TEXT_LIMIT_BYTES, parse_toml, read_text
+from memprof.trace.files.reading import TEXT_LIMIT_BYTES, is_address, parse_toml, read_text
 
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan

@@ -2,7 +2,7 @@
 
 It runs in memprof's own process once the job has ended and its exit status is on disk, so that it cannot slow the job
 down, take memory from it, or consume its random numbers. The job's own processes never measure a CPU. (A CUDA device
-is measured in the job, at its very end: ``memprof.recorder.profiler.speed``.)
+is measured in the job, at its very end: ``memprof.recorder.profiler.timing``.)
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from memprof.planners.arrangement.arrangement import Arrangement
-from memprof.planners.arrangement.layer_costs import LayerCosts
-from memprof.planners.arrangement.rank_memory import stage_peak
-from memprof.planners.arrangement.scaled_costs import ScaledCosts
+from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts
+from memprof.planners.arrangement.pipeline import stage_peak
 from memprof.trace.schema import Floats
 
 

@@ -1,4 +1,4 @@
-"""Schedules of pipeline stages: the order on each rank, what each holds, and how long it takes."""
+"""Schedules of pipeline stages: the order on each rank, and the peak of each rank under them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+
+from memprof.planners.arrangement.arrangement import Arrangement
+from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts
+from memprof.policies.shard.policy import Shard
+from memprof.trace.schema import Floats
 
 
 class Work(NamedTuple):
@@ -153,3 +160,135 @@ def simulate(
     for chunk in range(count):
         busy[chunk % ranks] += micro_batches * (forward_us[chunk] + backward_us[chunk])
     return Timed(max(clock), tuple(busy))
+
+
+@dataclass(frozen=True)
+class StagePeak:
+    """The memory of the ranks of one pipeline stage.
+
+    Attributes:
+        state_bytes: Parameters, gradients and optimizer state between updates, and buffers.
+        activation_bytes: What micro-batches hold at the peak, gathered parameters and unreduced gradients included.
+        peak_bytes: The peak.
+        held: Micro-batches held at the peak, in chunks.
+        where: ``forward``, ``backward`` or ``update``.
+        units: First and last unit of each of its chunks, the last excluded.
+    """
+
+    state_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    held: int
+    where: str
+    units: tuple[tuple[int, int], ...]
+
+
+def chunk_units(arrangement: Arrangement, units: int) -> list[tuple[int, int]]:
+    """Returns the first unit and the one after the last of each chunk, in order of forward."""
+    if not arrangement.split:
+        return [(0, units)]
+    ends = np.cumsum(arrangement.split).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def stage_peaks(costs: LayerCosts, scaled: ScaledCosts, arrangement: Arrangement) -> list[StagePeak]:
+    """Returns the memory of every stage, in order of forward."""
+    chunks = chunk_units(arrangement, len(costs.names))
+    ranks = arrangement.pipeline
+    return [stage_peak(costs, scaled, arrangement, rank, tuple(chunks[rank::ranks])) for rank in range(ranks)]
+
+
+def stage_peak(
+    costs: LayerCosts,
+    scaled: ScaledCosts,
+    arrangement: Arrangement,
+    rank: int,
+    chunks: tuple[tuple[int, int], ...],
+) -> StagePeak:
+    """Returns the memory of one stage.
+
+    Args:
+        costs: The recorded costs.
+        scaled: The same, on a rank of the arrangement.
+        arrangement: The arrangement.
+        rank: The stage.
+        chunks: First and last unit of each of its chunks, the last excluded.
+    """
+    sums = scaled.state_sums
+    parameters, gradients, state, casts, gathered = np.sum(
+        [sums[:, end] - sums[:, first] for first, end in chunks], axis=0
+    ).tolist()
+    parts, zero = arrangement.shards, arrangement.zero
+    several = arrangement.micro_batches > 1
+    if arrangement.offloaded == "optimizer":
+        state = max(float(scaled.state_bytes[first:end].max(initial=0.0)) for first, end in chunks)
+    resident = (state / parts if zero else state) + costs.other_bytes
+    share = arrangement.samples / costs.samples / arrangement.context
+    resident += costs.input_bytes * share * arrangement.micro_batches
+    resident += parameters / parts if zero > 1 else parameters
+    between = gradients / parts if zero > 1 else gradients  # gradients from backward to the update
+    update = costs.update_bytes * parameters / costs.total_parameter_bytes / (parts if zero else 1)
+    best = StagePeak(int(resident + between), int(update), int(resident + between + update), 0, "update", chunks)
+
+    in_backward = scaled.backward_bytes
+    own: Floats | float = 0.0  # gradients in addition to the activations while a unit's backward runs
+    in_forward = between if zero > 1 or several or costs.keeps_gradients else 0.0
+    if zero < 2:
+        temporary = casts + scaled.recast_bytes + (min(gradients, Shard.bucket_mib * 2.0**20) if parts > 1 else 0.0)
+        if several or costs.adds_gradients:
+            own = gradients
+        else:
+            in_backward = scaled.first_backward_bytes
+            own = gradients - (sums[1, 1:] - sums[1, chunks[0][0]])  # of the units after each
+    elif zero == 2 and several and arrangement.pipeline > 1:
+        temporary, own = 2 * gathered, between  # gradients stay whole until the last micro-batch is through
+    else:
+        own = between + 2 * scaled.gradient_bytes  # as backward makes them, and in the buffer that is reduced
+        temporary = gathered if zero == 2 else _gathered_at_once(scaled, chunks)
+
+    received = [float(scaled.boundary_bytes[first - 1]) if first else 0.0 for first, _ in chunks]
+    kept = [
+        float(scaled.kept_sums[end] - scaled.kept_sums[first]) + input_bytes
+        for (first, end), input_bytes in zip(chunks, received, strict=True)
+    ]
+    if zero < 2:  # each micro-batch makes copies of parameters of its own
+        kept = [each + float(sums[3, end] - sums[3, first]) for each, (first, end) in zip(kept, chunks, strict=True)]
+    highest = [_highest(scaled, first, end, in_backward + own, in_forward) for first, end in chunks]
+    for is_forward, local, held in _moments(arrangement, rank, len(chunks)):
+        others = sum(number * each for number, each in zip(held, kept, strict=True))
+        total = others + highest[local][0 if is_forward else 1] + received[local] + temporary
+        if resident + total > best.peak_bytes:
+            where = "forward" if is_forward else "backward"
+            best = StagePeak(int(resident + between), int(total), int(resident + total), sum(held) + 1, where, chunks)
+    return best
+
+
+def _moments(arrangement: Arrangement, rank: int, chunks: int) -> tuple[Moment, ...]:
+    if arrangement.pipeline == 1:
+        return Moment(True, 0, (0,)), Moment(False, 0, (0,))
+    return fullest_moments(arrangement.schedule, arrangement.pipeline, rank, arrangement.micro_batches, chunks)
+
+
+def _gathered_at_once(scaled: ScaledCosts, chunks: tuple[tuple[int, int], ...]) -> float:
+    """Returns what ZeRO-3 has whole: the unit that runs, the next one, and the units before and after the layers."""
+    units = len(scaled.gathered_bytes)
+    inside = np.concatenate([np.arange(first, end) for first, end in chunks])
+    is_layer = (inside > 0) & (inside < units - 1)
+    whole = scaled.gathered_bytes[inside]
+    return float(whole[~is_layer].sum() + np.sort(whole[is_layer])[-2:].sum())
+
+
+def _highest(scaled: ScaledCosts, first: int, end: int, in_backward: Floats, in_forward: float) -> tuple[float, float]:
+    """Returns the highest bytes in forward and in backward of a chunk.
+
+    Args:
+        scaled: Costs of each unit.
+        first: The chunk's first unit.
+        end: The unit after its last.
+        in_backward: Peak of each unit's backward above what earlier units keep, with the gradients that exist then.
+        in_forward: Gradients that exist in forward.
+    """
+    before = scaled.kept_sums[first:end] - scaled.kept_sums[first]
+    forward = before + scaled.forward_bytes[first:end] + in_forward
+    backward = before + in_backward[first:end]
+    return float(forward.max(initial=0.0)), float(backward.max(initial=0.0))

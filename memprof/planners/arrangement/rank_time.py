@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.arrangement.arrangement import Arrangement
-from memprof.planners.arrangement.cluster import Cluster, Group
-from memprof.planners.arrangement.layer_costs import LayerCosts
-from memprof.planners.arrangement.pipeline import simulate
-from memprof.planners.arrangement.rank_memory import chunk_units
-from memprof.planners.arrangement.scaled_costs import ScaledCosts
+from memprof.planners.arrangement.arrangement import Arrangement, Cluster, Group
+from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts
+from memprof.planners.arrangement.pipeline import chunk_units, simulate
 from memprof.trace.schema import Ints
 
 

@@ -10,8 +10,7 @@ from memprof.errors import PolicyError
 from memprof.planners.arrangement.layer_costs import LayerCosts
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.scale import CALL_US
-from memprof.policies.shard.layers import choose_units
-from memprof.policies.shard.prediction.units import ROOT, find_units
+from memprof.policies.shard.division import ROOT, choose_units, find_units
 from memprof.replay.live import alive_at, sum_during
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Texts
 from memprof.trace.step import Step, sum_at

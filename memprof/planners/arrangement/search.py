@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memprof.planners.arrangement.arrangement import CHECKPOINTED, CHUNKS, OFFLOADED, SCHEDULES, Arrangement
+from memprof.planners.arrangement.arrangement import CHECKPOINTED, CHUNKS, OFFLOADED, SCHEDULES, Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_peak, split_by_time
-from memprof.planners.arrangement.cluster import Cluster
-from memprof.planners.arrangement.layer_costs import LayerCosts
-from memprof.planners.arrangement.rank_memory import StagePeak, stage_peaks
+from memprof.planners.arrangement.layer_costs import LayerCosts, ScaledCosts, scale_costs
+from memprof.planners.arrangement.pipeline import StagePeak, stage_peaks
 from memprof.planners.arrangement.rank_time import StepTimes, least_step_us, step_times
-from memprof.planners.arrangement.scaled_costs import ScaledCosts, scale_costs
 
 #: Most micro-batches of an update that are tried; a pipeline's bubble is small long before.
 _MOST_MICRO_BATCHES = 256

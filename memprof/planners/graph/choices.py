@@ -7,9 +7,8 @@ one does. The planners that use this class therefore choose what to try without 
 from __future__ import annotations
 
 from memprof.planners.base import ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.moves import Moves
-from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.graph import needed_bytes
+from memprof.planners.graph.moves import Moves, Replay
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes

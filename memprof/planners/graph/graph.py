@@ -1,8 +1,4 @@
-"""The planners' view of a step: values that can be recomputed, the operators that make them, and their readers.
-
-A *value* is one version of a storage. An operator that changes a storage in place makes its next version, a separate
-value that reuses the memory of the previous one. Views are not values: an operator that reads a view reads its storage.
-"""
+"""The planners' view of a step: values that can be recomputed, their operators and readers, and a lower bound."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.rewrite.spans import find_spans
+from memprof.policies.rewrite.draft import find_spans
 from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
@@ -195,3 +191,15 @@ def _versions(step: Step, is_value: Bools) -> dict[str, Ints]:
         "read_op": read[0],
         "read_value": read[1],
     }
+
+
+def needed_bytes(graph: Graph) -> int:
+    """Returns a lower bound on the peak of any schedule, however often operators run again.
+
+    While an operator runs, its inputs, its outputs and the fixed memory are live. A value changed in place is counted
+    once.
+    """
+    needed = graph.floor_bytes + graph.workspace_bytes
+    np.add.at(needed, graph.value_op, np.where(graph.taken_from == NONE, graph.value_bytes, 0))
+    np.add.at(needed, graph.read_op, graph.value_bytes[graph.read_value])
+    return int(needed.max(initial=0))

@@ -1,4 +1,4 @@
-"""From a schedule of operators to modules that policies can be applied to."""
+"""From a schedule of operators to modules that policies can be applied to, or to saved tensors that remat drops."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.kept_sets import keep_entries, may_be_kept
 from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.evict.names import keys_of
+from memprof.policies.remat.policy import Remat
 from memprof.policies.runtime.model_names import module_names
 from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE, Bools, Ints
@@ -192,3 +194,25 @@ def _choices(step: Step, graph: Graph, found: ScheduleResult, groups: Sequence[G
         if total:
             choices.append(_Choice(name, moved > again, max(again, moved) / total))
     return choices
+
+
+def remat_of(step: Step, graph: Graph, runs: Ints, budget: str = "") -> Remat | None:
+    """Returns the policy that drops what a schedule recomputes.
+
+    A schedule also says when each value is dropped and how long it stays after recompute; the policy drops it as soon
+    as nothing else holds it and recomputes it when backward needs it.
+
+    Args:
+        step: The step.
+        graph: Its graph.
+        runs: The schedule.
+        budget: Budget to hold as a hard memory cap too, as text; "" for none.
+
+    Returns:
+        The policy; None where the schedule recomputes nothing that backward reads.
+    """
+    times = np.bincount(runs, minlength=graph.ops)
+    is_again = (times[graph.value_op] > 1) & graph.is_saved()
+    keys = keys_of(step)
+    chosen = tuple(dict.fromkeys(keys[op_id] for op_id in graph.value_op[is_again].tolist() if keys[op_id]))
+    return Remat(budget=budget, recompute=chosen) if chosen else None

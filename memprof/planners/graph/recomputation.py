@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.planners.graph.graph import Graph
-from memprof.policies.evict.classes import Classes
+from memprof.policies.evict.victims import Classes
 from memprof.trace.schema import NONE, Bools, Ints
 
 

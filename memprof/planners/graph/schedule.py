@@ -13,11 +13,9 @@ import numpy as np
 
 from memprof.errors import InvariantError
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.moves import Moves, away_bytes, lives_at, needed_runs, waits_us
-from memprof.planners.graph.replay import Replay
-from memprof.policies.rewrite.draft import Draft
+from memprof.planners.graph.moves import Moves, Replay, away_bytes, lives_at, needed_runs, waits_us
+from memprof.policies.rewrite.draft import Draft, find_spans
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
-from memprof.policies.rewrite.spans import find_spans
 from memprof.policies.swap.copies import copy_ops
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step, rows_of

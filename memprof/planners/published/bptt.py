@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.graph import Graph, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import Line, Stage, lines_of
-from memprof.planners.graph.walk import Walk
+from memprof.planners.graph.writing import Walk
 from memprof.trace.schema import NONE, Floats, Ints
 from memprof.units import format_bytes
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
-from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.recomputation import Recomputation, gone_after_forward
 from memprof.planners.graph.schedule import replay
+from memprof.planners.graph.writing import Demand
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 #: Cells into which the total saved bytes are divided; sizes are rounded to the nearest cell.

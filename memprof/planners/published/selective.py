@@ -11,11 +11,11 @@ import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
-from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.moves import Replay
 from memprof.planners.graph.recomputation import Recomputation, idle_between
-from memprof.planners.graph.replay import Replay
 from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.writing import Demand
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes
 

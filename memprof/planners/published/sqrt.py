@@ -10,10 +10,9 @@ import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
-from memprof.planners.graph.cuts import Cuts, cut_points, narrow_cuts
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import replay
-from memprof.planners.graph.segments import Segment, SegmentSchedules, cut_at, cut_evenly
+from memprof.planners.graph.segments import Cuts, Segment, SegmentSchedules, cut_at, cut_evenly, cut_points, narrow_cuts
 from memprof.units import format_bytes
 
 #: Maximum schedule length, as a multiple of the step's operators; cuts that do not separate a graph exceed it.

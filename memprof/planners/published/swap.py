@@ -10,12 +10,11 @@ import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
-from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.idle import Absence, Windows
-from memprof.planners.graph.moves import needed_runs, waits_us
+from memprof.planners.graph.moves import Absence, Windows, needed_runs, waits_us
 from memprof.planners.graph.recomputation import Recomputation, idle_between
 from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.writing import Demand
 from memprof.planners.published.selective import around, cheapest_first
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes, format_us

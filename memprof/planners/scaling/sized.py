@@ -11,10 +11,9 @@ import numpy as np
 
 from memprof.errors import InconclusiveError, UsageError
 from memprof.planners.scaling.base import check_size, resized
-from memprof.planners.scaling.curves import Fit, along, fit
+from memprof.planners.scaling.curves import Fit, along, fit, grow_in_two, grown_shapes
 from memprof.planners.scaling.match import Match, match_steps
 from memprof.planners.scaling.samples import Sample
-from memprof.planners.scaling.shapes import grow_in_two, grown_shapes
 from memprof.planners.scaling.times import Clock
 from memprof.trace.schema import Bools, Floats, Ints, Memory, Ops
 from memprof.trace.step import Step

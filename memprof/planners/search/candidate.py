@@ -11,8 +11,7 @@ from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.plan.interval import Interval, interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
-from memprof.replay.live import live_bytes, live_bytes_by_category
-from memprof.replay.within import fullest_of
+from memprof.replay.live import fullest_of, live_bytes, live_bytes_by_category
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.errors import UsageError
-from memprof.planners.base import ScheduleRequest
+from memprof.planners.base import ScheduleRequest, named_planner
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.project import project
+from memprof.planners.graph.project import project, remat_of
 from memprof.planners.graph.schedule import replay
-from memprof.planners.graph.single_tensors import remat_of
-from memprof.planners.registry import named_planner
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
@@ -22,9 +20,8 @@ from memprof.planners.search.select import Selection
 from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
-from memprof.policies.plan.interval import OVER_HELD
+from memprof.policies.plan.interval import OVER_HELD, time_interval_of
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, Refusals, frame_of, sources_of, split_dry_run
-from memprof.policies.plan.time_interval import time_interval_of
 from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step

@@ -6,7 +6,7 @@ import itertools
 
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
-from memprof.policies.plan.together import contradiction
+from memprof.policies.plan.plan import contradiction
 from memprof.policies.registry import policy_types
 
 #: Share of the step time within which combinations count as equally fast.

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memprof.planners.scaling.base import SizedStep
+from memprof.planners.scaling.base import SizedStep, scale_by_shape
 from memprof.planners.scaling.doubt import step_with_errors
-from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import find_samples
 from memprof.planners.scaling.sized import scale_samples
 from memprof.planners.search.candidate import Candidate

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from memprof.errors import InvariantError, PolicyError
 from memprof.planners.search.candidate import Candidate, candidate_of
 from memprof.policies.base import Policy
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.several_steps import DrySteps, Refusals, host_bytes_under, split_dry_run, transform_all
-from memprof.policies.plan.together import require_predictable
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
 

@@ -7,7 +7,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.rewrite.batch_state import batch_norms, changed_buffers, draws
+from memprof.policies.rewrite.stack_marks import batch_norms, changed_buffers, draws
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 

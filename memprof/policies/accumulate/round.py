@@ -11,7 +11,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.refusals import IN_EVALUATION, IN_TURN, WEIGHED
-from memprof.recorder.steps.batch_structure import first_tensor
+from memprof.recorder.steps.batches import first_tensor
 
 #: Rounds of the jobs under accumulate.
 _active: list[Round] = []

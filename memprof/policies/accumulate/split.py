@@ -12,7 +12,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
-from memprof.recorder.steps.batch_structure import WHOLE, batch_size, collect, fields_of, is_graphs, is_record
+from memprof.recorder.steps.batches import WHOLE, batch_size, collect, fields_of, is_graphs, is_record
 
 
 @dataclass(frozen=True)

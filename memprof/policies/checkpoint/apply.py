@@ -13,14 +13,13 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.arguments import Arguments
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
-from memprof.policies.checkpoint.selective import operator_named, selective_contexts
+from memprof.policies.checkpoint.second_forward import Arguments, operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
-from memprof.policies.runtime.compiled_modules import import_compiler
 from memprof.policies.runtime.job import Effect, Job
-from memprof.policies.runtime.own_types import is_in_transform
+from memprof.policies.runtime.job_traits import import_compiler
+from memprof.policies.runtime.replaced import is_in_transform
 
 if TYPE_CHECKING:
     from memprof.policies.checkpoint.policy import Checkpoint

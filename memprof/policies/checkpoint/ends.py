@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.checkpoint.nodes import Nodes
+from memprof.policies.checkpoint.nodes import Nodes, python_death
 from memprof.policies.checkpoint.recompute import NEVER, Recompute
-from memprof.policies.checkpoint.references import python_death
 from memprof.policies.checkpoint.regions import Regions
-from memprof.policies.rewrite.carried import carried_over
-from memprof.policies.rewrite.key_caches import cached_storages
+from memprof.policies.rewrite.held_by_python import cached_storages, carried_over
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 

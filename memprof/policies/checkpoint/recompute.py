@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.policies.checkpoint.nodes import Nodes
 from memprof.policies.checkpoint.regions import Regions
-from memprof.policies.rewrite.spans import find_spans
+from memprof.policies.rewrite.draft import find_spans
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

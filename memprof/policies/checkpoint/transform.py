@@ -9,15 +9,14 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.ends import StorageEnds, find_lives
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, kept_operators
-from memprof.policies.checkpoint.nodes import find_nodes
+from memprof.policies.checkpoint.nodes import find_nodes, with_unread
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
 from memprof.policies.checkpoint.regions import Regions, find_regions
-from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.rewrite.autocast_cache import parameter_casts
-from memprof.policies.rewrite.batch_state import changed_buffers
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
+from memprof.policies.rewrite.stack_marks import changed_buffers
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 

@@ -11,8 +11,8 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.plan.patterns import match_modules, outermost
-from memprof.policies.runtime.compiled_modules import find_compiled
-from memprof.policies.runtime.own_types import is_dry_run
+from memprof.policies.runtime.job_traits import find_compiled
+from memprof.policies.runtime.replaced import is_dry_run
 
 if TYPE_CHECKING:
     from memprof.policies.compile.policy import Compile

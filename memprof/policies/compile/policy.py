@@ -92,7 +92,7 @@ class Compile(Policy):
 
     def changes(self, step: Step) -> tuple[str, ...]:
         """Returns that compiled dropout draws its own random numbers."""
-        from memprof.policies.rewrite.batch_state import draws
+        from memprof.policies.rewrite.stack_marks import draws
 
         return ("compiled code draws other random numbers",) if draws(step) else ()
 

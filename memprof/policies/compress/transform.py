@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.policies.compress.policy import BLOCK
-from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.elements import element_bytes
+from memprof.policies.rewrite.draft import Draft, element_bytes
 from memprof.policies.rewrite.insertion import COMPRESS, new_ops
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import find_records

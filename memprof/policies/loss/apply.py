@@ -17,9 +17,8 @@ from memprof.errors import PolicyError
 from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead, Terms
 from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.plan.patterns import match_modules
-from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
-from memprof.policies.runtime.replaced import until_gone
-from memprof.recorder.calls.saved_hooks import is_in_checkpoint
+from memprof.policies.runtime.replaced import OWN_TYPES, is_in_transform, until_gone
+from memprof.recorder.calls.torch_state import is_in_checkpoint
 
 if TYPE_CHECKING:
     from memprof.policies.loss.policy import ChunkedLoss

@@ -18,7 +18,7 @@ from memprof.policies.optimizer.refusals import EARLY, NEVER_RESET, SCALED, SECO
 from memprof.policies.optimizer.updates import Updates, updates_of
 from memprof.policies.optimizer.used import UsedGradient, UsedState
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
-from memprof.recorder.steps.inner_steps import is_inner_step
+from memprof.recorder.steps.update_hooks import is_inner_step
 from memprof.recorder.steps.usages import plain_settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from memprof.policies.optimizer.updates import Updates
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import replace_method
-from memprof.recorder.steps.inner_steps import is_inner_step
+from memprof.recorder.steps.update_hooks import is_inner_step
 
 
 class OneByOne:

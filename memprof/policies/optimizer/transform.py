@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.eight_bit import eight_bit_bytes
-from memprof.policies.optimizer.freed_gradients import free_gradients
 from memprof.policies.optimizer.host_bytes import moved_state
 from memprof.policies.optimizer.refusals import IN_HOST_MEMORY, refuse_optimizers
-from memprof.policies.optimizer.single_updates import CALL_US, is_updating, single_updates, update_form
+from memprof.policies.optimizer.single_updates import (
+    CALL_US,
+    eight_bit_bytes,
+    free_gradients,
+    is_updating,
+    single_updates,
+    update_form,
+)
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
 from memprof.trace.step import Step

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.step_settings import StepSettings
+from memprof.policies.optimizer.used import StepSettings
 from memprof.policies.runtime.per_optimizer import PerOptimizer
-from memprof.recorder.steps.inner_steps import inner_steps
+from memprof.recorder.steps.update_hooks import inner_steps
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.runtime.wrappers import without_wrappers
+from memprof.policies.runtime.model_names import without_wrappers
 
 
 def fitted(plan: Plan, names: set[str]) -> Plan:

@@ -1,7 +1,8 @@
-"""Bounds of a measured peak where the prediction is not exact to the byte."""
+"""Bounds of a measured peak and step time where the prediction is not exact."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, split_dry_run, steps_under
 from memprof.replay.live import live_bytes, made_bytes
-from memprof.replay.unsplit import Unsplit
+from memprof.replay.rounding import Unsplit
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
@@ -56,7 +57,7 @@ def interval_of(
     errors of a step scaled to another size (``Step.size_errors``) are added. What a forward before the recording
     made, and the step holds without using it (the graph of an evaluation), changes under a plan in a way that the
     recording does not show: the lower bound is without it. On a device, blocks that the allocator does not split are
-    larger than requested (``replay/unsplit.py``), and which ones these are changes with the plan, unless all of it was
+    larger than requested (``replay/rounding.py``), and which ones these are changes with the plan, unless all of it was
     dry-run.
 
     Args:
@@ -136,3 +137,46 @@ def _peak(steps: Sequence[Step], share: float) -> int:
             during = during + share * made_bytes(step)
         peaks.append(int(np.ceil(during.max(initial=0))))
     return max(peaks, default=0)
+
+
+@dataclass(frozen=True)
+class TimeInterval:
+    """Bounds of a predicted step time.
+
+    Attributes:
+        least_us: The lower bound.
+        most_us: The upper bound.
+    """
+
+    least_us: float
+    most_us: float
+
+    @property
+    def bounds(self) -> list[float]:
+        """Both ends, the lower one first."""
+        return [self.least_us, self.most_us]
+
+
+def time_interval_of(policies: Sequence[Policy], step: Step, predicted_us: float) -> TimeInterval | None:
+    """Returns the bounds of a plan's step time on the machine of the recording.
+
+    The policies' errors on other jobs (``Policy.time_errors_seen``) are taken as independent: over a plan, their
+    squares add up.
+
+    Args:
+        policies: The plan.
+        step: The recorded step.
+        predicted_us: Its step time under the plan.
+
+    Returns:
+        The bounds; None if the plan has no policies, the step runs on a GPU, or a policy has no measured errors.
+    """
+    errors = [policy.time_errors_seen for policy in policies]
+    if not errors or not math.isfinite(predicted_us) or step.targets_device():
+        return None
+    below = above = 0.0
+    for seen in errors:
+        if seen is None:
+            return None
+        below, above = math.hypot(below, seen[0]), math.hypot(above, seen[1])
+    return TimeInterval(predicted_us * max(1 - below, 0.0), predicted_us * (1 + above))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.errors import BadInputError, OutputError, PolicyError
 from memprof.policies.base import Policy
-from memprof.policies.plan.place import Place
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import (
     AT_BATCH,
@@ -23,6 +22,7 @@ from memprof.policies.plan.plan_tables import (
     NUMERICS_IN_WORDS,
     PREDICTION,
     SOURCES_IN_WORDS,
+    Place,
     plan_from_tables,
     settings_of,
 )

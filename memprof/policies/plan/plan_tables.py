@@ -1,16 +1,17 @@
-"""A plan as plain tables, as in TOML and JSON: a policy's name, and its settings below it."""
+"""A plan as plain tables, as in TOML and JSON, and where a mistake in a plan file is."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memprof.errors import PolicyError, UsageError
 from memprof.policies.base import Policy
-from memprof.policies.plan.place import Place
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.registry import policy_type, policy_types
@@ -23,7 +24,6 @@ BUDGET = "budget"
 #: The keys of the size a plan is for, if it differs from the recording's.
 AT_BATCH, AT_LENGTH = "at_batch", "at_length"
 _ABOVE = (BUDGET, AT_BATCH, AT_LENGTH)
-
 #: Effect of policies on the job's numbers, in words; none for policies that leave them unchanged.
 NUMERICS_IN_WORDS = {
     "none": "numerics bit-identical",
@@ -31,7 +31,6 @@ NUMERICS_IN_WORDS = {
     "approximate": "numerics approximate",
     "different": "numerics differ",
 }
-
 #: How a prediction was obtained, in words.
 SOURCES_IN_WORDS = {
     "replayed": "replayed: every operator and storage of the recording replayed",
@@ -204,3 +203,48 @@ def settings_of(policy: Policy) -> dict[str, Any]:
     changed = {field.name: values[field.name] for field in fields if values[field.name] != field.default}
     chosen = changed or dict(list(values.items())[:1])
     return {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a plan file that is being read.
+
+    Attributes:
+        name: The file.
+        text: Its text, "" where there is none.
+        table: The current table, "" for the top level.
+        number: Which of the tables of that name, 0 first.
+    """
+
+    name: str
+    text: str
+    table: str = ""
+    number: int = 0
+
+    def inside(self, table: str, number: int) -> Place:
+        """Returns the place of a table's content."""
+        return replace(self, table=table, number=number)
+
+    def at(self, key: str = "") -> str:
+        """Names the file and the line of a key, or of the table itself."""
+        line = self._line(key)
+        return f"{self.name}, line {line}" if line else self.name
+
+    def is_named_in(self, sentence: str) -> bool:
+        """Whether a message already names the place of the mistake."""
+        return sentence.startswith((f"{self.name}, line", f"{self.name}: "))
+
+    def _line(self, key: str) -> int:
+        lines = self.text.splitlines()
+        start = 0
+        if self.table or key:
+            word = re.escape(self.table or key)
+            header = re.compile(rf"""\s*(?:\[\[?\s*["']?{word}["']?\s*[\].]|["']?{word}["']?\s*[=.])""")
+            found = [number for number, line in enumerate(lines) if header.match(line)]
+            if not found:
+                return 0
+            start = found[min(self.number, len(found) - 1)]
+        if self.table and key:
+            setting = re.compile(rf"""(?:.*[\s{{,.])?["']?{re.escape(key)}["']?\s*[=.\]]""")
+            return next((number + 1 for number in range(start, len(lines)) if setting.match(lines[number])), start + 1)
+        return start + 1

@@ -1,19 +1,16 @@
-"""The prediction of a plan, for comparison with a later run."""
+"""The prediction of a plan, for comparison with a later run whose input shapes are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from memprof.phases import in_order
-from memprof.policies.plan.inputs import ran_on
-from memprof.policies.plan.interval import Interval
-from memprof.policies.plan.time_interval import TimeInterval
-from memprof.policies.runtime.model_roots import parameter_bytes_by_root, trained_roots
-from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
-from memprof.replay.within import fullest_of
+from memprof.policies.plan.interval import Interval, TimeInterval
+from memprof.policies.runtime.model_names import parameter_bytes_by_root, trained_roots
+from memprof.replay.live import fullest_of, live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
@@ -144,3 +141,31 @@ def phase_peaks(steps: Sequence[Step]) -> dict[str, int]:
         for phase in set(step.ops.phase.tolist()):
             peaks[phase] = max(peaks.get(phase, 0), int(during[step.ops.phase == phase].max()))
     return {phase: peaks[phase] for phase in in_order(peaks)}
+
+
+def input_shapes(step: Step, phases: Iterable[str] = ("forward",)) -> tuple[str, ...]:
+    """Returns the distinct shapes of the inputs that a step reads; of all inputs where uses were not recorded.
+
+    Args:
+        step: The step.
+        phases: The phases in which they are read.
+    """
+    storages, uses = step.storages, step.uses
+    is_input = (storages.category == "input") & (storages.shape != "")
+    if len(uses):
+        is_read = np.zeros(len(storages), dtype=np.bool_)
+        is_read[uses.storage_id[np.isin(step.ops.phase[uses.op_id], list(phases))]] = True
+        is_input &= is_read
+    return tuple(sorted(set(storages.shape[is_input].tolist())))
+
+
+def ran_on(step: Step) -> str:
+    """Returns the inputs of a step in words: the input shapes of its model, and separately those of evaluations in it.
+
+    Two steps that differ in this are not comparable, whatever their peaks. "" where no input was recorded.
+    """
+    trained, evaluated = (input_shapes(step, [phase]) for phase in ("forward", "evaluation"))
+    words = [", ".join(trained)] if trained else []
+    if evaluated and len(step.uses):
+        words.append(f"{', '.join(evaluated)} in evaluation")
+    return "; ".join(words)

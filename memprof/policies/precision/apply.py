@@ -18,9 +18,8 @@ from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
-from memprof.policies.runtime.own_reruns import OwnReruns
-from memprof.policies.runtime.own_types import is_in_transform
-from memprof.policies.runtime.replaced import replace, until_gone
+from memprof.policies.runtime.job_traits import OwnReruns
+from memprof.policies.runtime.replaced import is_in_transform, replace, until_gone
 from memprof.recorder.machine import short_types
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.precision.policy import CREATE_GRAPH, NOT_OF_OUTPUT
-from memprof.policies.runtime.own_types import is_in_transform
-from memprof.policies.runtime.replaced import replace_weakly
+from memprof.policies.runtime.replaced import is_in_transform, replace_weakly
 
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job

@@ -6,7 +6,7 @@ from memprof.policies.precision.misfits import refuse_unsuitable
 from memprof.policies.precision.policy import CPU_TIME, DEVICE_TIME, Precision
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
-from memprof.policies.runtime.model_roots import root_of, trained_roots
+from memprof.policies.runtime.model_names import root_of, trained_roots
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step

@@ -8,22 +8,19 @@ import warnings
 from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
-from memprof.policies.remat.counters import Counter, ProcessorCounter, counter_of
-from memprof.policies.remat.first_steps import FirstSteps
-from memprof.policies.remat.keys import Keys
+from memprof.policies.remat.counters import Counter, FirstSteps, ProcessorCounter, counter_of
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.mode import RematMode
 from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.recomputation import Recomputation
-from memprof.policies.remat.saved import SavedHooks
-from memprof.policies.remat.swapping import Swapping
+from memprof.policies.remat.saved import Keys, SavedHooks
 from memprof.policies.remat.transform import COMPILED, OVERLAP
-from memprof.policies.runtime.compiled_modules import find_compiled, import_compiler
+from memprof.policies.remat.victims import Swapping
 from memprof.policies.runtime.job import Job
-from memprof.policies.swap.disk import DiskCarrier
+from memprof.policies.runtime.job_traits import find_compiled, import_compiler
 from memprof.policies.swap.packing import require_unhooked
-from memprof.policies.swap.pinned_copies import HostCarrier
 from memprof.policies.swap.policy import DEFAULT_GBPS
+from memprof.policies.swap.transfers import DiskCarrier, HostCarrier
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.remat.cells import Cell, Original, Recipe, copied
-from memprof.policies.remat.counters import Counter
-from memprof.policies.remat.first_steps import FirstSteps
+from memprof.policies.remat.counters import Counter, FirstSteps
 from memprof.policies.remat.schedule import Schedule
 from memprof.policies.remat.sequence import Sequence
-from memprof.policies.remat.swapping import Swapping
-from memprof.policies.remat.victims import cell_victims, may_go, settle, settle_input
+from memprof.policies.remat.victims import Swapping, cell_victims, may_go, settle, settle_input
 from memprof.units import format_bytes
 
 #: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.

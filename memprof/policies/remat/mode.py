@@ -13,18 +13,22 @@ from typing import Any
 import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, Ref
-from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.needs import Needs
-from memprof.policies.remat.operator_traits import Operator
-from memprof.policies.remat.recomputation import Recomputation
+from memprof.policies.remat.needs import Needs, Operator
+from memprof.policies.remat.recomputation import Recomputation, put_back, states_for
+from memprof.policies.remat.saved import Keys
 from memprof.policies.remat.sequence import Kind, Position, is_plain
-from memprof.policies.runtime.generators import put_back, states_for
-from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in
-from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
+from memprof.recorder.calls.dispatch_modes import (
+    SlidingMode,
+    follow,
+    is_traced,
+    leaves_operators,
+    run_below,
+    tensors_in,
+    with_tensors,
+)
+from memprof.recorder.calls.torch_state import traced_inside, untraced
 from memprof.recorder.calls.tracebacks import clean_uncaught, hide_frames_of
-from memprof.recorder.calls.untraced import traced_inside, untraced
-from memprof.recorder.calls.wrapped_numbers import with_tensors
 from memprof.recorder.memory.out_of_memory import is_out_of_memory
 
 _Tensor = torch.Tensor

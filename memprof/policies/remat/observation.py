@@ -6,8 +6,7 @@ import weakref
 
 import numpy as np
 
-from memprof.policies.evict.outline import Outline
-from memprof.policies.evict.units import cannot_be_remade
+from memprof.policies.evict.outline import Outline, cannot_be_remade
 from memprof.policies.remat.cells import Cell, Need, Recipe
 from memprof.policies.remat.victims import may_go
 

@@ -1,15 +1,16 @@
-"""Recomputes dropped contents: inputs first, each with room made for it, and freed after its last use."""
+"""Recomputes dropped contents: inputs first, with room made for each and the random generators as they were."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from memprof.policies.remat.cells import Cell, Recipe, arguments_of, copied
 from memprof.policies.remat.memory import Memory
-from memprof.policies.runtime.generators import restored
-from memprof.recorder.calls import repeats
+from memprof.recorder.calls import operator_traits
 
 _LISTS = (list, tuple)
 _use_count = torch._C._storage_Use_Count
@@ -118,7 +119,7 @@ class Recomputation:
     def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> Any:
         """Runs an operator as in its first run, for its values only."""
         had_gradients = torch.is_grad_enabled()
-        before = repeats.begin(recipe.sequence)
+        before = operator_traits.begin(recipe.sequence)
         was_running, self.is_running = self.is_running, True
         try:
             with (
@@ -131,9 +132,50 @@ class Recomputation:
         finally:
             torch._C._set_grad_enabled(had_gradients)
             self.is_running = was_running
-            repeats.end(before)
+            operator_traits.end(before)
 
 
 def _is_only_ours(cell: Cell) -> bool:
     """Returns whether a content was recomputed and has no other references."""
     return cell.hold is not None and _use_count(cell.hold._cdata) == 1
+
+
+def states_for(kwargs: dict[str, Any] | None, device: torch.device) -> tuple[tuple[torch.Generator, bytes], ...]:
+    """Returns the states of the generators that an operator may draw from.
+
+    Args:
+        kwargs: Its keyword arguments; a generator among them is the only one.
+        device: The device it runs on.
+    """
+    own = (kwargs or {}).get("generator")
+    generators = [own if own is not None else torch.default_generator]
+    if own is None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return tuple((generator, _state_of(generator)) for generator in generators)
+
+
+@contextmanager
+def restored(states: tuple[tuple[torch.Generator, bytes], ...] | None) -> Iterator[None]:
+    """Restores states temporarily, then the previous ones."""
+    if states is None:
+        yield
+        return
+    before = [(generator, _state_of(generator)) for generator, _ in states]
+    try:
+        put_back(states)
+        yield
+    finally:
+        put_back(before)
+
+
+def put_back(states: Iterable[tuple[torch.Generator, bytes]] | None) -> None:
+    """Restores states permanently."""
+    with torch._C._DisableTorchDispatch():
+        for generator, state in states or ():
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _state_of(generator: torch.Generator) -> bytes:
+    """Returns a state as bytes, outside device memory."""
+    with torch._C._DisableTorchDispatch():
+        return generator.get_state().numpy().tobytes()

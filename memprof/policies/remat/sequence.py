@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from memprof.policies.remat.cells import Blank, Need, Ref
-from memprof.policies.remat.operator_traits import Operator
-from memprof.recorder.calls.higher_order import tensors_in
+from memprof.policies.remat.needs import Operator
+from memprof.recorder.calls.dispatch_modes import tensors_in
 
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)

@@ -1,15 +1,17 @@
-"""The contents of a job as eviction candidates: which may go, and what they were computed from."""
+"""The contents of a job as eviction candidates: what each costs, and whether copying out is faster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from memprof.policies.evict.victims import Facts, Victims
 from memprof.policies.remat.cells import Cell, Recipe
+from memprof.policies.swap.moves import Carrier
 
 _use_count = torch._C._storage_Use_Count
 
@@ -145,3 +147,42 @@ def _changed_to(cell: Cell) -> Cell | None:
         if recipe.changes is cell:
             return recipe.outputs[0]() if recipe.outputs else None
     return None
+
+
+class Swapping:
+    """A carrier and its speed."""
+
+    def __init__(self, carrier: Carrier, bytes_per_us: float) -> None:
+        """Stores the carrier.
+
+        Args:
+            carrier: Destination of the contents.
+            bytes_per_us: Its speed.
+        """
+        self._carrier = carrier
+        self._bytes_per_us = bytes_per_us
+
+    def carry_out(self, storage: torch.UntypedStorage, recompute_us: float) -> Any:
+        """Copies a storage's bytes out and returns the place; None if recomputing is faster or the copy failed.
+
+        Args:
+            storage: The storage.
+            recompute_us: Time to recompute its content.
+        """
+        if 2 * storage.nbytes() / self._bytes_per_us >= recompute_us:
+            return None
+        place = self._carrier.send(storage)
+        if self._carrier.sent(place):
+            return place
+        self._carrier.forget(place, storage)
+        return None
+
+    def carry_back(self, place: Any) -> torch.UntypedStorage:
+        """Returns a storage with the bytes."""
+        storage = self._carrier.fetch(place)
+        self._carrier.fetched(place)
+        return storage
+
+    def forget(self, place: Any) -> None:
+        """Frees the place."""
+        self._carrier.forget(place, None)

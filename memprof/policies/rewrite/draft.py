@@ -1,13 +1,13 @@
-"""A step being rewritten: operators and storages are added, changed and removed, then renumbered at the end."""
+"""A step being rewritten: operators and storages are added, changed and removed."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 
-from memprof.policies.rewrite.spans import find_spans
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Uses
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Texts, Uses
 from memprof.trace.step import Step, rows_of
 
 
@@ -253,3 +253,37 @@ class Draft:
         return calls.replace(
             first_op_id=np.where(is_empty, NONE, new_first), last_op_id=np.where(is_empty, NONE, new_last)
         )
+
+
+def find_spans(storage_ids: Ints, moments: Ints, *, of: Ints, first: Ints, last: int | Ints) -> Ints:
+    """Finds the span of a storage that covers a moment; of several, the one that begins last.
+
+    Args:
+        storage_ids: The storages looked up.
+        moments: A moment for each; NONE is in no span.
+        of: The storage of each span, shape ``(spans,)``.
+        first: First moment of each span.
+        last: Last moment of each span, or of all; ``first`` again for spans of one moment.
+
+    Returns:
+        Rows of the spans, as long as ``storage_ids``; NONE where no span covers the moment.
+    """
+    order = np.lexsort((first, of))
+    width = max(int(moments.max(initial=0)), int(first.max(initial=0))) + 2
+    keys = of[order] * width + first[order]
+    place = np.searchsorted(keys, storage_ids * width + moments, side="right") - 1
+    rows = np.append(order, NONE)[place]  # the last entry stands for no span
+    is_same = np.append(of, NONE)[rows] == storage_ids
+    is_within = moments <= np.append(np.broadcast_to(last, len(of)), NONE)[rows]
+    return np.where(is_same & is_within, rows, NONE)
+
+
+def element_bytes(dtypes: Texts) -> Ints:
+    """Returns the bytes of one element of each type, such as bfloat16, float8_e4m3fn or bool; 1 for unnamed ones."""
+    sizes = {dtype: _size_of(str(dtype)) for dtype in set(dtypes.tolist())}
+    return np.array([sizes[dtype] for dtype in dtypes.tolist()], dtype=np.int64)
+
+
+def _size_of(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1

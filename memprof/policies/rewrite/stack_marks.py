@@ -1,4 +1,4 @@
-"""Marks operators by what their Python stacks pass through: a transform of torch.func, compiled code."""
+"""Marks operators by what surrounds them, and those whose result depends on how often the step runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from memprof.trace.usages import COMPILES_MODELS
 
 #: Which stacks match each pattern: every plan of a search asks for the same.
 _FOUND: WeakKeyDictionary[Stacks, dict[re.Pattern[str], Bools]] = WeakKeyDictionary()
+_INSTANCE = re.compile(r"torch/nn/functional\.py:[0-9]+:instance_norm\b")
 
 
 def ran_within(step: Step, pattern: re.Pattern[str]) -> Bools:
@@ -125,3 +126,115 @@ def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
         f"{name or 'The model'}{where} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all "
         f"hooks disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
     )
+
+
+class Calls:
+    """Calls of modules around each operator of a step, some of which are chosen.
+
+    These are the calls of forward, and those that ``checkpoint(use_reentrant=True)`` repeats: in its first run autograd
+    saves nothing, in its second what it saves in any forward. The second run of the other variant fills the places of
+    tensors that the first has saved, and is not among them.
+
+    Attributes:
+        inner: The innermost call. Shape (ops,).
+        region_of: The outermost call of a chosen module, NONE outside.
+        top_start: First operator of the outermost call of all, 0 outside.
+        wrapped_end: Last operator of the outermost call of a chosen module or of a root.
+    """
+
+    def __init__(self, step: Step, is_chosen: Bools) -> None:
+        """Finds the calls.
+
+        Args:
+            step: The step.
+            is_chosen: Chosen modules, shape ``(modules,)``.
+        """
+        calls, total = step.module_calls, len(step.ops)
+        self.first, self.last, self.parent = calls.first_op_id, calls.last_op_id, calls.parent_call_id
+        self.module, self.is_recompute = calls.module_id, calls.is_recompute
+        self.inner = np.full(total, NONE, dtype=np.int64)
+        self.region_of = np.full(total, NONE, dtype=np.int64)
+        self.top_start = np.zeros(total, dtype=np.int64)
+        self.wrapped_end = np.arange(total)
+        is_region = is_chosen[calls.module_id]
+        is_wrapped = is_region | (step.modules.parent_id[calls.module_id] == NONE)
+        is_complete = (self.first != NONE) & (self.last != NONE)
+        is_complete &= ~calls.is_recompute | _has_nodes(step, self.first, self.last)
+        depth = np.zeros(len(calls), dtype=np.int64)
+        parents = self.parent
+        while (parents != NONE).any():
+            depth += parents != NONE
+            parents = np.where(parents != NONE, self.parent[parents], NONE)
+        has_wrapped = np.zeros(total, dtype=np.bool_)
+        for level in range(int(depth.max(initial=-1)) + 1):
+            rows = np.flatnonzero((depth == level) & is_complete)
+            length = self.last[rows] - self.first[rows] + 1
+            owner = np.repeat(rows, length)
+            ops = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length) + self.first[owner]
+            self.inner[ops] = owner
+            if level == 0:
+                self.top_start[ops] = self.first[owner]
+            is_new = is_region[owner] & (self.region_of[ops] == NONE)
+            self.region_of[ops[is_new]] = owner[is_new]
+            is_new = is_wrapped[owner] & ~has_wrapped[ops]
+            self.wrapped_end[ops[is_new]] = self.last[owner[is_new]]
+            has_wrapped[ops[is_new]] = True
+
+    def surround(self, first: Ints, last: Ints, again: Ints) -> Bools:
+        """Returns whether calls of chosen modules surround regions: those that are repeated with one lie inside of it.
+
+        Args:
+            first: First operator of each region in forward.
+            last: Last operator of it.
+            again: First operator of its recomputation.
+        """
+        region = self.region_of[first]
+        is_around: Bools = (region != NONE) & (self.last[region] >= last)
+        rows = np.flatnonzero(is_around)
+        module = self.module[region[rows]]
+        is_inside = np.zeros(len(rows), dtype=np.bool_)
+        for call in np.flatnonzero(self.is_recompute & np.isin(self.module, module)).tolist():
+            is_again = (self.first[call] <= again[rows]) & (again[rows] <= self.last[call])
+            is_inside |= is_again & (module == self.module[call])
+        is_around[rows[is_inside]] = False
+        return is_around
+
+
+def _has_nodes(step: Step, first: Ints, last: Ints) -> Bools:
+    """Marks the ranges of operators, each of shape ``(ranges,)``, that hold a recomputed one with a backward node."""
+    ops = step.ops
+    made = ops.forward_op_id[(ops.forward_op_id != NONE) & ~ops.is_recompute]
+    has_node = np.zeros(len(ops) + 1, dtype=np.int64)
+    has_node[made[ops.is_recompute[made]] + 1] = 1
+    count = np.cumsum(has_node)
+    found: Bools = count[last + 1] > count[first]
+    return found
+
+
+def batch_norms(step: Step) -> list[str]:
+    """Returns the modules that normalise by statistics of their batch: not those in eval mode, nor InstanceNorm.
+
+    In training the operator writes the statistics beside its result, in eval mode empty tensors.
+    """
+    ops, uses, storages = step.ops, step.uses, step.storages
+    is_norm = np.array(["batch_norm" in str(name) for name in ops.name.tolist()], dtype=np.bool_)
+    is_norm &= (ops.phase == "forward") & ~ops.is_recompute & ~ran_within(step, _INSTANCE)
+    if not is_norm.any():
+        return []
+    rows = (uses.role == "write") & is_norm[uses.op_id] & (storages.requested_bytes[uses.storage_id] > 0)
+    written = np.bincount(uses.op_id[rows], minlength=len(ops))
+    modules = ops.module_id[is_norm & (written > 1)].tolist()
+    return list(dict.fromkeys(str(step.modules.name[each]) if each != NONE else "" for each in modules))
+
+
+def changed_buffers(step: Step) -> tuple[Ints, Ints]:
+    """Returns the operators of forward that change a buffer in place, and the storages of the buffers, in order."""
+    uses, storages = step.uses, step.storages
+    is_change = (uses.role == "mutate") & (storages.category[uses.storage_id] == "buffer")
+    is_change &= step.ops.phase[uses.op_id] == "forward"
+    return uses.op_id[is_change], uses.storage_id[is_change]
+
+
+def draws(step: Step) -> bool:
+    """Returns whether forward draws random numbers, as dropout does."""
+    return bool(np.any(step.ops.uses_rng & (step.ops.phase == "forward") & ~step.ops.is_recompute))

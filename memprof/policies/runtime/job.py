@@ -13,7 +13,7 @@ import torch
 from memprof.errors import NoOptimizerError
 from memprof.policies.runtime.copies import CopyGuard
 from memprof.policies.runtime.forwards import PlannedForward
-from memprof.policies.runtime.wrappers import is_compiled_as_whole, unwrapped
+from memprof.policies.runtime.model_names import is_compiled_as_whole, unwrapped
 
 #: Objects that hold values of the job and that scripts copy and save.
 Owner = torch.nn.Module | torch.optim.Optimizer

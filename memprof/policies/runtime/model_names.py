@@ -1,17 +1,19 @@
-"""Names of modules within their own model."""
+"""The models of a job, torch's modules that wrap a whole one, and names of modules within their own model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from memprof.policies.plan.patterns import match_modules
-from memprof.policies.runtime.model_roots import parameter_bytes_by_root, roots_of
-from memprof.policies.runtime.wrappers import WRAPPERS, without_wrappers
 from memprof.trace.kept import kept
-from memprof.trace.schema import NONE, Bools, Modules
-from memprof.trace.step import Step
+from memprof.trace.schema import NONE, Bools, Ints, Modules
+from memprof.trace.step import Step, sum_at
+
+#: Types of wrappers, and where they keep the model.
+WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def module_names(step: Step) -> list[str]:
@@ -88,3 +90,65 @@ def modules_with_state(step: Step, minimum_bytes: int) -> list[str]:
     np.add.at(size, storages.module_id[is_state], storages.requested_bytes[is_state])
     largest = np.argsort(-size, kind="stable").tolist()
     return [names[row] for row in largest if size[row] >= minimum_bytes and names[row]]
+
+
+def root_of(step: Step) -> Ints:
+    """Returns the root module of each module, itself for a root, shape ``(modules,)``."""
+    return roots_of(step.modules).copy()
+
+
+@kept
+def roots_of(modules: Modules) -> Ints:
+    """Returns the same for a table of modules; not to be changed."""
+    root = np.arange(len(modules))
+    for row, parent in enumerate(modules.parent_id.tolist()):  # parents come before their children
+        root[row] = row if parent == NONE else root[parent]
+    return root
+
+
+def parameter_bytes_by_root(modules: Modules) -> Ints:
+    """Returns the bytes of the parameters of each root and everything in it, 0 for other modules."""
+    return sum_at(roots_of(modules), modules.parameter_bytes, len(modules))
+
+
+def trained_roots(step: Step) -> Bools:
+    """Returns which modules are roots of models that a step trains, or another recorded one; shape ``(modules,)``."""
+    storages, root = step.storages, root_of(step)
+    is_trained = np.zeros(len(step.modules), dtype=np.bool_)
+    owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
+    is_trained[root[owners]] = True
+    is_trained[root[list(step.trained_modules)]] = True
+    if not is_trained.any():  # torch.func.functional_call computes with tensors in the place of its parameters
+        in_backward = step.ops.module_id[(step.ops.phase == "backward") & (step.ops.module_id != NONE)]
+        used = np.unique(step.uses.storage_id)
+        used = used[(storages.category[used] == "parameter") & (storages.module_id[used] != NONE)]
+        is_trained[root[in_backward]] = True
+        is_trained[root[storages.module_id[used]]] = False
+    return is_trained
+
+
+def unwrapped(model: Any) -> Any:
+    """Returns the model inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule."""
+    *_, inside = _layers(model)
+    return inside
+
+
+def is_compiled_as_whole(model: Any) -> bool:
+    """Returns whether one of the wrappers around a model is torch.compile's."""
+    *wrappers, _ = _layers(model)
+    return any(type(wrapper).__name__ == "OptimizedModule" for wrapper in wrappers)
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Yields the wrappers around a model, outermost first, and then the model."""
+    while type(model).__module__.startswith("torch.") and type(model).__name__ in WRAPPERS:
+        yield model
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    yield model
+
+
+def without_wrappers(name: str) -> str:
+    """Returns a name, or a pattern of names, as the model inside has it."""
+    while name.startswith(tuple(f"{place}." for place in WRAPPERS.values())):
+        name = name.partition(".")[2]
+    return "." if name in WRAPPERS.values() else name

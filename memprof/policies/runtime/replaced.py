@@ -1,4 +1,4 @@
-"""Functions of torch that plans have wrapped: the layers may be removed in any order."""
+"""Functions of torch that plans have wrapped, and torch's own tensor types, to which the wrapping applies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from types import CellType, MethodType
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 Wrap = Callable[[Any], Any]
+#: Types that policies treat as plain memory. Subclasses may hold anything and are left alone.
+OWN_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
@@ -184,3 +188,18 @@ class _Replaced:
                 setattr(self._owner, self._name, self._before)
             else:
                 delattr(self._owner, self._name)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values to read; those of a dry run have none."""
+    return not isinstance(tensor, FakeTensor)
+
+
+def is_dry_run() -> bool:
+    """Whether this is a dry run: tensors are created without memory."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def is_in_transform() -> bool:
+    """Whether a transform of torch.func is under way (grad, vmap, jvp), whose tensors have no memory of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -16,8 +16,7 @@ from torch.utils.data import dataloader
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.split import split_batch
-from memprof.policies.runtime.own_types import is_dry_run
-from memprof.policies.runtime.replaced import replace
+from memprof.policies.runtime.replaced import is_dry_run, replace
 from memprof.policies.shard.averaging import Averaging
 from memprof.policies.shard.full import check_units, shard_fully, units_of
 from memprof.policies.shard.process_group import choose_device, join_ranks, start_alike

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memprof.policies.runtime.own_types import has_values
-from memprof.policies.shard.filling import fill_buckets
+from memprof.policies.runtime.replaced import has_values
+from memprof.policies.shard.division import fill_buckets
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from memprof.errors import PolicyError
-from memprof.policies.shard.layers import choose_units
+from memprof.policies.shard.division import choose_units
 from memprof.policies.shard.process_group import gather, is_gloo
 from memprof.recorder.memory.live_objects import find_referrers
 

@@ -117,7 +117,7 @@ class Shard(Policy):
 
     def changes(self, step: Step) -> tuple[str, ...]:
         """Returns that statistics of batches are those of each rank's own samples, except SyncBatchNorm's."""
-        from memprof.policies.rewrite.batch_state import batch_norms
+        from memprof.policies.rewrite.stack_marks import batch_norms
 
         types = dict(zip(step.modules.name.tolist(), step.modules.type.tolist(), strict=True))
         is_own = any(types.get(name) != "SyncBatchNorm" for name in batch_norms(step))

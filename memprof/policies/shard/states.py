@@ -9,7 +9,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.runtime.per_optimizer import PerOptimizer
-from memprof.policies.shard.filling import fill_buckets
+from memprof.policies.shard.division import fill_buckets
 from memprof.policies.shard.process_group import gather
 
 if TYPE_CHECKING:

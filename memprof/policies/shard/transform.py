@@ -10,10 +10,9 @@ import numpy as np
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.scale import scale_step
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.shard.prediction.division import buckets
-from memprof.policies.shard.prediction.fully import Fully
-from memprof.policies.shard.prediction.sharding import Sharding
-from memprof.policies.shard.prediction.units import find_units
+from memprof.policies.shard.division import buckets, find_units
+from memprof.policies.shard.predicted_full import Fully
+from memprof.policies.shard.predicted_sharding import Sharding
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memprof.policies.swap.owned.moved_parameters import parameters_to_move
-from memprof.policies.swap.owned.moved_state import state_to_move
+from memprof.policies.swap.predicted_moves import parameters_to_move, state_to_move
 from memprof.policies.swap.records import find_records
 from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from memprof.trace.step import Step

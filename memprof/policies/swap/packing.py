@@ -14,13 +14,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
-from memprof.policies.runtime.compiled_modules import require_eager
-from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.runtime.forwards import outermost_layer
 from memprof.policies.runtime.job import Effect, Job
-from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
+from memprof.policies.runtime.job_traits import require_eager, step_aside_where_forbidden
+from memprof.policies.runtime.replaced import OWN_TYPES, is_in_transform
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
-from memprof.recorder.calls.saved_hooks import top_hooks
+from memprof.recorder.calls.torch_state import top_hooks
 
 #: Clause on a policy that replaces saved tensors and has replaced none.
 NOTHING_TAKEN = "it has taken no saved tensor, as none is as large as it says, or hooks of the job took them"

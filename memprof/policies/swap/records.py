@@ -14,19 +14,19 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.autocast_cache import cached_until
-from memprof.policies.rewrite.enclosing_calls import Calls
+from memprof.policies.rewrite.held_by_python import result_ends, variable_ends
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_IN, SWAP_OUT
 from memprof.policies.rewrite.stack_marks import (
     IN_TRANSFORM,
     SAVES_ITSELF,
+    Calls,
     describe_hooks,
     is_in_transform,
     may_be_compiled,
 )
-from memprof.policies.rewrite.variables import result_ends, variable_ends
 from memprof.policies.runtime.model_names import chosen_modules, with_children
 from memprof.policies.swap.reruns import find_reruns
-from memprof.trace.files.coding.coded import coded_column
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

@@ -12,11 +12,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from memprof.policies.runtime.own_types import is_in_transform
+from memprof.policies.runtime.replaced import is_in_transform
+from memprof.policies.swap.absent import METADATA, has_one_user, without_memory
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.owned.absent import METADATA, has_one_user, without_memory
 from memprof.policies.swap.packing import Left, Version, is_plain, marked, may_hook, unpack
-from memprof.recorder.calls.saved_hooks import is_in_checkpoint, top_hooks
+from memprof.recorder.calls.torch_state import is_in_checkpoint, top_hooks
 
 #: By the parameter's id, under any plan.
 _moved: weakref.WeakValueDictionary[int, MovedParameter] = weakref.WeakValueDictionary()

@@ -9,10 +9,8 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
-from memprof.policies.swap.copies import copy_ops, copy_stalls_us
-from memprof.policies.swap.link import link_of
-from memprof.policies.swap.owned.moved_parameters import transform_parameters
-from memprof.policies.swap.owned.moved_state import transform_state
+from memprof.policies.swap.copies import copy_ops, copy_stalls_us, link_of
+from memprof.policies.swap.predicted_moves import transform_parameters, transform_state
 from memprof.policies.swap.records import Records, find_records
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step

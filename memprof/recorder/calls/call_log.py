@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.calls.saved_hooks import CHECKPOINT, hooks_of_job
 from memprof.recorder.calls.stacks import StackTable
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import CHECKPOINT, hooks_of_job, untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import Inventory
-from memprof.recorder.steps.progress import OpenCall, Progress
-from memprof.recorder.steps.training import TrainedModels
+from memprof.recorder.steps.progress import OpenCall, Progress, TrainedModels
 from memprof.trace.files.spool import FLAG_CALL_HOOKS, FLAG_CALL_RECOMPUTE
 
 

@@ -12,7 +12,7 @@ import torch
 
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import outermost_modules
-from memprof.recorder.memory.parts import modules_of, named_modules_of, parameter_bytes_of
+from memprof.recorder.memory.tensor_memory import modules_of, named_modules_of, parameter_bytes_of
 
 
 class ModuleRegistry:

@@ -1,26 +1,21 @@
-"""Observes every module call by recompiling torch's own call method with hooks before and after the call.
-
-Global forward hooks would do the same, but they route every call through another branch of torch's code: three
-more frames and other line numbers in each traceback, and a slower call. The recompiled method keeps torch's
-file name, line and column numbers, so a traceback through it is identical, character for character; the original
-code object is restored when the window closes.
-"""
+"""Observes every module call and every backward, by recompiling torch's own functions."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import sys
 from collections.abc import Callable, Container
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 
 Enter = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Exit = Callable[[Any, BaseException | None], None]
-
 _ENTER = "__memprof_enter__"
 _EXIT = "__memprof_exit__"
 _ID = "__memprof_id__"
@@ -30,6 +25,8 @@ _IS_TRACED = "torch.compiler.is_compiling()"
 _EVERY_CALL = f"None if {_IS_TRACED} else {_ENTER}(self, args, kwargs)"
 #: These tests are all that runs for calls of other modules.
 _ROOT_CALLS = f"None if {_IS_TRACED} or {_ID}(self) not in {_ROOTS} else {_ENTER}(self, args, kwargs)"
+_BEGIN_BACKWARD, _END_BACKWARD = "__memprof_begin_backward__", "__memprof_end_backward__"
+_GRAD = torch._C._functorch.TransformType.Grad
 
 
 class ModuleCallObserver:
@@ -137,3 +134,67 @@ finally:
             if hasattr(node, name):
                 setattr(node, name, value)
     return [entry, attempt]
+
+
+def is_within_constructor() -> bool:
+    """Whether a module's ``__init__`` is running on this thread.
+
+    Constructors call modules to infer sizes, and parametrizations (weight and spectral norm) to find their originals:
+    the enclosing model does not exist yet, and nothing is trained.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+class BackwardCalls:
+    """Calls `begin(goes_on)` before, and `end(token, error)` after every backward outside others, while installed.
+
+    `goes_on` says that the gradients are to be differentiated again: a later backward belongs to the same step. `begin`
+    returns a token, or None for a call that is not observed. Neither may raise.
+    """
+
+    def __init__(self, begin: Callable[[bool], Any], end: Callable[[Any, BaseException | None], None]) -> None:
+        """Prepares the recompiled function.
+
+        Args:
+            begin: Called before a backward.
+            end: Called after it.
+        """
+        self._begin = begin
+        self._callbacks = {_BEGIN_BACKWARD: self._enter, _END_BACKWARD: end}
+        # A dry run on a virtual device wraps it.
+        self._function: FunctionType = inspect.unwrap(torch.autograd.graph._engine_run_backward)
+        self._original: CodeType | None = None
+
+    def install(self) -> None:
+        """Starts observing."""
+        entry = f"None if torch.compiler.is_compiling() else {_BEGIN_BACKWARD}(args)"
+        code = recompiled(self._function, partial(wrap_body, entry=entry, leave=_END_BACKWARD))
+        self._function.__globals__.update(self._callbacks)
+        self._original, self._function.__code__ = self._function.__code__, code
+
+    def remove(self) -> None:
+        """Restores torch's own code; a backward in progress still ends through `end`."""
+        if self._original is not None:
+            self._function.__code__, self._original = self._original, None
+
+    def _enter(self, args: tuple[Any, ...]) -> Any:
+        if torch._C._current_graph_task_id() != -1 or _is_checked():
+            return None
+        # Before the fourth argument: gradients of the outputs, whether to keep the graph, whether to make another.
+        # Transforms of torch.func always make another; those inside others are differentiated again.
+        transforms = torch._C._functorch.get_interpreter_stack() or ()
+        derivatives = sum(each.key() == _GRAD for each in transforms)
+        return self._begin(derivatives > 1 if derivatives else len(args) > 2 and bool(args[2]))
+
+
+def _is_checked() -> bool:
+    """Whether ``torch.autograd.gradcheck`` runs, which repeats a backward many times."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "gradcheck":
+        frame = frame.f_back
+    return frame is not None

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from memprof.phases import named_phase
-from memprof.recorder.calls import repeats
+from memprof.recorder.calls import operator_traits
 from memprof.recorder.calls.module_registry import ModuleRegistry
-from memprof.recorder.calls.operator_traits import OperatorTraits
-from memprof.recorder.calls.saved_hooks import hooks_of_job
+from memprof.recorder.calls.operator_traits import OperatorTraits, TouchLog, tensors_of
 from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
-from memprof.recorder.calls.touch_log import TouchLog, tensors_of
+from memprof.recorder.calls.torch_state import hooks_of_job
 from memprof.recorder.log import RawLog
 from memprof.recorder.steps.progress import OpenCall, Progress
 from memprof.trace.files.spool import (
@@ -203,9 +202,9 @@ class OperatorRows:
             place = self.find_place(frame, operator.mutated, call, sequence - 1, node_sequence)
             if place is not None:
                 (module, stack), flags = place, flags | FLAG_IN_REGION
-        if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first
+        if operator_traits.sequence >= 0:  # rerun by a policy: it belongs where it ran first
             flags |= FLAG_RECOMPUTE
-            node_sequence, module = repeats.sequence - 1, -1
+            node_sequence, module = operator_traits.sequence - 1, -1
         read_bytes, written_bytes = self._touch(op, operator, args, kwargs, result, flags, end_ns)
         if operator.flags & FLAG_COLLECTIVE and self.on_collective is not None:
             for tensor in tensors_of([*args, *(kwargs or {}).values(), result]):

@@ -24,7 +24,7 @@ import torch
 from memprof.recorder.calls.modules import wrap_body
 from memprof.recorder.calls.operator_rows import OperatorRows
 from memprof.recorder.calls.operator_traits import OperatorTraits
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, cpp_kernels, kernel_traits
 from memprof.recorder.compiled.late_import import LateImport
 from memprof.recorder.compiled.provenance import Provenance, has_origins

@@ -14,10 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.calls.read_values import LISTED
-from memprof.recorder.dry.placeholders.assertions import passing_condition
-from memprof.recorder.dry.placeholders.loops import Rounds, is_end_of_loop
-from memprof.recorder.dry.placeholders.recorded import RecordedValues
 from memprof.recorder.dry.values.known import has_shares, known
+from memprof.recorder.dry.values.loops import Rounds, is_end_of_loop, passing_condition
+from memprof.recorder.dry.values.recorded import RecordedValues
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its placeholder value.

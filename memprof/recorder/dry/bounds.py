@@ -14,8 +14,8 @@ from torch._library.fake_impl import set_ctx_getter
 from torch._library.simple_registry import singleton
 
 from memprof.recorder.calls.read_values import MASKS
-from memprof.recorder.dry.placeholders.nonzeros import most_marked, most_true
 from memprof.recorder.dry.values.known import known
+from memprof.recorder.dry.values.nonzeros import most_marked, most_true
 
 _aten = torch.ops.aten
 

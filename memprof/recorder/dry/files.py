@@ -18,8 +18,8 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from memprof.recorder.dry.answers import line_of
-from memprof.recorder.dry.safetensors import watch_safetensors
-from memprof.recorder.dry.spans import mapped
+from memprof.recorder.dry.fakes import mapped
+from memprof.recorder.dry.tensor_files import watch_safetensors
 
 #: Maximum number of integers read as data: positions, lengths and counts, on which sizes may depend.
 _MOST_DATA = 2**16

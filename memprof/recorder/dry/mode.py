@@ -16,21 +16,18 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from memprof.recorder.calls.higher_order import follow, is_higher_order
+from memprof.recorder.calls.dispatch_modes import follow, is_higher_order
 from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
-from memprof.recorder.dry.ctc import ctc_shape, ctc_temporary_bytes
 from memprof.recorder.dry.kernel_probe import Kernels
-from memprof.recorder.dry.no_device import require_cuda
-from memprof.recorder.dry.packed import sized_by_data
-from memprof.recorder.dry.placeholders.nonzeros import follow_marks
-from memprof.recorder.dry.placeholders.positions import position_bytes
 from memprof.recorder.dry.ranks.collectives import place_of_group, returned_argument
-from memprof.recorder.dry.refusals import cannot, refuse_endless, without_kernel, without_size
+from memprof.recorder.dry.refusals import cannot, refuse_endless, require_cuda, without_kernel, without_size
 from memprof.recorder.dry.routing import Routing
-from memprof.recorder.dry.sparse.operators import SparseOperators
+from memprof.recorder.dry.sequences import ctc_shape, ctc_temporary_bytes, sized_by_data
+from memprof.recorder.dry.sparse_operators import SparseOperators
 from memprof.recorder.dry.values.known import compute, follow_values, has_shares, is_data, known, note, write
+from memprof.recorder.dry.values.nonzeros import follow_marks, position_bytes
 from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.dry.placeholders.nonzeros import most_marked
 from memprof.recorder.dry.ranks.collectives import resolve_group
 from memprof.recorder.dry.values.known import has_shares, known, note_shares, shares_of
+from memprof.recorder.dry.values.nonzeros import most_marked
 
 _aten = torch.ops.aten
 

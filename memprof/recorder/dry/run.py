@@ -20,17 +20,17 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.uncompiled import trace_initializer
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.compiling.compiled_updates import after_first, is_update
+from memprof.recorder.dry.fakes import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
 from memprof.recorder.dry.files import Files
-from memprof.recorder.dry.no_device import refuse_missing_device
-from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
-from memprof.recorder.dry.placeholders.loops import end_updates
-from memprof.recorder.dry.placeholders.recorded import RecordedValues
 from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
-from memprof.recorder.dry.spans import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
+from memprof.recorder.dry.refusals import refuse_missing_device
 from memprof.recorder.dry.subclasses import hide_fakes
+from memprof.recorder.dry.tensor_files import outside_dry_run, pickle_shapes
+from memprof.recorder.dry.values.loops import end_updates
+from memprof.recorder.dry.values.recorded import RecordedValues
+from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.profiler.native import NativeEvents
-from memprof.recorder.rank_identity import is_loader_worker
 from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ class DryRun:
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode, lent
-        from memprof.recorder.dry.placeholders.numbers import answer_conversions
         from memprof.recorder.dry.routing import Routing
         from memprof.recorder.dry.subclasses import allow_subclasses, let_data_be_assigned
+        from memprof.recorder.dry.values.numbers import answer_conversions
 
         allow_subclasses()
         self._kernels = Kernels()
@@ -325,7 +325,7 @@ class DryRun:
 
         utils: Any = torch.utils
         utils.swap_tensors = give
-        from memprof.recorder.dry.packed import pad_packed
+        from memprof.recorder.dry.sequences import pad_packed
 
         functions: Any = torch._VF
         functions._pad_packed_sequence = pad_packed

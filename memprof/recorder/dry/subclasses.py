@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memprof.recorder.calls.sliding import let_operators_through
+from memprof.recorder.calls.dispatch_modes import let_operators_through
 from memprof.recorder.dry.values.known import carry
 
 #: The fields of a tensor, and the names of those that torch and memprof give a fake one.

@@ -9,22 +9,18 @@ from typing import Any
 import torch
 
 from memprof.phases import PHASES, named_phase
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.light.budget import Budget
-from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.light.device_ring import CudaHistory
-from memprof.recorder.light.events import LightEvents
+from memprof.recorder.light.allocators import AllocatorCount, CudaHistory
+from memprof.recorder.light.events import Budget, LightEvents, Marks
 from memprof.recorder.light.log import LightLog
-from memprof.recorder.light.marks import Marks
 from memprof.recorder.light.origins import Origins
-from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
-from memprof.recorder.light.position import UNCOUNTED, LightCall, Position
+from memprof.recorder.light.position import HEARD_ALL, TOLD, UNCOUNTED, LightCall, Peaks, Position
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
-from memprof.recorder.memory.spans import owned_span
+from memprof.recorder.memory.tensor_memory import owned_span
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memprof.recorder.calls.higher_order import tensors_in
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.calls.operator_rows import FAILED
 from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.stacks import runs_code_of_job
@@ -18,7 +18,7 @@ from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.faults import explain_fault, raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.kept import Survivor
-from memprof.recorder.memory.spans import owned_span
+from memprof.recorder.memory.tensor_memory import owned_span
 from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import FLAG_MUTATES, FLAG_VIEW
 

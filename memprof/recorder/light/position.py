@@ -1,8 +1,4 @@
-"""The phase and the module that a followed thread is in, and a short path for nested module calls between stretches.
-
-A model makes most of its module calls inside another, in forward, while no events are recorded. For these, the
-allocator's count is compared and the position changed, and nothing else: no clock is read, no object made.
-"""
+"""Where a followed thread is, and the peaks of the run there: of the step, and of each phase and module."""
 
 from __future__ import annotations
 
@@ -12,19 +8,20 @@ from typing import NamedTuple
 
 import torch
 
-from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.light.peaks import Peaks
-from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.light.allocators import AllocatorCount
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.trace.files.spool import FORWARD, OTHER
 
 #: Number of a call on the short path, of which no row is written.
 UNCOUNTED = -1
 #: Calls at whose end no clock is read: at most so many in a row, and none where calls took longer than that.
 _MOST_UNTIMED, _SLOW_NS = 16, 50_000_000
-
 _get_ident = threading.get_ident
 _graph_task = torch._C._current_graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
+#: Source of a step's peak: positions in schema.PEAK_SOURCES.
+COUNTED, HEARD_ALL, TOLD = range(3)
 
 
 class LightCall(NamedTuple):
@@ -127,3 +124,77 @@ class Position:
             peaks.high_bytes, peaks.high_phase, peaks.high_module = count, FORWARD, module
         if count > self._highs.get(module, 0):
             peaks.see(count, FORWARD, module)
+
+
+class Peaks:
+    """Peaks, written when they exceed the value written before.
+
+    Attributes:
+        step: Number of the current step.
+        high_bytes: Its peak so far.
+        high_phase: Phase of that peak.
+        high_module: Its module.
+        how: Source of that peak.
+    """
+
+    def __init__(self, log: RawLog) -> None:
+        """Stores the recorder's log."""
+        self._log = log
+        self._of_phases: dict[int, dict[int, int]] = {}
+        self._fresh: set[tuple[int, int]] = set()
+        self.step = 0
+        self.high_bytes = 0
+        self.reserved_bytes = -1
+        self.how = COUNTED
+        self.high_phase, self.high_module = OTHER, -1
+
+    def of_phase(self, phase: int) -> dict[int, int]:
+        """Returns the highest counts in a phase so far, by number of the module."""
+        return self._of_phases.setdefault(phase, {})
+
+    def begin_step(self, step: int) -> None:
+        """Begins a step."""
+        self._write_places()
+        self.step = step
+        self.high_bytes = 0
+        self.reserved_bytes = -1
+        self.how = COUNTED
+        self.high_phase, self.high_module = OTHER, -1
+
+    def see(self, count: int, phase: int, module: int) -> None:
+        """Takes a count sampled while the job was at a given position."""
+        if count > self.high_bytes:
+            self.high_bytes, self.high_phase, self.high_module = count, phase, module
+        highs = self._of_phases.get(phase)
+        if highs is None:
+            highs = self.of_phase(phase)
+        if count > highs.get(module, 0):
+            highs[module] = count
+            self._fresh.add((phase, module))
+
+    def write(
+        self, start_ns: int, end_ns: int, *, updates: int, is_complete: bool, phase_now: int, module_now: int
+    ) -> None:
+        """Logs the current step so far; a later row of the same step replaces this one."""
+        self._write_places()
+        self._log.step_peaks.extend(
+            (
+                self.step,
+                start_ns,
+                end_ns,
+                is_complete,
+                updates,
+                self.high_phase,
+                self.high_module,
+                self.high_bytes,
+                self.reserved_bytes,
+                self.how,
+                phase_now,
+                module_now,
+            )
+        )
+
+    def _write_places(self) -> None:
+        for phase, module in self._fresh:
+            self._log.module_peaks.extend((phase, module, self.step, self._of_phases[phase][module]))
+        self._fresh.clear()

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from memprof.phases import follow, unfollow
 from memprof.recorder.calls.modules import wrap_body
-from memprof.recorder.calls.recompiled import recompiled
+from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.compiled.uncompiled import skip_compiling
-from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.light.observation import LightObservation
 from memprof.recorder.light.position import LightCall, Position
 from memprof.recorder.memory.live_objects import live_objects
@@ -24,7 +24,7 @@ from memprof.recorder.operators import OperatorMode
 from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import clear_leftovers
-from memprof.recorder.thread_end import ThreadEnd
+from memprof.recorder.thread_observation import ThreadEnd
 from memprof.trace.files.spool import LOADING, SAVING
 
 

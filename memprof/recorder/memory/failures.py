@@ -16,7 +16,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
-from memprof.recorder.memory.parts import bytes_of
+from memprof.recorder.memory.tensor_memory import bytes_of
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import state_of
 from memprof.trace.files.spool_writer import SpoolWriter

@@ -16,9 +16,15 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.memory.cycles import cycle_above
 from memprof.recorder.memory.live_objects import find_referrers
-from memprof.recorder.memory.variables import Variable, global_variable, local_variable, read_locals, running_frames
+from memprof.recorder.memory.references import (
+    Variable,
+    cycle_above,
+    global_variable,
+    local_variable,
+    read_locals,
+    running_frames,
+)
 
 #: Keys that are shown.
 _NAME = re.compile(r"[\w.]{1,60}", re.ASCII)

@@ -11,10 +11,16 @@ from torch.nn.parameter import is_lazy
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.parts import PLAIN, holders_of, modules_of, parameters_of, plain_tensors
-from memprof.recorder.memory.spans import owned_span, storage_span
-from memprof.recorder.memory.watch import OutsideWatch
+from memprof.recorder.memory.live_objects import OutsideWatch, live_objects
+from memprof.recorder.memory.tensor_memory import (
+    PLAIN,
+    holders_of,
+    modules_of,
+    owned_span,
+    parameters_of,
+    plain_tensors,
+    storage_span,
+)
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import state_of
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.graphs import graph_holders, graphs_over_steps
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.references import graph_holders, graphs_over_steps
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96

@@ -1,14 +1,21 @@
-"""Finds the live objects of a type while other threads of the job run."""
+"""Finds the live objects of a type, and follows storages by weak references."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from itertools import chain, compress, repeat
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
+from memprof.recorder.clock import clock_ns
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.tensor_memory import outside_span, owned_span
+from memprof.recorder.profiler.native import device_name
+from memprof.trace.files.spool import HEARD
 
 _has_frozen = False
 
@@ -84,3 +91,147 @@ def outermost_modules() -> list[torch.nn.Module]:
     modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
     inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
     return [module for module in modules if id(module) not in inner]
+
+
+class _Reference(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that identifies its storage after it is gone."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class StorageWatch:
+    """Logs allocations and frees of the storages passed to it.
+
+    It does not see memory that kernels allocate and free within one operator.
+
+    Attributes:
+        only: Type of the device whose storages are followed; "" for all.
+        owned_span: Returns the address and bytes of a tensor's storage.
+        name: Name of this event source in the recording.
+    """
+
+    name = "dispatch"
+    needs_outputs = True
+
+    def __init__(self, log: RawLog) -> None:
+        """Stores the recorder's log."""
+        self._log = log
+        self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
+        self.only = ""
+        self.owned_span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
+        self.is_running = False
+
+    def start(self) -> bool:
+        """Starts following."""
+        self.is_running = True
+        return True
+
+    def cut(self) -> None:
+        """Logs a marker that all events so far are logged; each is logged as it happens."""
+        self._log.events.extend((clock_ns(), *HEARD))
+
+    def stop(self) -> None:
+        """Stops logging; storages are still followed, so that live ones are known when logging restarts."""
+        if self.is_running:
+            self.cut()
+        self.is_running = False
+
+    def abandon(self) -> None:
+        """Stops for good, without logging: the recording is over, or this is a forked child."""
+        self.is_running = False
+        self._alive.clear()
+
+    def watch(self, tensor: torch.Tensor, moment_ns: int) -> None:
+        """Logs a tensor's storage as allocated at a given time, unless it is known."""
+        if self.only and tensor.device.type != self.only:
+            return
+        device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+        address, size = self.owned_span(tensor)
+        known = self._follow(tensor, address, size, device)
+        if known == (address, size):
+            return
+        if known is not None:  # it was resized
+            self._add(moment_ns, known[0], -known[1], device)
+        self._add(moment_ns, address, size, device)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Logs that a followed storage was resized outside any operator."""
+        known = self._alive.get(storage._cdata)
+        if known is None or known[2] == storage.nbytes():
+            return
+        reference, address, size, device = known
+        self._alive[storage._cdata] = (reference, address, storage.nbytes(), device)
+        if self.is_running:
+            now_ns = clock_ns()
+            for change in (-size, storage.nbytes()):
+                if change:
+                    self._add(now_ns, address, change, device)
+
+    def remember(self, tensor: torch.Tensor) -> None:
+        """Follows the storage of an existing tensor: its free is logged, its allocation is not."""
+        if not self.only or tensor.device.type == self.only:
+            device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+            self._follow(tensor, *self.owned_span(tensor), device)
+
+    def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
+        """Follows a tensor's storage; returns its previous address and size, None if it is new."""
+        if not address:
+            return address, size
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # unique among live storages
+        known = self._alive.get(key)
+        if known is not None:
+            reference = known[0]
+        else:
+            reference = _Reference(storage, self._died)
+            reference.key = key
+        self._alive[key] = (reference, address, size, device)
+        return None if known is None else known[1:3]
+
+    def _add(self, moment_ns: int, address: int, change: int, device: str) -> None:
+        if device:
+            number = self._log.intern("devices", device)
+            self._log.device_events.extend((moment_ns, number, address, change, -1, -1))
+        else:
+            self._log.events.extend((moment_ns, address, change, -1))
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _Reference)
+        known = self._alive.pop(reference.key, None)
+        if known is not None and known[2] and self.is_running:
+            self._add(clock_ns(), known[1], -known[2], known[3])
+
+
+class OutsideWatch(StorageWatch):
+    """Follows what training keeps in memory that torch's allocator does not own, each address once.
+
+    Attributes:
+        alive_bytes: Bytes of the storages that are alive.
+    """
+
+    def __init__(self, log: RawLog) -> None:
+        """Stores the recorder's log."""
+        super().__init__(log)
+        self.owned_span = outside_span
+        self.alive_bytes = 0
+        self._addresses: set[int] = set()
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Returns address and bytes of the storages that are alive."""
+        return [(address, size) for _, address, size, _ in list(self._alive.values())]
+
+    def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
+        if not address or address in self._addresses:
+            return address, size
+        self._addresses.add(address)
+        self.alive_bytes += size
+        return super()._follow(tensor, address, size, device)
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _Reference)
+        known = self._alive.get(reference.key)
+        if known is not None:
+            self._addresses.discard(known[1])
+            self.alive_bytes -= known[2]
+        super()._died(reference)

@@ -15,10 +15,10 @@ import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.steps.storing import storing_phase
+from memprof.recorder.steps.usages import storing_phase
 from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
-from memprof.trace.secrets.masking import mask_text
+from memprof.trace.secrets import mask_text
 
 #: Messages of errors without a type of their own: torch's CPU allocator on Linux, on Windows and macOS, files mapped by
 #: data loaders, Apple's devices, CUDA outside torch's allocator (c10/core/impl/alloc_cpu.cpp, ATen/MapAllocator.cpp).

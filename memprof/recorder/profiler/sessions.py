@@ -22,8 +22,7 @@ import torch
 from torch._C import _autograd, _profiler
 
 from memprof.recorder.faults import raise_if_of_job
-from memprof.recorder.profiler.kineto import kineto
-from memprof.recorder.profiler.torch_library import errors_only
+from memprof.recorder.profiler.torch_library import errors_only, kineto
 
 # Torch's originals: the guard replaces them for the job.
 _prepare, _enable, _disable = _autograd._prepare_profiler, _autograd._enable_profiler, _autograd._disable_profiler

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.device.history import AllocatorHistory
-from memprof.recorder.device.sampling import Devices, device_without_events
+from memprof.recorder.device_history import AllocatorHistory
+from memprof.recorder.device_sampling import Devices, device_without_events
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.watch import StorageWatch
+from memprof.recorder.memory.live_objects import StorageWatch
 from memprof.recorder.profiler.native import NativeEvents
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.modules import ModuleCallObserver
-from memprof.recorder.calls.untraced import untraced
+from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.observation import Observation
-from memprof.recorder.profiler.kineto import kineto
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import is_job_profiling, why_no_file
+from memprof.recorder.profiler.torch_library import kineto
 from memprof.recorder.steps.larger import LargerSteps, Move, elements_of
 from memprof.recorder.steps.window import Watch
 

@@ -1,20 +1,27 @@
-"""Inspects the batches that DataLoaders yield: operators do not show whether a batch can be split."""
+"""The batches that DataLoaders yield, and their structure: tensors in tuples, lists, mappings, dataclasses."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import sys
+from collections import Counter, UserDict
+from collections.abc import Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
-from memprof.recorder.calls.recompiled import recompiled
-from memprof.recorder.steps.batch_structure import batch_size, first_tensor, is_plain
+from memprof.recorder.calls.tracebacks import recompiled
 
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.
 _ENOUGH = 4
+#: Sequence types that are not sequences of samples.
+WHOLE = (str, bytes, torch.Size)
+#: Types that can be inspected without running code of the job's.
+_PLAIN = (str, bytes, int, float, bool, complex, torch.Size, torch.dtype, torch.device, type(None))
 
 
 class BatchObserver:
@@ -92,3 +99,97 @@ def _why_whole(batch: Any, expected: int | None) -> str:
             return ""
     held = f", and no tensor in it has the {expected} samples of the loader" if expected is not None else ""
     return f"a DataLoader yields a {type(batch).__name__}{held}"
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass instance that have been set."""
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
+
+
+def is_graphs(value: Any) -> bool:
+    """Whether a value is a batch of graphs as built by torch_geometric: one graph of parts without common edges."""
+    kind = type(value)  # an instance attribute might be computed
+    return all(hasattr(kind, name) for name in ("num_graphs", "to_data_list", "from_data_list"))
+
+
+def entries_of(value: Any) -> Iterable[Any]:
+    """Returns the entries of a container of tensors; nothing for any other value."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if is_record(value):
+        return fields_of(value).values()
+    return value.to_dict().values() if is_graphs(value) else ()
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Returns a tensor that identifies a batch: a list or tuple itself cannot be weakly referenced."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return next((found for entry in entries_of(value) if (found := first_tensor(entry)) is not None), None)
+
+
+def batch_size(batch: Any, expected_size: int | None = None) -> int | None:
+    """Returns the number of samples in a batch, None if undetermined.
+
+    It is the first size of the tensors, or of most of them if they differ. If the loader's batch size is known, a
+    list of that many samples that cannot be stacked (images of any size) is also a batch, and anything larger than
+    expected is not.
+    """
+    if is_graphs(batch):
+        return int(batch.num_graphs)
+    tensors: list[torch.Tensor] = []
+    lengths: list[int] = []
+    if not collect(batch, tensors, lengths):
+        return None
+    first = Counter(tensor.shape[0] for tensor in tensors)
+    if expected_size is not None and expected_size in first:
+        return expected_size
+    if expected_size is not None and expected_size in lengths:
+        return expected_size
+    if not first:
+        return None
+    size = first.most_common(1)[0][0]
+    return size if size > 0 and (expected_size is None or size <= expected_size) else None
+
+
+def collect(value: Any, tensors: list[torch.Tensor], lengths: list[int]) -> bool:
+    """Collects the tensors and the sequence lengths in a batch; returns False if part of it cannot be split."""
+    if isinstance(value, PackedSequence):
+        return False  # its samples are interleaved
+    if is_graphs(value):
+        lengths.append(value.num_graphs)
+        return True
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            tensors.append(value)
+        return True
+    if isinstance(value, Mapping):
+        return all(collect(each, tensors, lengths) for each in value.values())
+    if isinstance(value, (list, tuple)) and not isinstance(value, WHOLE):
+        lengths.append(len(value))
+        return all(collect(each, tensors, lengths) for each in value)
+    if is_record(value):
+        return all(collect(each, tensors, lengths) for each in fields_of(value).values())
+    return True
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a batch consists of types that can be inspected without running code of the job's."""
+    if isinstance(value, UserDict):
+        return is_plain(value.data)
+    if type(value) is dict:
+        return all(is_plain(each) for each in value.values())
+    if is_graphs(value):
+        return True
+    if isinstance(value, PackedSequence) or type(value) in (torch.Tensor, torch.nn.Parameter) or type(value) in _PLAIN:
+        return True
+    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(type(value), "_fields")):
+        return all(is_plain(each) for each in value)
+    return is_record(value) and all(is_plain(each) for each in fields_of(value).values())

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.calls.sliding import leaves_operators
+from memprof.recorder.calls.dispatch_modes import leaves_operators
 from memprof.recorder.memory.inventory import tensors_in
-from memprof.recorder.memory.parts import parameters_of, plain_tensors
+from memprof.recorder.memory.tensor_memory import parameters_of, plain_tensors
 from memprof.trace.files.spool import MISSED_STEP
 
 #: Maximum number of steps recorded after the window.

@@ -1,17 +1,22 @@
-"""Hooks before and after every optimizer update, which can be removed from inside a hook."""
+"""Hooks before and after every optimizer update, and updates that are part of another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memprof.recorder.steps.inner_steps import is_inner_step, is_part
-
 #: Called with the optimizer and the arguments of its step.
 Hook = Callable[[Any, Any, Any], None]
+#: Code of torch's function around a step, which runs its hooks.
+_HOOKED = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+#: Optimizers that are updating one parameter, by identity.
+_updating: set[int] = set()
 
 
 class UpdateHooks:
@@ -129,3 +134,45 @@ def _at_next_update(optimizer: torch.optim.Optimizer, action: Callable[[], None]
 
     done: list[bool] = []
     handle = optimizer.register_step_post_hook(act)
+
+
+def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether the hook that calls this is that of a step within another step of the same optimizer.
+
+    torch puts the hooks around the step of a class when its first instance is made. Where that was done for AdamW, and
+    then for a subclass whose step calls ``super().step()``, each step runs them twice: the outer ones count.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    if is_part(optimizer):
+        return True
+    hooked = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and hooked < 2:
+        hooked += frame.f_code is _HOOKED and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return hooked == 2
+
+
+def is_part(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer makes a part of an update, outside of its step.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    return id(optimizer) in _updating
+
+
+@contextmanager
+def inner_steps(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Has all steps of an optimizer be inner ones: parts of an update that a plan makes outside of its step.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    _updating.add(id(optimizer))
+    try:
+        yield
+    finally:
+        _updating.discard(id(optimizer))

@@ -1,15 +1,15 @@
-"""The allocator's data structures: blocks that tile segments, and the free blocks of each pool in search order."""
+"""The allocator's data structures: blocks that tile segments, the free ones, and the whole state."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Protocol
 
-from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, TieBreak
+from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Settings, TieBreak
 
 #: States of a block. A pending one is freed, but another stream may still use it (pending free).
 FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
-
 _ADDRESS_BITS = 64
 _COUNTER_BITS = 40
 
@@ -223,3 +223,35 @@ def _list_of(size: int) -> int:
     """Returns the list index for a size of at least 16; ascending with the size."""
     bits = size.bit_length()
     return bits << 4 | (size >> (bits - 5)) & 15
+
+
+class AllocatorState(Protocol):
+    """The allocator model's interface for mapping, unmapping and releasing memory.
+
+    Attributes:
+        settings: The allocator's settings.
+        reserved: Bytes reserved on the device.
+        segments: Segments by address.
+    """
+
+    settings: Settings
+    reserved: int
+    segments: dict[int, Segment]
+
+    def pools(self) -> Iterator[Pool]:
+        """Yields every pool."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether the device has that many bytes left."""
+
+    def make_block(self, address: int, size: int, segment: Segment, state: int = FREE) -> Block:
+        """Adds a block to a segment."""
+
+    def absorb_before(self, block: Block, previous: Block) -> None:
+        """Merges a block with the one before it."""
+
+    def absorb_behind(self, block: Block, following: Block) -> None:
+        """Merges a block with the one after it."""
+
+    def write(self, action: str, address: int, size: int, stream: int) -> None:
+        """Logs a segment event."""

@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block, Pool, Segment
-from memprof.replay.allocator.expandable import expandable_span, find_growth, map_pages
-from memprof.replay.allocator.release import collect_garbage, release_cached, release_oversized
+from memprof.replay.allocator.device_memory import (
+    collect_garbage,
+    expandable_span,
+    find_growth,
+    map_pages,
+    release_cached,
+    release_oversized,
+)
 from memprof.replay.allocator.rules import (
     NON_SPLIT_ROUNDING_BYTES,
     ROUNDING_BYTES,

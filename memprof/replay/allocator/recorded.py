@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block
-from memprof.replay.allocator.expandable import expandable_span
+from memprof.replay.allocator.device_memory import expandable_span
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import TIE_BREAKS, Settings, TieBreak
 from memprof.replay.allocator.window import BlockMap, Range, paired_frees, rewound

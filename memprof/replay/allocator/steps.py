@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
-from memprof.replay.allocator.ordering import fullest_device, order_requests
+from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, fullest_device, order_requests, replay
 from memprof.replay.allocator.rules import Settings
-from memprof.trace.files.coding.coded import coded_column
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
 from memprof.trace.step import Step
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memprof.trace.assemble.devices.backends import backend_of
+from memprof.trace.assemble.backends import backend_of
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.private_file import describe_fault
 from memprof.trace.files.spool import Spool
 from memprof.trace.manifest import (
     RUNNING,

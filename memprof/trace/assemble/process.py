@@ -10,24 +10,23 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
+from memprof.trace.assemble.allocator_history import segment_table
 from memprof.trace.assemble.describe import build_manifest, read_speed
-from memprof.trace.assemble.devices.allocator_history import segment_table
-from memprof.trace.assemble.devices.device_events import allocator_events, device_samples
-from memprof.trace.assemble.evaluation import notes_on_evaluation, trains_in_training_mode
+from memprof.trace.assemble.device_events import allocator_events, device_samples
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
+from memprof.trace.assemble.local_variables import forget_held, held_by_variables
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
-from memprof.trace.assemble.memory.graph_holders import with_graphs
-from memprof.trace.assemble.memory.holders import holder_table
+from memprof.trace.assemble.memory.holders import holder_table, with_graphs
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
-from memprof.trace.assemble.optimizers.optimizers import optimizer_table
+from memprof.trace.assemble.optimizers import optimizer_table
+from memprof.trace.assemble.phases import notes_on_evaluation, trains_in_training_mode
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
-from memprof.trace.assemble.roofline import roofline, with_roofline
-from memprof.trace.assemble.source.statements import forget_functions
-from memprof.trace.assemble.source.variables import forget_held, held_by_variables
+from memprof.trace.assemble.statements import forget_functions
 from memprof.trace.assemble.steps import step_table
+from memprof.trace.assemble.times import roofline, with_roofline
 from memprof.trace.files.spool import DRY_RUN, FLAG_IN_REGION, Spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (

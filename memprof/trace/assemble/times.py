@@ -1,8 +1,4 @@
-"""Matches each recorded operator with the timed step, which ran without the dispatch mode.
-
-The match shows how long an operator takes without the recorder, and where the dispatch mode changed what ran: with a
-mode on the stack, autograd accumulates gradients out of place instead of in place.
-"""
+"""Matches each operator with the timed step; estimates the duration of those that were never run."""
 
 from __future__ import annotations
 
@@ -12,7 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Bools, Floats, Ints
+from memprof.trace.assemble.memory.native_events import CPU
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.files.spool import FLAG_VIEW
+from memprof.trace.manifest import Speed
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Steps, Storages, Uses
+from memprof.trace.step import largest_written
 
 #: Maximum share of working operators without a partner in the timed step; above it, the steps are taken to differ.
 _TOLERATED_MISSING = 0.2
@@ -22,6 +23,17 @@ _AGREEING = 3
 #: The same where one sequence has a long extra passage.
 _LONG_LOOK_AHEAD = 20_000
 _LONG_RUN = 8
+_HALF = ("bfloat16", "float16")
+#: Operators that move nothing: they allocate memory without writing to it, or are views by another name.
+_MOVES_NOTHING = (
+    *(
+        "aten.empty.memory_format",
+        "aten.empty_like.default",
+        "aten.empty_strided.default",
+        "aten.empty_permuted.default",
+    ),
+    *("aten.new_empty.default", "aten.new_empty_strided.default", "aten._unsafe_view.default"),
+)
 
 
 def packet(name: str) -> str:
@@ -217,3 +229,39 @@ def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:
     cost = float(np.median(duration_ns[is_view])) if is_view.any() else 0.0
     corrected: Floats = np.maximum(duration_ns - cost, 0.0) / 1000
     return corrected
+
+
+def roofline(recording: Recording, ops: Ops, storages: Storages, uses: Uses, speed: Speed) -> tuple[Floats, str]:
+    """Returns a lower bound on each row's duration (microseconds, NaN between operators), and its source.
+
+    Args:
+        recording: The raw recording of a dry run.
+        ops: Its operators, with their FLOPs and bytes.
+        storages: What they use.
+        uses: How they use it.
+        speed: Speed of the machine; durations are 0 where it is unknown.
+    """
+    if not speed.memory_bytes_per_us or not speed.fp32_flops_per_us:
+        return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
+    is_view = recording.spread((recording.raw["flags"] & FLAG_VIEW) != 0, fill=False)
+    moves = ~is_view & ~np.isin(ops.name.astype(str), _MOVES_NOTHING)
+    moved = np.where(moves, ops.read_bytes + ops.written_bytes, 0)
+    rate = np.where(_is_half(ops, storages, uses), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
+    least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))
+    speeds = "this machine's measured speeds" if recording.memory_events.device == CPU else "the data sheet's speeds"
+    source = f"roofline: a lower bound from operations, bytes and {speeds}; nothing was computed"
+    return np.where(recording.is_real, least_us, np.nan), source
+
+
+def _is_half(ops: Ops, storages: Storages, uses: Uses) -> Bools:
+    """Returns which operators have a 16-bit tensor as their largest result, or write to one. Shape (ops,)."""
+    is_half = np.append(np.isin(storages.dtype.astype(str), _HALF), False)  # the last stands for NONE
+    found: Bools = is_half[largest_written(ops, storages, uses)]
+    return found
+
+
+def with_roofline(steps: Steps, ops: Ops) -> Steps:
+    """Returns the steps of a dry run, each as long as the sum of its operators."""
+    own_us = np.where(np.isnan(ops.duration_us), 0.0, ops.duration_us)
+    per_step = np.array([own_us[ops.step == step].sum() for step in steps.step.tolist()], dtype=np.float64)
+    return steps.replace(duration_us=per_step)

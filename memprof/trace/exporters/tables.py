@@ -14,10 +14,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.exporters.texts import whole_text
-from memprof.trace.files.coding.coded import Coded
+from memprof.trace.exporters.trace_events import whole_text
+from memprof.trace.files.coded import Coded
 from memprof.trace.files.container import columns_of
-from memprof.trace.files.encoding import encode_columns, encode_table
+from memprof.trace.files.parquet import encode_columns, encode_table
 from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Column, Table
 from memprof.trace.store import Trace
 from memprof.version import __version__

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memprof.trace.files.coding.coded import Coded
-from memprof.trace.files.coding.codings import Codings
-from memprof.trace.files.coding.unpacking import as_numpy, as_type, constant_column, missing, restored
-from memprof.trace.files.parquet_pages import unpacked_bytes
+from memprof.trace.files.coded import Coded, Codings
+from memprof.trace.files.packing import as_numpy, as_type, constant_column, missing, restored
+from memprof.trace.files.parquet import unpacked_bytes
 from memprof.trace.schema import Column, Table, Texts
 from memprof.units import format_bytes
 

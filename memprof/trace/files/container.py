@@ -14,8 +14,7 @@ from typing import Any, TypeVar, cast
 from memprof.errors import BadInputError
 from memprof.trace.consistency import Checker, InvariantError
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
-from memprof.trace.files.coding.coded import Coded
-from memprof.trace.files.coding.codings import ELSEWHERE
+from memprof.trace.files.coded import ELSEWHERE, Coded
 from memprof.trace.files.columns import (
     GROWTH,
     SLACK_BYTES,
@@ -231,7 +230,7 @@ def read_container(path: Path) -> Container:
 
 
 def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> Iterator[tuple[str, bytes]]:
-    from memprof.trace.files.coding.packing import pack_table  # most commands only read
+    from memprof.trace.files.packing import pack_table  # most commands only read
 
     numbers: list[int] = []
     summaries: list[Mapping[type[Table], Table]] = []

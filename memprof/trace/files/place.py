@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.errors import DiskFullError, OutputError
-from memprof.trace.files.size_limit import explain_write_error
+from memprof.trace.files.private_file import explain_write_error
 
 #: Number of links after which a cycle is assumed, as in the operating system.
 _MOST_LINKS = 40

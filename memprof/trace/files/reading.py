@@ -1,4 +1,4 @@
-"""Reads user-supplied files within a size limit, and never blocks indefinitely."""
+"""Reads files, local or at an address that fsspec opens, within a size limit, and never blocks indefinitely."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from memprof.errors import BadInputError
+from memprof.errors import BadInputError, UsageError
 from memprof.units import format_bytes
 
 #: Size limit in bytes of text files that people and memprof write: plans, baselines, settings.
@@ -24,14 +24,14 @@ TOML_LIMIT_BYTES = 256 << 10
 #: A key of a hundred parts and a value in a hundred containers: the parser's time grows with their square.
 _LONG_KEY = re.compile(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}")
 _OPENINGS = re.compile(r"(?:[\[{][^\S\n]*+){100}")
-
 #: How long to wait for a writer to open a pipe, and for a writer that has opened it to write.
 _NOBODY_S = 4.0
 _SILENT_S = 30.0
-
 _CHUNK_BYTES = 4 << 20
-
 _KINDS = ((stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+#: An address: a protocol of more than one letter (a single one is a Windows drive), then ``://``.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[^/]*)?://")
+_EXTRA = "pip install 'torch-memprof[remote]'"
 
 
 def refuse_special(path: Path, *, pipes: bool = False) -> None:
@@ -201,3 +201,59 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         double = next(name for place, (name, _) in enumerate(pairs) if last[name] != place)
         raise ValueError(f"the key {double[:60]!r} is duplicated in one object")
     return record
+
+
+def is_address(text: str | Path) -> bool:
+    """Returns whether a text is an address, not a path."""
+    return _ADDRESS.match(str(text)) is not None
+
+
+def located(text: str | Path) -> Path:
+    """Returns the path for a user-supplied location.
+
+    Args:
+        text: A path, or an address of a file system supported by fsspec.
+
+    Returns:
+        The path; for an address, a path-like object.
+
+    Raises:
+        UsageError: It is an address, and the package that opens it is not installed.
+        BadInputError: It is an address that cannot be reached.
+    """
+    if isinstance(text, Path) or not is_address(text):
+        return Path(text)
+    path = _remote_path(text)
+    # Unreachable file systems raise exceptions of their own: each builds on different libraries.
+    attempt(text, path.exists)
+    return path
+
+
+def attempt(text: str | Path, act: Callable[[], Any]) -> Any:
+    """Runs an operation on an address, whose file system may raise any exception.
+
+    Raises:
+        BadInputError: It raised anything but an OSError, or its package is missing.
+    """
+    try:
+        return act()
+    except OSError as error:
+        raise BadInputError(f"{text} cannot be reached: {error.strerror or error}.") from error
+    except ImportError as error:
+        raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
+    except Exception as error:
+        detail = str(error).strip().splitlines() or [""]
+        raise BadInputError(f"{text} cannot be reached: {type(error).__name__}: {detail[0]}".rstrip(": ")) from error
+
+
+def _remote_path(text: str) -> Path:
+    try:
+        from upath import UPath  # from the optional extra [remote]
+    except ImportError as error:
+        raise UsageError(f"{text} is an address, which needs fsspec: {_EXTRA}") from error
+    try:
+        return cast(Path, UPath(text))
+    except ImportError as error:
+        raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
+    except ValueError as error:
+        raise UsageError(f"{text} is not an address supported by fsspec: {error}") from error

@@ -14,8 +14,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from memprof.trace.files.private_file import FILE_MODE, make_private_folder
-from memprof.trace.files.size_limit import FileSizeLimitError, file_size_limit
+from memprof.trace.files.private_file import FILE_MODE, FileSizeLimitError, file_size_limit, make_private_folder
 from memprof.trace.files.spool import COLUMNS, FILE_NAME, FRAME_HEADER, FRAME_MAGIC
 
 #: The recording's descriptor is below this number, near the top of the range the job may use.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.errors import BadInputError
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable, text_of
+from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
 from memprof.trace.schema import ACTIONS, NONE, Bools, Floats, Ints, Segments
 
 #: Action codes: indices into the schema's list; actions not listed there are dropped.

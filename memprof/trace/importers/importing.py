@@ -1,4 +1,4 @@
-"""Imports another tool's file as the ranks of a trace."""
+"""Imports another tool's file as the ranks of a trace, with a manifest that names its source."""
 
 from __future__ import annotations
 
@@ -8,17 +8,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.importers.allocations import BlockSizes
+from memprof.trace.importers.device import PROFILED_START, DeviceFacts, DeviceHistory
 from memprof.trace.importers.kineto import read_kineto
 from memprof.trace.importers.memory_timeline import read_timeline
-from memprof.trace.importers.phases import find_phases
+from memprof.trace.importers.phases import Phases, find_phases
 from memprof.trace.importers.snapshot import Progress, Snapshot, parse_snapshot
-from memprof.trace.importers.snapshot_manifest import HOW_TO_RECORD, device_manifest, missing_reason
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.importers.sniff import SNAPSHOT, TIMELINE, read_input
-from memprof.trace.manifest import Manifest
-from memprof.trace.schema import Table
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.schema import NONE, Table
+from memprof.units import format_bytes
+from memprof.version import __version__
+
+_BACKEND = Backend(
+    name="cuda-snapshot",
+    sees=(
+        "every allocation and free of torch's CUDA allocator in the recorded window, and all that is in use at its end",
+    ),
+    blind_spots=(
+        "which operators read a tensor: rows are allocations, and their modules those in their stacks",
+        "how long operators run",
+        "the purpose of memory: categories follow from stacks, phases and sizes",
+        "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
+    ),
+)
+HOW_TO_RECORD = (
+    "call torch.cuda.memory._record_memory_history() before the job allocates, and "
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle') after a few steps"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +149,117 @@ def _choose(path: Path, numbers: Sequence[int], device: int | None, rank: int | 
             "--device."
         )
     return chosen
+
+
+def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Phases, rank: int) -> Manifest:
+    """Builds the manifest of one device.
+
+    Args:
+        path: The file.
+        snapshot: The snapshot.
+        device: The device.
+        phases: Its steps and phases.
+        rank: The rank to assign.
+    """
+    times = device.entries.time_us[~np.isnan(device.entries.time_us)]
+    return Manifest(
+        memprof_version=__version__,
+        torch_version=snapshot.torch_version,
+        created_us=float(times.min(initial=np.inf)) if len(times) else 0.0,
+        target=path.name,
+        machine=Machine(
+            device_name="" if device.name == "cpu" else f"CUDA device {device.number}",
+            device_kind=device.name.partition(":")[0],
+            allocator_settings=snapshot.settings,
+        ),
+        rank=rank,
+        world_size=len(snapshot.devices),
+        backend=_BACKEND,
+        capture=_capture(device.facts),
+        window=Window(steps=len(phases.starts)),
+        notes=tuple(_notes(device, phases)),
+    )
+
+
+def missing_reason(facts: DeviceFacts) -> str:
+    """Returns what the history leaves out, as a clause; "" where nothing that matters is missing."""
+    if not facts.missing_actions:
+        return ""
+    return (
+        f"the history leaves out {' and '.join(facts.missing_actions)} (skip_actions), so figures before its end are "
+        "not reliable"
+    )
+
+
+def _capture(facts: DeviceFacts) -> Capture:
+    if not facts.out_of_memory:
+        reason = PROFILED_START if facts.start_allocated_bytes == NONE else missing_reason(facts)
+        return Capture(is_complete=not reason, reason=reason)
+    last = facts.out_of_memory[-1]
+    who = last.source or "code without a stack"
+    return Capture(
+        is_complete=False,
+        reason=(
+            f"out of memory: {who} requested {format_bytes(last.requested_bytes)} while "
+            f"{format_bytes(last.free_bytes)} of the device were free"
+        ),
+    )
+
+
+def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
+    facts, entries = device.facts, device.entries
+    counted = ", ".join(f"{count:,} {name}" for name, count in facts.actions.items())
+    notes = []
+    if facts.has_timeline:
+        notes.append(
+            f"imported from a memory snapshot of {facts.entries:,} entries ({counted}); in the recorded window, "
+            f"allocated bytes peak at {_count(facts.peak_allocated_bytes)}, requested ones at "
+            f"{_count(facts.peak_requested_bytes)}, reserved ones at {_count(facts.peak_reserved_bytes)}."
+        )
+        notes.append(
+            "the history is complete: recording began before the first allocation."
+            if facts.history_complete
+            else f"{missing_reason(facts)}."
+            if facts.missing_actions
+            else f"recording began with {_count(facts.start_requested_bytes)} requested bytes in use already and "
+            f"{_count(facts.start_reserved_bytes)} reserved; the peak is that of the recorded window."
+        )
+    else:
+        notes.append(
+            f"no history was recorded (entries: {facts.entries}): only the end state is shown, with a row for each "
+            f"place in the code, in no order of time. To record one, {HOW_TO_RECORD}."
+        )
+    notes.append(
+        f"at the end {_count(facts.end_allocated_bytes)} bytes are allocated, for {_count(facts.end_requested_bytes)} "
+        f"requested, in segments of {_count(facts.end_reserved_bytes)}."
+    )
+    if facts.has_timeline and bool(np.isnan(entries.time_us).all()):
+        notes.append("the file contains no times, as before torch 2.3: the axis is the order of entries.")
+    if phases.how:
+        notes.append(f"steps are identified by {phases.how}; the first and the last are incomplete.")
+    one_of_two = {"free_requested", "free_completed"} - facts.actions.keys()
+    if facts.has_timeline and len(one_of_two) == 1 and "free" not in facts.actions:
+        notes.append(
+            f"the history leaves out {one_of_two.pop()} (skip_actions): memory counts as freed at the other entry, and "
+            "what is pending free is not known."
+        )
+    notes += [f"the snapshot has {remark}" if remark[:1].isdigit() else remark for remark in device.remarks]
+    if device.lives.clashes:
+        notes.append(
+            f"{device.lives.clashes:,} entries contradict others (memory allocated or freed twice): figures may be off."
+        )
+    held = int(device.segments.allocated_size_bytes.sum())
+    if len(device.segments) and held != facts.end_allocated_bytes:
+        notes.append(
+            f"segments say that {held:,} bytes are allocated and their blocks {facts.end_allocated_bytes:,}; the sum "
+            "of the blocks is used."
+        )
+    if facts.end_reserved_bytes - facts.peak_reserved_bytes > 0 or device.reserved.start < 0:
+        notes.append("segments in the history do not add up to those at the end; reserved bytes may be off.")
+    if entries.unknown:
+        notes.append(f"actions unknown to this version were left out: {', '.join(sorted(entries.unknown))[:200]}.")
+    return notes
+
+
+def _count(size: int) -> str:
+    return "unknown" if size == NONE else f"{size:,}"

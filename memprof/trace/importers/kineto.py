@@ -12,13 +12,12 @@ import numpy as np
 
 from memprof.trace.importers.allocations import Allocations, Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
-from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.facts import find_facts
+from memprof.trace.importers.device import DeviceHistory, find_facts
+from memprof.trace.importers.frames import Stack, StackTable
 from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, ProfilerStep, parse_kineto, stacks_of
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.importers.stacks.frames import Stack, StackTable
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
 from memprof.version import __version__

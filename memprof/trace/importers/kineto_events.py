@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack, StackTable, text_of
+from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
 
 #: Names of torch's device types (c10/core/DeviceType.h) as the profiler numbers them; ROCm calls its devices cuda.
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "cuda", 12: "xpu", 13: "mps"}

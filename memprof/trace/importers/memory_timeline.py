@@ -13,11 +13,10 @@ from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json
 from memprof.trace.importers.allocations import Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
-from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.facts import PROFILED_START, find_facts
+from memprof.trace.importers.device import PROFILED_START, DeviceHistory, find_facts
+from memprof.trace.importers.frames import NO_STACK, StackTable
 from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.importers.stacks.frames import NO_STACK, StackTable
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
 from memprof.version import __version__

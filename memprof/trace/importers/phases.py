@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.importers.columns import Annotation
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack
+from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.schema import Bools, Floats, Ints, Steps, Texts
 
 _OPTIMIZER_STEP = "Optimizer.step#"

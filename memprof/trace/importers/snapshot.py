@@ -18,12 +18,11 @@ from memprof.trace.importers.columns import (
     read_entries,
     read_segments,
 )
-from memprof.trace.importers.device import DeviceHistory
-from memprof.trace.importers.facts import find_facts
-from memprof.trace.importers.raw_segments import examine_segments, with_pools
+from memprof.trace.importers.device import DeviceHistory, find_facts
+from memprof.trace.importers.frames import StackTable
 from memprof.trace.importers.safe_pickle import RefusedError, load_plain
+from memprof.trace.importers.snapshot_events import examine_segments, with_pools
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
-from memprof.trace.importers.stacks.frames import StackTable
 from memprof.trace.schema import Segments
 
 #: Called with the current activity, and the share completed.

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.importers.allocations import pending_after
+from memprof.trace.importers.called_modules import CalledModules, find_modules
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import Phases, step_table
-from memprof.trace.importers.purposes.purposes import BY_PROFILER, Lives, Purposes, find_purposes
+from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
-from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack
 from memprof.trace.schema import (
     CATEGORIES,
     NONE,

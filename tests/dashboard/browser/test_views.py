@@ -14,7 +14,7 @@ import pytest
 from memprof.replay.history import History
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
-from memprof_dashboard.figures.drawn import draw
+from memprof_dashboard.figures.shared import draw
 from memprof_dashboard.figures.timeline import timeline
 from memprof_dashboard.palette import THEMES
 from tests.dashboard.browser.conftest import SAMPLES, Served, Shown, assert_true_peak, unit_bytes

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import PolicyError
-from memprof.planners.arrangement.arrangement import CHECKPOINTED, OFFLOADED, SCHEDULES, Arrangement
+from memprof.planners.arrangement.arrangement import CHECKPOINTED, OFFLOADED, SCHEDULES, Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_count, split_by_peak, split_by_time
-from memprof.planners.arrangement.cluster import Cluster
-from memprof.planners.arrangement.layer_costs import LayerCosts
+from memprof.planners.arrangement.layer_costs import LayerCosts, scale_costs
 from memprof.planners.arrangement.rank_time import least_step_us
 from memprof.planners.arrangement.read_layers import read_layers
-from memprof.planners.arrangement.scaled_costs import scale_costs
 from memprof.planners.arrangement.search import Question, arrange, find_arrangements, kind_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy

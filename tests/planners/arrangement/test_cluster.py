@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memprof.planners.arrangement.cluster import Cluster, Group
+from memprof.planners.arrangement.arrangement import Cluster, Group
 
 SIZE, SPEED = 1e9, 100e3
 

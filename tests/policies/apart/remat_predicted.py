@@ -18,11 +18,11 @@ import pytest
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.single_tensors import remat_of
+from memprof.planners.graph.project import remat_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
-from memprof.policies.evict import units
+from memprof.policies.evict import outline
 from memprof.policies.evict.names import keys_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import format_plan, parse_plan
@@ -30,7 +30,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import sequence
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import ProcessorCounter
-from memprof.policies.remat.operator_traits import Operator
+from memprof.policies.remat.needs import Operator
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.profiler.native import AllocatorTable
@@ -122,7 +122,7 @@ def test_the_predicted_peak_is_the_measured_one(name, share):
 def test_recomputation_is_predicted_within_a_point_where_times_are_the_same(monkeypatch, name, share):
     """Both plan by one code: given the time of each operator, shares of recomputation differ by 1 point at most."""
     step = baseline(name)
-    monkeypatch.setattr(units, "op_cost_us", lambda step: np.array([set_time_us(name) for name in step.ops.name]))
+    monkeypatch.setattr(outline, "op_cost_us", lambda step: np.array([set_time_us(name) for name in step.ops.name]))
     monkeypatch.setattr(sequence.Sequence, "kind", timed_kind)
     budget = int(peaks(step)[0] * share)
     predicted = Remat(budget=str(budget)).transform(step)

@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.replay.live import live_bytes
-from memprof.replay.static.inplace import find_candidates, in_place, operator_name
-from memprof.replay.static.intervals import Intervals, needed_lives, recorded_lives
+from memprof.replay.static.intervals import (
+    Intervals,
+    find_candidates,
+    in_place,
+    needed_lives,
+    operator_name,
+    recorded_lives,
+)
 from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
 from memprof.trace.assemble.memory.block_lives import BlockLives, pair
+from memprof.trace.assemble.memory.touches import Mergers, find_mergers, merge_lives, wrapped_twice
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 from memprof.trace.schema import NONE, Ints
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.events import outside_events, own_events, with_outside
+from memprof.trace.assemble.memory.block_lives import outside_events, own_events, with_outside
 
 
 def own(events: list[tuple[int, int, int, int]], alive: tuple[int, ...] = ()) -> list[bool]:

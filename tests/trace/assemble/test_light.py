@@ -12,8 +12,7 @@ import pytest
 
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble.light.process import assemble_light
-from memprof.trace.assemble.light.regions import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions
-from memprof.trace.assemble.light.stretch import ordinary_spool
+from memprof.trace.assemble.light.stretch import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions, ordinary_spool
 from memprof.trace.files.spool import (
     BACKWARD,
     COLUMNS,

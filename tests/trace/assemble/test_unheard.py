@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble.memory.block_lives import BlockLives, count, pair
-from memprof.trace.assemble.memory.elsewhere import account
-from memprof.trace.assemble.memory.missed_frees import end_buffers_of_collectives, end_missed_frees, reused_ends
+from memprof.trace.assemble.memory.elsewhere import account, end_buffers_of_collectives, end_missed_frees, reused_ends
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 
 KIB = 1024

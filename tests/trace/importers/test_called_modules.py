@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.trace.importers.stacks.called_modules import CalledModules, find_modules
-from memprof.trace.importers.stacks.frames import NO_STACK, StackTable
+from memprof.trace.importers.called_modules import CalledModules, find_modules
+from memprof.trace.importers.frames import NO_STACK, StackTable
 from tests.trace.importers.writing import TRAIN, frame
 
 MODULE = "/env/site-packages/torch/nn/modules"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.importers.columns import Annotation
+from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.phases import find_phases, step_table
-from memprof.trace.importers.stacks.frames import NO_STACK, Stack
 
 STEP = "Optimizer.step#AdamW.step"
 

@@ -51,15 +51,15 @@ def write_text(text: str, output: Path | None) -> None:
 def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[str, str]) -> str:
     """Returns a diff as text in the given format."""
     if form == "json":
-        from memprof.analysis.diff.diff_json import diff_to_json
+        from memprof.cli.pages.diff.diff_data import diff_to_json
 
         return json.dumps(diff_to_json(found, names), indent=2, allow_nan=False) + "\n"
     if form == "benchmark":
-        from memprof.analysis.diff.diff_json import diff_to_benchmark
+        from memprof.cli.pages.diff.diff_data import diff_to_benchmark
 
         return json.dumps(diff_to_benchmark(found), indent=2) + "\n"
     if form == "junit":
-        from memprof.cli.pages.diff.diff_junit import diff_to_junit
+        from memprof.cli.pages.diff.diff_data import diff_to_junit
 
         return diff_to_junit(found)
     if form in ("markdown", "github", "html"):

@@ -47,7 +47,7 @@ def devices(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.devices_page import show_devices
     from memprof.machines.catalogue import find_machine

@@ -83,8 +83,8 @@ def emitted_or_refused(
         UsageError: The plan is empty, or nothing of it is expressible in the format.
     """
     from memprof.emit.emission import Request
-    from memprof.emit.names import in_own_names
     from memprof.emit.registry import target_named
+    from memprof.emit.switches import in_own_names
 
     form = target_named(target)
     if not plan.policies:

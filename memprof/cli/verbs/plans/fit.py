@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.grouped import option
-from memprof.cli.options.record_command import RecordCommand
+from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
 from memprof.errors import GateFailedError
@@ -140,8 +139,7 @@ def fit(
     search_request = partial(read_search_request(**search_flags), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
-    from memprof.launch.fit.outputs import claim_outputs
-    from memprof.launch.fit.request import Request
+    from memprof.launch.fit.request import Request, claim_outputs
 
     request = Request(
         target=target,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import also_option, force_option, no_run_option, write_option
 from memprof.errors import UsageError
@@ -64,7 +64,7 @@ def largest(
         refuse_existing(find_place(written), force=force)
     if sequence and not also:
         raise UsageError("--sequence needs the job recorded at two lengths: add the other recording with --also TRACE.")
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of
     from memprof.cli.pages.largest_page import show_largest
     from memprof.cli.verbs.plans.dry_runs import describe_estimate, dry_run_plan

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from memprof.cli.options.grouped import GroupedCommand, option
-from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.plan_options import RequestedSize, chosen_plan, plan_options, size_options
 from memprof.cli.options.shared_options import json_option, no_run_option, write_option
-from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 

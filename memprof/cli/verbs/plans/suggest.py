@@ -12,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
-from memprof.cli.options.grouped import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.plan_options import RequestedSize, size_options
 from memprof.cli.options.search_options import read_search_request, search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, no_run_option, write_option
-from memprof.cli.options.size_options import RequestedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
@@ -194,17 +194,17 @@ def suggest(
             "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
             "out."
         )
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of, link_of
-    from memprof.analysis.report.light_run import refuse_light
+    from memprof.analysis.report.whole_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.cli.verbs.plans.dry_runs import is_recorded_on
     from memprof.cli.verbs.plans.plan_search import PlanSearch, show_plans
     from memprof.launch.consent import find_consent
     from memprof.machines.catalogue import find_machine
-    from memprof.planners.registry import named_planner
-    from memprof.policies.compile.measured import policies_of_compiled
+    from memprof.planners.base import named_planner
     from memprof.policies.compile.policy import Compile
+    from memprof.policies.compile.transform import policies_of_compiled
     from memprof.trace.store import Trace
     from memprof.trace.whole_steps import has_whole_step
 
@@ -281,10 +281,10 @@ def _show_snapshot(
     is_json: bool,
 ) -> int:
     """Prints what would make the job of an imported snapshot fit; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.snapshot_plans.change_search import search_snapshot
     from memprof.analysis.snapshot_plans.planned_step import step_to_plan
-    from memprof.cli.pages.suggestions.snapshot_page import show_snapshot_plans
+    from memprof.cli.pages.snapshot_page import show_snapshot_plans
     from memprof.replay.live import live_bytes
 
     planned = step_to_plan(opened, step_number)
@@ -304,9 +304,9 @@ def _show_snapshot(
 
 def _show_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: bool) -> int:
     """Prints what a recording without a complete step shows; returns the exit code."""
-    from memprof.analysis.allocator.beyond_tensors import room_of
+    from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.partial_step import examine_partial
-    from memprof.cli.pages.suggestions.partial_page import show_partial
+    from memprof.cli.pages.partial_page import show_partial
 
     found = examine_partial(opened)
     request = search_request(found.least_bytes, room_of(opened))

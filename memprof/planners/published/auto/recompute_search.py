@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.graph import needed_bytes
 from memprof.planners.graph.schedule import replay
 from memprof.planners.published.auto.cuts import CutModel, Solution
-from memprof.planners.published.auto.front import Choice, Front
-from memprof.planners.published.auto.improve import drop_until_fits, exchange
+from memprof.planners.published.auto.improve import Choice, Front, drop_until_fits, exchange
 from memprof.planners.published.auto.moves import Moves
 from memprof.planners.published.auto.repeats import Repeats, repeats_in
 from memprof.planners.published.dtr import Dtr

@@ -10,11 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.graph import Graph, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import Line, lines_of
-from memprof.planners.graph.walk import Walk
+from memprof.planners.graph.writing import Walk
 from memprof.planners.published.chain.options import stage_costs
 from memprof.planners.published.chain.table import Table, grid_of
 from memprof.trace.schema import Ints

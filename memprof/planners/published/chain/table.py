@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.planners.graph.stages import Line
-from memprof.planners.graph.walk import Walk
+from memprof.planners.graph.writing import Walk
 from memprof.planners.published.chain.options import StageCosts
 from memprof.trace.schema import NONE, Floats, Ints
 

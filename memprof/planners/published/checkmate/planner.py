@@ -11,10 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.bounds import needed_bytes
-from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.graph import Graph, needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.graph.walk import Walk
+from memprof.planners.graph.writing import Walk
 from memprof.planners.published.checkmate.condensed import Blocks, blocks_of
 from memprof.planners.published.checkmate.model import Model, Solution
 from memprof.trace.schema import Floats, Ints

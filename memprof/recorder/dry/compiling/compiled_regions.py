@@ -21,14 +21,15 @@ from memprof.recorder.compiled.generated_operators import KernelAccess, allocati
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.dry.compiling.compiled_updates import is_update
-from memprof.recorder.dry.compiling.generated_code import Kernel, replace_generated_calls
 from memprof.recorder.dry.compiling.region_notes import RegionNotes, first_line
 from memprof.recorder.dry.compiling.virtual_compiler import (
     GRAPH_SAFE_STATES,
     SETTINGS,
+    Kernel,
     left_eager,
     place_on_device,
     prepare_compiler,
+    replace_generated_calls,
 )
 from memprof.recorder.dry.mode import lent
 from memprof.recorder.dry.subclasses import lend_parts

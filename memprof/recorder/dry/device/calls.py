@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memprof.machines.architectures import Architecture
-from memprof.recorder.dry.device.face import FACE, answer_wrapped_device, down, is_cuda, is_on_device
+from memprof.machines.card import Architecture
+from memprof.recorder.dry.device.face import FACE, answer_wrapped_device, down, dtype_named, is_cuda, is_on_device
 from memprof.recorder.dry.device.kernels.attention import Attention
 from memprof.recorder.dry.device.kernels.recurrent import RECURRENT
-from memprof.recorder.dry.device.tensor_types import dtype_named
 
 _Tensor: Any = torch.Tensor
 _devices: Any = importlib.import_module("torch.utils._device")

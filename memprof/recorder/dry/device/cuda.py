@@ -16,14 +16,12 @@ import torch
 
 from memprof.machines.card import Card
 from memprof.recorder.compiled.uncompiled import skip_compiling
-from memprof.recorder.dry.device import native, one_device, tensor_types
-from memprof.recorder.dry.device.current import CURRENT
-from memprof.recorder.dry.device.graphs import CUDAGraph
+from memprof.recorder.dry.device import current, face, native
+from memprof.recorder.dry.device.current import CURRENT, ORDINALS
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots
 from memprof.recorder.dry.device.kernels import triton_launches
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.device.streams import Event, ExternalStream, Stream, renamed
+from memprof.recorder.dry.device.streams import CUDAGraph, Event, ExternalStream, Stream, renamed
 
 #: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
 _CUDNN_VERSION = 91_501
@@ -39,8 +37,8 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     """
     importlib.import_module("torch.utils.flop_counter")  # warns about components that a CUDA build would include
     native.install(card, memory)
-    one_device.install()
-    tensor_types.install()
+    current.install()
+    face.install_types()
     _put(torch._C, {"_has_cuda": True, "_get_accelerator": lambda *_: torch.device("cuda")})
     _put(torch.version, {"cuda": torch.version.cuda or native.CUDA_VERSION})
     _install_state(card)

@@ -1,10 +1,4 @@
-"""Places tensors of a dry run on a CUDA device, in a torch that may have none.
-
-To Python they are on ``cuda:0``, or on the device of their rank (``ordinals``). Torch's C++ side, which needs guards
-and streams from a CUDA device and a thread from its autograd engine, sees another device that needs none of these.
-Python's calls are translated on the way down (`down`), and what C++ creates itself on the way up (`up`). The dispatch
-keys stay CUDA's, so that autocasting and everything else based on keys behaves as on CUDA.
-"""
+"""Places tensors of a dry run on a CUDA device, also those of older types, in a torch that may have no CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 
-from memprof.recorder.dry.device.ordinals import ORDINALS
+from memprof.recorder.dry.device.current import ORDINALS
 
 #: The device that C++ sees. Of those that the autograd engine runs in the calling thread, this one is unused by jobs,
 #: and composite operators choose the same fused kernels for it as for CUDA (dropout).
@@ -23,6 +17,19 @@ FACE = torch.device("lazy:0")
 _NAMES = ("cuda", "lazy")
 _DEVICE: Any = torch.Tensor.device
 _PRIM_DEVICE = torch.ops.prim.device.default
+_TYPES = {
+    "DoubleTensor": torch.float64,
+    "FloatTensor": torch.float32,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+_PREFIX = "torch.cuda."
 
 
 def is_cuda(value: Any) -> bool:
@@ -120,3 +127,50 @@ def install() -> None:
         }
 
     native._group_tensors_by_device_and_dtype = group_tensors
+
+
+class _TensorType(type):
+    """A type of tensors, which makes tensors instead of objects of its own."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and is_on_device(value) and value.dtype is cls.dtype
+
+    def __call__(cls, *args: Any, device: Any = None) -> Any:
+        """Returns a tensor of a size, of given values, or empty."""
+        del device  # there is only one
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            value = args[0]
+            is_tensor = isinstance(value, torch.Tensor)
+            return value.to("cuda", cls.dtype) if is_tensor else torch.tensor(value, dtype=cls.dtype, device="cuda")
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(size, dtype=cls.dtype, device="cuda")
+
+
+def install_types() -> None:
+    """Puts the types into ``torch.cuda``, and makes them the default type where a job asks for that."""
+    for name, dtype in _TYPES.items():
+        made = _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        setattr(torch.cuda, name, made)
+    torch_module: Any = torch
+    before = torch.set_default_tensor_type
+
+    def set_default_tensor_type(t: Any, /) -> None:
+        dtype = dtype_named(t)
+        if dtype is None:
+            before(t)
+        else:
+            torch.set_default_dtype(dtype)
+            torch.set_default_device("cuda")
+
+    torch_module.set_default_tensor_type = set_default_tensor_type
+
+
+def dtype_named(value: Any) -> torch.dtype | None:
+    """Returns the dtype of a type of tensors on the device, given as the type or by its name; None for others."""
+    if isinstance(value, _TensorType):
+        return value.dtype
+    if isinstance(value, str) and value.startswith(_PREFIX):
+        return _TYPES.get(value.removeprefix(_PREFIX))
+    return None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.job_history import JobHistory
-from memprof.recorder.steps.job_end import end_job
+from memprof.recorder.steps.window import end_job
 from memprof.trace.files.private_file import open_private
 
 #: A key of the snapshots that a dry run writes; torch's own viewer ignores it.

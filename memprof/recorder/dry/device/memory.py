@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.dry.device.current import CURRENT
-from memprof.recorder.dry.device.full import out_of_memory
+from memprof.recorder.dry.device.current import CURRENT, ORDINALS
 from memprof.recorder.dry.device.job_history import JobHistory
-from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot
+from memprof.recorder.dry.device.statistics import Statistics, memory_snapshot, out_of_memory
 from memprof.recorder.log import RawLog
 from memprof.replay.allocator.blocks import Block
 from memprof.replay.allocator.model import CachingAllocator

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 
 from memprof.machines.card import Card
-from memprof.recorder.dry.device.current import CURRENT
-from memprof.recorder.dry.device.graphs import CUDAGraph
+from memprof.recorder.dry.device.current import CURRENT, ORDINALS
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.device.streams import CUDA_TYPE, Event, Stream
+from memprof.recorder.dry.device.streams import CUDA_TYPE, CUDAGraph, Event, Stream
 
 #: What ``torch.version.cuda`` says where torch was built without CUDA.
 CUDA_VERSION = "13.0"

@@ -11,27 +11,31 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.machines.card import Card
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.device.snapshot import segment_records
+from memprof.recorder.device_history import segment_records
 from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
-from memprof.recorder.dry.device.current import CURRENT
+from memprof.recorder.dry.device.current import CURRENT, ORDINALS
 from memprof.recorder.dry.device.job_snapshots import JobSnapshots, SnapshotRequest
 from memprof.recorder.dry.device.kernels import triton_launches
 from memprof.recorder.dry.device.kernels.attention import masked_in_place
+from memprof.recorder.dry.device.kernels.convolved import LAYOUTS
 from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
-from memprof.recorder.dry.device.kernels.gradient_sums import GradientSums
-from memprof.recorder.dry.device.kernels.layouts import LAYOUTS
-from memprof.recorder.dry.device.kernels.low_bits import low_bit_shape
-from memprof.recorder.dry.device.kernels.operator_rules import GROUPED, LOSSES, FusedKernels, biased_in_place, in_order
+from memprof.recorder.dry.device.kernels.formats import low_bit_shape, sizes_before, sizes_within
+from memprof.recorder.dry.device.kernels.operator_rules import (
+    GROUPED,
+    LOSSES,
+    FusedKernels,
+    GradientSums,
+    biased_in_place,
+    in_order,
+)
 from memprof.recorder.dry.device.kernels.operator_rules import SHAPES as TYPED_PRODUCTS
 from memprof.recorder.dry.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
-from memprof.recorder.dry.device.kernels.sparse import sizes_before, sizes_within
 from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.ordinals import ORDINALS
-from memprof.recorder.dry.spans import dry_storage_span
+from memprof.recorder.dry.fakes import dry_storage_span
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.parts import parts_of
+from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.trace.files.spool import UNUSED_DEVICE
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from memprof.recorder.dry.ranks.messages import Messages
-from memprof.recorder.dry.ranks.pipelines import PipelineStages
 from memprof.recorder.dry.ranks.replicas import dry_replicas, end_joins_at_once
-from memprof.recorder.dry.ranks.role import Role
+from memprof.recorder.dry.ranks.role import PipelineStages, Role
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.ranks.role import Role

@@ -16,8 +16,7 @@ import torch.distributed as _distributed
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from memprof.recorder.dry.ranks.buckets import Bucket, GradBucket, builtin_hook
-from memprof.recorder.dry.ranks.works import Done
+from memprof.recorder.dry.ranks.works import Bucket, Done, GradBucket, builtin_hook
 
 #: torch.distributed, whose names below are not all exported for type checkers.
 dist: Any = _distributed

@@ -19,7 +19,7 @@ from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.phases import phase_names
 from memprof.trace.assemble.process import assemble_spool
-from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.private_file import describe_fault
 from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE, Spool, read_spool
 from memprof.trace.importers.columns import Annotation
 from memprof.trace.importers.device import DeviceHistory

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.devices.allocator_history import NO_HISTORY, History, block_bytes, last_at, read_history
-from memprof.trace.assemble.memory.events import outside_events, own_events, with_outside
+from memprof.trace.assemble.allocator_history import NO_HISTORY, History, block_bytes, last_at, read_history
+from memprof.trace.assemble.memory.block_lives import outside_events, own_events, with_outside
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.schema import NONE, Ints

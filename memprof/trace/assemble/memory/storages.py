@@ -7,17 +7,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.devices.device_counters import active_peaks, requested_bytes, reserved_peaks
-from memprof.trace.assemble.devices.workspaces import name_workspaces
-from memprof.trace.assemble.memory.artefacts import merge_lives, wrapped_twice
+from memprof.trace.assemble.device_events import active_peaks, requested_bytes, reserved_peaks
 from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count, pair
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
-from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
-from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
+from memprof.trace.assemble.memory.elsewhere import (
+    NAME,
+    Elsewhere,
+    account,
+    end_buffers_of_collectives,
+    end_missed_frees,
+    reused_ends,
+)
+from memprof.trace.assemble.memory.foreign import Foreign, find_foreign, name_workspaces
 from memprof.trace.assemble.memory.holders import holder_records
-from memprof.trace.assemble.memory.missed_frees import end_buffers_of_collectives, end_missed_frees, reused_ends
 from memprof.trace.assemble.memory.native_events import CPU
-from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums
+from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums, merge_lives, wrapped_twice
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from memprof.trace.assemble.source.variables import forget_held, held_by_variables
+from memprof.trace.assemble.local_variables import forget_held, held_by_variables
 from memprof.trace.schema import NONE
 from memprof.trace.source_lines import forget_changed_sources, function_around, is_source_file, lines_of
 from memprof.trace.step import Step
@@ -152,7 +152,7 @@ def held_again(step: Step) -> list[int]:
 def test_ranks_that_run_the_same_are_followed_once(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_held()
     fresh = held_again(step)
-    monkeypatch.setattr("memprof.trace.assemble.source.variables._Followed", None)
+    monkeypatch.setattr("memprof.trace.assemble.local_variables._Followed", None)
     assert held_again(step) == fresh
     other = dataclasses.replace(step, ops=step.ops.replace(phase=np.full(len(step.ops), "backward", dtype=object)))
     with pytest.raises(TypeError):

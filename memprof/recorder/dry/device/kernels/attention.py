@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from memprof.machines.architectures import Architecture
+from memprof.machines.card import Architecture
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.face import FACE, is_on_device
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from memprof.machines import convolutions, fourier
-from memprof.machines.architectures import LT_WORKSPACE_BYTES, Architecture
+from memprof.machines import outside
+from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
-from memprof.recorder.dry.device.kernels.indexing import Indexing
-from memprof.recorder.dry.device.kernels.low_bits import low_bit_steps
+from memprof.recorder.dry.device.kernels.formats import low_bit_steps
+from memprof.recorder.dry.device.kernels.indexing import Indexing, median_sizes, sort_sizes, topk_sizes
 from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
 from memprof.recorder.dry.device.kernels.reductions import copied_bytes, is_reduction, reduction_sizes
-from memprof.recorder.dry.device.kernels.sorting import median_sizes, sort_sizes, topk_sizes
 from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.units import format_bytes
@@ -113,13 +112,13 @@ class DeviceKernels:
         if not self._estimated.isdisjoint(map(str, _CONVOLUTIONS)):
             notes.append(
                 "cuDNN chooses the workspace of a convolution: from none to "
-                f"{format_bytes(convolutions.MOST_BYTES)}, and in backward the weight's bytes besides "
-                f"({convolutions.SOURCE})"
+                f"{format_bytes(outside.MOST_CONVOLUTION_BYTES)}, and in backward the weight's bytes besides "
+                f"({outside.CONVOLUTIONS_SOURCE})"
             )
         if not self._estimated.isdisjoint(map(str, _TRANSFORMS)):
             notes.append(
                 "cuFFT chooses the work area of a Fourier transform: one to eight times its complex elements, of which "
-                f"one is counted ({fourier.SOURCE})"
+                f"one is counted ({outside.TRANSFORMS_SOURCE})"
             )
         return notes
 
@@ -218,7 +217,7 @@ def _scan(args: Any, result: Any) -> list[int]:
 def _fourier(args: Any, result: Any) -> list[int]:
     """Returns a work area: once the elements of the complex side, the least that cuFFT documents (SpectralOps.cpp)."""
     transformed = result if result.is_complex() else args[0]
-    return [transformed.nbytes * fourier.LEAST_TIMES]
+    return [transformed.nbytes * outside.LEAST_TIMES]
 
 
 def _inverse_real(args: Any, result: Any) -> list[int]:

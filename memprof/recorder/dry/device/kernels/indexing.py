@@ -1,8 +1,4 @@
-"""What CUDA's kernels of indexed operators allocate: positions in masks, copies of indices, sorted indices.
-
-Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, cuda/Nonzero.cu and cuda/Indexing.cu of torch 2.11. CUB's sizes
-are those of snapshots of an H200 under CUDA 13, and of an RTX 4090 where so stated.
-"""
+"""What CUDA's kernels of indexed operators and sorts allocate beside their results."""
 
 from __future__ import annotations
 
@@ -14,8 +10,9 @@ import torch
 
 from memprof.recorder.calls.read_values import MASKS, kept_elements
 from memprof.recorder.dry.device.face import is_on_device
-from memprof.recorder.dry.device.kernels.steps import aligned, scan_bytes, states_bytes
+from memprof.recorder.dry.device.kernels.steps import aligned, scan_bytes, sort_bytes, states_bytes
 from memprof.recorder.dry.device.memory import FREE, FREE_BELOW, RESULTS, copied_steps
+from memprof.recorder.steps.usages import dense_layout
 
 _aten = torch.ops.aten
 _INT32, _INT64 = 4, 8
@@ -26,6 +23,12 @@ _COUNTED, _COUNTING_THREADS, _SUBSCRIPTION = 4_096, 256, 5
 _SELECTED = 8_192
 #: Pairs that CUB sorts in one tile, and pairs per tile where it takes several (RTX 4090).
 _TILE, _PART = 2_304, 1_920
+#: Elements of a dimension that are sorted in place (cuda/Sort.h).
+_SMALL = 4_096
+#: Rows from which CUB sorts segments, and elements of a row from which each is sorted alone.
+_SEGMENTS, _LONG = 128, 1_000_000
+#: Elements that CUB counts at once.
+_MOST = 2**31 - 1
 
 
 class Indexing:
@@ -180,3 +183,52 @@ def _sort_pairs(count: int, largest: int) -> int:
     passes = -(-max(largest - 1, 1).bit_length() // 8)
     tables = 1024 * passes + 1024 * -(-count // _PART) + 511
     return 2 * _INT64 * count + tables
+
+
+def sort_sizes(args: Any, result: Any) -> list[int]:
+    """Returns the bytes of what is alive at once while a tensor is sorted."""
+    tensor, values = args[0], result[0]
+    dim = next((one for one in args[1:] if type(one) is int), -1)
+    count, key = tensor.numel(), tensor.element_size()
+    if tensor.dim() == 0 or not count:
+        return []
+    copies: list[int] = []
+    if tensor.shape[dim] > _SMALL and (dense_layout(tensor) is None or tensor.stride(dim) != 1):
+        # Its rows do not lie one after another: they do in copies, and those of the results in copies of these.
+        copies = [count * key, *([] if values.stride(dim) == 1 else [values.nbytes, count * _INT64])]
+    return [*copies, *_row_sizes(count, tensor.shape[dim], key)]
+
+
+def topk_sizes(args: Any, result: Any) -> list[int]:
+    """More than 4,096 results of a row that have to be in order are sorted, with copies (cuda/TensorTopK.cpp)."""
+    values, indices = result
+    given = list(args[2:])
+    dim, _, is_sorted = given + [-1, True, True][len(given) :]
+    if not is_sorted or values.dim() == 0 or values.shape[dim] <= _SMALL:
+        return []
+    return [indices.nbytes, values.nbytes, *sort_sizes((values, dim), result)]
+
+
+def median_sizes(args: Any, _result: Any) -> list[int]:
+    """The median of all elements is that of them sorted (median_impl, cuda/Sorting.cpp)."""
+    tensor, count = args[0], args[0].numel()
+    copy = [] if tensor.is_contiguous() else [tensor.nbytes]
+    return [*copy, tensor.nbytes, count * _INT64, *_row_sizes(count, count, tensor.element_size())]
+
+
+def _row_sizes(count: int, length: int, key: int) -> list[int]:
+    """Returns the bytes of the kernels that sort rows, each of which lies together.
+
+    Args:
+        count: Elements of all rows.
+        length: Elements of a row.
+        key: Bytes of an element.
+    """
+    if length <= _SMALL:
+        return [length * _INT64] if length else []  # positions in a row, which are copied to each
+    count = min(count, _MOST // length * length)
+    if count == length or length >= _LONG:
+        return [length * _INT64, sort_bytes(length, key, _INT64)]
+    if count // length < _SEGMENTS:
+        return [count * _INT64, count * _INT64, count * key, sort_bytes(count, key, _INT64)]
+    return [count * _INT64, -(-count * key // 256) * 256 + aligned(count * _INT64)]

@@ -1,1 +1,0 @@
-"""The memory of a job over the commits of its repository."""

@@ -1,0 +1,203 @@
+"""The run beside its recorded steps: its highest step, its processes' main memory, how full the device was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.analysis.report.notes import Note
+from memprof.errors import BadInputError
+from memprof.trace.files.coded import Coded
+from memprof.trace.schema import NONE, DeviceMemory, HostMemory, ModulePeaks, Modules, StepPeaks
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: The display order of roles; any other comes last.
+_ROLES = ("trainer", "worker", "child")
+
+
+def is_light(trace: Trace) -> bool:
+    """Whether a trace is a light recording: it covers the whole run, without operators."""
+    return trace.manifest.backend.name.endswith("-light")
+
+
+def refuse_light(trace: Trace) -> None:
+    """Rejects a light recording where operators are needed.
+
+    Raises:
+        BadInputError: The recording is light.
+    """
+    if is_light(trace):
+        raise BadInputError(
+            f"{trace.path} was recorded with --light: it contains module calls, not operators, so nothing can be "
+            f"predicted from it. Record some steps in full: memprof record {trace.manifest.target or 'train.py'}"
+        )
+
+
+def describe_highest(trace: Trace) -> str:
+    """Returns a clause on which step of the run peaked highest; "" where the trace is not light."""
+    peaks = trace.table(StepPeaks)
+    if not len(peaks):
+        return ""
+    row = int(np.argmax(peaks.allocated_bytes))
+    least = "at least " if peaks.how[row] == "counted" else ""
+    return (
+        f"of {len(peaks):,} steps, step {int(peaks.step[row])} peaked highest: {least}"
+        f"{format_bytes(int(peaks.allocated_bytes[row]))} in {peaks.phase[row]}"
+        f"{_of_module(trace, int(peaks.module_id[row]))}"
+    )
+
+
+def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
+    """Returns the note on the whole run: a warning where a step other than the reported one was higher.
+
+    Args:
+        trace: The trace.
+        reported_bytes: Peak of the reported step.
+    """
+    text = describe_highest(trace)
+    if not text:
+        return ()
+    return (Note(f"{text}.", is_warning=int(trace.table(StepPeaks).allocated_bytes.max()) > reported_bytes),)
+
+
+def run_json(trace: Trace) -> dict[str, Any] | None:
+    """Returns the whole run as JSON containers: the highest step, and the peak of each module."""
+    peaks, places = trace.table(StepPeaks), trace.table(ModulePeaks)
+    if not len(peaks):
+        return None
+    row = int(np.argmax(peaks.allocated_bytes))
+    modules = trace.table(Modules)
+
+    def module(number: int) -> str | None:
+        return None if number == NONE else str(modules.name[number] or modules.type[number])
+
+    return {
+        "steps": len(peaks),
+        "highest": {
+            "step": int(peaks.step[row]),
+            "phase": str(peaks.phase[row]),
+            "module": module(int(peaks.module_id[row])),
+            "allocated_bytes": int(peaks.allocated_bytes[row]),
+            "how": str(peaks.how[row]),
+        },
+        "by_module": [
+            {"phase": phase, "module": module(number), "step": step, "allocated_bytes": size}
+            for phase, number, step, size in zip(
+                places.phase.tolist(),
+                places.module_id.tolist(),
+                places.step.tolist(),
+                places.allocated_bytes.tolist(),
+                strict=True,
+            )
+        ],
+    }
+
+
+def _of_module(trace: Trace, number: int) -> str:
+    if number == NONE:
+        return ""
+    modules = trace.table(Modules)
+    return f" of {modules.name[number] or modules.type[number]}"
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """Peak main memory of one process of the job.
+
+    Attributes:
+        role: ``trainer``, ``worker`` or ``child``.
+        pid: Its process id.
+        maximum_rss_bytes: Peak resident memory, including pages shared with other processes.
+        maximum_private_bytes: Peak private resident memory; None where the system does not report it.
+    """
+
+    role: str
+    pid: int
+    maximum_rss_bytes: int
+    maximum_private_bytes: int | None
+
+
+def summarise_host_memory(samples: HostMemory) -> tuple[HostProcess, ...]:
+    """Returns each process's maxima over the whole job: the trainer first, then the workers, largest first.
+
+    Args:
+        samples: Samples of every process.
+    """
+    processes = []
+    for pid in np.unique(samples.pid).tolist():
+        own = samples.take(samples.pid == pid)
+        private = int(own.private_bytes.max())
+        processes.append(
+            HostProcess(
+                role=str(own.role[-1]),  # a child may be identified as a worker only after its first samples
+                pid=pid,
+                maximum_rss_bytes=int(own.rss_bytes.max()),
+                maximum_private_bytes=None if private == NONE else private,
+            )
+        )
+    return tuple(sorted(processes, key=_rank))
+
+
+def _rank(process: HostProcess) -> tuple[int, int, int]:
+    role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
+    return (role, -process.maximum_rss_bytes, process.pid)
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """One device at its fullest moment. All in bytes; the parts sum to the total.
+
+    Attributes:
+        device: Such as ``cuda:0``.
+        total_bytes: Memory of the device.
+        reserved_bytes: Segments of torch's caching allocator in the recorded process.
+        own_bytes: Memory of that process outside the allocator: the CUDA context, NCCL, libraries. None where the
+            driver reports no per-process memory; it is then included in ``other_bytes``.
+        other_bytes: Everything else in use.
+        free_bytes: Free memory.
+        pinned_bytes: Host memory pinned by torch, not part of the device's; None where unknown.
+    """
+
+    device: str
+    total_bytes: int
+    reserved_bytes: int
+    own_bytes: int | None
+    other_bytes: int
+    free_bytes: int
+    pinned_bytes: int | None
+
+    @property
+    def used_bytes(self) -> int:
+        """Used bytes as shown by nvidia-smi."""
+        return self.total_bytes - self.free_bytes
+
+
+def summarise_devices(samples: DeviceMemory) -> tuple[DeviceUse, ...]:
+    """Returns each device at its fullest sample, ordered by name."""
+    found = []
+    coded = Coded.of(samples.device)  # numpy ignores trailing zero bytes when comparing texts
+    present = np.unique(coded.codes).tolist()
+    for code in sorted(present, key=lambda code: str(coded.distinct[code])):
+        device, own = coded.distinct[code], samples.take(coded.codes == code)
+        fullest = int(np.argmax(own.used_bytes))
+        used, reserved, process, pinned = (
+            int(column[fullest]) for column in (own.used_bytes, own.reserved_bytes, own.process_bytes, own.pinned_bytes)
+        )
+        # The driver's and torch's numbers in a sample are not read at the same instant.
+        beside = max(used - reserved, 0)
+        of_process = None if process == NONE else min(max(process - reserved, 0), beside)
+        found.append(
+            DeviceUse(
+                device=str(device),
+                total_bytes=int(own.total_bytes[fullest]),
+                reserved_bytes=used - beside,
+                own_bytes=of_process,
+                other_bytes=beside - (of_process or 0),
+                free_bytes=int(own.total_bytes[fullest]) - used,
+                pinned_bytes=None if pinned == NONE else pinned,
+            )
+        )
+    return tuple(found)

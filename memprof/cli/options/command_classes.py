@@ -1,0 +1,91 @@
+"""Command classes: options listed in groups, and options that end where the job begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from memprof.launch.parent.settings import read_project_settings
+from memprof.launch.parent.target import CannotStartError
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Headings of ``--help`` beside grouped options, and of all options of a command without groups.
+OTHER = "Other options"
+ALL = "Options"
+
+
+class GroupedOption(click.Option):
+    """An option that is listed under a heading.
+
+    Attributes:
+        group: The heading.
+    """
+
+    def __init__(self, *args: Any, group: str, **settings: Any) -> None:
+        """Stores the heading; the rest is click's."""
+        super().__init__(*args, **settings)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options by group, groups in the order of their first option."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes each group under its heading."""
+        for heading, options in option_groups(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
+
+
+def option(*names: str, group: str, **settings: Any) -> Callable[[F], F]:
+    """Adds an option to a group of a command's help; otherwise as ``click.option``.
+
+    Args:
+        names: The ways to write it, and optionally its parameter.
+        group: Heading that it is listed under.
+        settings: As in ``click.option``.
+    """
+    return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+def option_groups(command: click.Command, ctx: click.Context) -> list[tuple[str, list[click.Option]]]:
+    """Returns the visible options of any command by heading, in the order of help; ``--help`` is in the last group."""
+    is_grouped = isinstance(command, GroupedCommand)
+    groups: dict[str, list[click.Option]] = {}
+    for one in command.get_params(ctx):
+        if isinstance(one, click.Option) and not one.hidden:
+            heading = one.group if isinstance(one, GroupedOption) else OTHER
+            groups.setdefault(heading if is_grouped else ALL, []).append(one)
+    return list(groups.items())
+
+
+class RecordCommand(GroupedCommand):
+    """A command whose own options end where the job begins, with defaults from pyproject.toml."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Passes the project's settings to click as defaults, below flags and MEMPROF_* variables."""
+        try:
+            folder = Path.cwd()
+        except FileNotFoundError:
+            raise CannotStartError(
+                "the current folder no longer exists: it was deleted or replaced. Change to another with cd."
+            ) from None
+        given = read_project_settings(folder)
+        if "plan" in given:
+            given["plan_path"] = given.pop("plan")
+        extra.setdefault("default_map", given)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses memprof's options, and notes whether ``--`` precedes the job."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = len(ctx.params["words"])
+        # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
+        ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
+        return rest

@@ -1,0 +1,214 @@
+"""The page of `memprof history`, also as HTML that needs no network: a chart over commits, and the changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
+from memprof.analysis.diff.gates import Gate, measure
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.pages.diff.diff_words import percent
+from memprof.cli.pages.drawings import draw_columns
+from memprof.json_values import Json, number, to_json
+from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change
+
+#: Smallest change from one commit to the next that is marked, as a share.
+LEAST_SHARE = 0.01
+_LEAST_WIDTH = 24
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 320, 90, 24, 12
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>memprof history</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 24px auto; padding: 0 16px; }}
+h1 {{ font-size: 20px; }} svg {{ width: 100%; height: auto; }} text {{ font-size: 12px; fill: currentColor; }}
+polyline {{ fill: none; stroke: #0969da; stroke-width: 2; }} circle {{ fill: #0969da; }}
+circle.changed {{ fill: #d1242f; }} line {{ stroke: #8886; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: 2px 14px 2px 0; border-bottom: 1px solid #8886; }}
+td {{ overflow-wrap: anywhere; vertical-align: top; }} th {{ text-align: left; }} .number {{ text-align: right; }}
+</style></head><body>
+<h1>{title}</h1>
+{chart}
+<table><thead><tr><th>commit</th><th>date</th><th class="number">{name}</th><th class="number">change</th>
+<th>subject</th><th>causes, the likeliest first</th></tr></thead><tbody>
+{rows}
+</tbody></table>
+</body></html>
+"""
+
+
+def in_order(history: Sequence[Measurement], job: Job | None, on_branch: Sequence[str]) -> list[Measurement]:
+    """Returns the measurements of a job, sorted by the order of its commits.
+
+    Args:
+        history: The measurements, as read.
+        job: The job; None for the one that was measured last.
+        on_branch: Hashes of the branch's commits, oldest first. Others are left out, unless none is on it.
+    """
+    chosen = [one for one in history if one.job == (job or history[-1].job)]
+    place = {name: at for at, name in enumerate(on_branch)}
+    found = [one for one in chosen if one.commit.hash in place]
+    return sorted(found, key=lambda one: place[one.commit.hash]) if found else chosen
+
+
+def value_of(one: Measurement, gate: Gate) -> float:
+    """Returns what is drawn of a commit, in bytes or microseconds; NaN where unknown."""
+    return math.nan if one.summary is None else measure(gate, one.summary)
+
+
+def format_value(value: float, gate: Gate) -> str:
+    """Formats what is drawn, with its unit; "" for NaN."""
+    if math.isnan(value):
+        return ""
+    return format_us(value) if gate.unit == "us" else format_bytes(int(value))
+
+
+def format_change(step: Step, gate: Gate) -> str:
+    """Formats a change, with its unit and its share of the value before, which is signed."""
+    size = format_us_change(step.change) if gate.unit == "us" else format_bytes_change(int(step.change))
+    share = percent(step.change, step.base)
+    return f"{size} ({share})" if share else size
+
+
+def progress_line(one: Measurement, place: int, count: int) -> str:
+    """Returns a line on a commit that was run."""
+    if one.summary is None:
+        return f"{place}/{count}: {one.commit.short} skipped: {one.reason}"
+    peak = format_bytes(one.summary.peak.bytes)
+    return f"{place}/{count}: {one.commit.short} peak {peak}  {printable(one.commit.subject)}"
+
+
+def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> None:
+    """Fills the page.
+
+    Args:
+        page: The page.
+        history: The measurements, in the order of the commits.
+        steps: The changes.
+        gate: What is drawn.
+        name: Its name.
+    """
+    known = [one for one in history if not math.isnan(value_of(one, gate))]
+    job = history[-1].job
+    where = f" on {printable(job.device)}" if job.device else ""
+    skipped = len(history) - len(known)
+    page.add(
+        Text(
+            f"{printable(name)} of {printable(job.command)}{where}, {len(known)} "
+            f"{'commit' if len(known) == 1 else 'commits'}"
+            f"{f' ({skipped} could not be measured)' if skipped else ''}",
+            style="bold",
+        )
+    )
+    marked = {step.after.commit.hash for step in steps}
+    values = [value_of(one, gate) for one in known]
+    marks = [place for place, one in enumerate(known) if one.commit.hash in marked]
+    for line in draw_columns(values, marks, lambda value: format_value(value, gate), max(page.width, _LEAST_WIDTH)):
+        page.add(line)
+    table = make_table("commit", "date", f">{name}", ">change", "subject", "likeliest cause")
+    for step in steps:
+        commit = step.after.commit
+        cause = step.causes[0].sentence if step.causes else ""
+        table.add_row(
+            commit.short,
+            commit.date,
+            format_value(step.head, gate),
+            format_change(step, gate),
+            cell(commit.subject),
+            cell(cause),
+        )
+    page.add_section(f"Changes of {100 * LEAST_SHARE:.0f} % and more", table)
+    if not steps:
+        page.add(f"No commit changed it by {100 * LEAST_SHARE:.0f} % or more.")
+    else:
+        page.add("")
+        page.add(Text(f"To see the last change: git show {steps[-1].after.commit.short}", style="dim"))
+
+
+def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> Json:
+    """Returns what is drawn, ready for ``json.dump``."""
+    return {
+        "schema": HISTORY_SCHEMA,
+        "job": history[-1].job.command,
+        "device": history[-1].job.device,
+        "measure": name,
+        "unit": gate.unit,
+        "commits": [
+            {**dataclasses.asdict(one.commit), "value": number(value_of(one, gate)), "reason": one.reason}
+            for one in history
+        ],
+        "changes": [
+            {
+                "commit": step.after.commit.hash,
+                "before": step.before.commit.hash,
+                "base": step.base,
+                "head": step.head,
+                "causes": [to_json(cause) for cause in step.causes],
+            }
+            for step in steps
+        ],
+    }
+
+
+def history_to_html(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> str:
+    """Returns the page: a line over the commits, the changes marked, and a table of them.
+
+    Args:
+        history: The measurements, in the order of the commits.
+        steps: The changes.
+        gate: What is drawn.
+        name: Its name.
+    """
+    known = [one for one in history if not math.isnan(value_of(one, gate))]
+    job = history[-1].job
+    title = f"{name} of {job.command}{f' on {job.device}' if job.device else ''}, {len(known)} commits"
+    return _PAGE.format(
+        title=html.escape(title),
+        name=html.escape(name),
+        chart=_chart(known, {step.after.commit.hash for step in steps}, gate),
+        rows="\n".join(_row(step, gate) for step in steps),
+    )
+
+
+def _chart(known: Sequence[Measurement], changed: set[str], gate: Gate) -> str:
+    values = [value_of(one, gate) for one in known]
+    most = max(values, default=0.0) or 1.0
+    wide, high = _WIDTH - _LEFT - 10, _HEIGHT - _BOTTOM - _TOP
+    across = [_LEFT + wide * place / max(len(known) - 1, 1) for place in range(len(known))]
+    down = [_TOP + high * (1 - value / most) for value in values]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="The value at each commit">']
+    for share in (1.0, 0.5, 0.0):
+        y = _TOP + high * (1 - share)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        label = html.escape(format_value(most * share, gate))
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    parts.append(f'<polyline points="{line}"/>')
+    for one, x, y, value in zip(known, across, down, values, strict=True):
+        kind = ' class="changed"' if one.commit.hash in changed else ""
+        words = f"{one.commit.short} {one.commit.date} {one.commit.subject}: {format_value(value, gate)}"
+        parts.append(f'<circle{kind} cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{html.escape(words)}</title></circle>')
+    for place, anchor in ((0, "start"), (len(known) - 1, "end")):
+        if known:
+            commit = known[place].commit
+            text = html.escape(f"{commit.short} {commit.date}")
+            parts.append(f'<text x="{across[place]:.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _row(step: Step, gate: Gate) -> str:
+    commit = step.after.commit
+    causes = "<br>".join(html.escape(cause.sentence) for cause in step.causes[:3])
+    numbers = (format_value(step.head, gate), format_change(step, gate))
+    return (
+        f"<tr><td>{commit.short}</td><td>{html.escape(commit.date)}</td>"
+        + "".join(f'<td class="number">{html.escape(text)}</td>' for text in numbers)
+        + f"<td>{html.escape(commit.subject)}</td><td>{causes}</td></tr>"
+    )

@@ -1,1 +1,0 @@
-"""Dry runs of a job at the commits of its repository."""

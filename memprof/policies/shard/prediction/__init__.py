@@ -1,1 +1,0 @@
-"""Predicts sharding: what each rank holds and when, and the duration of collectives."""

@@ -1,1 +1,0 @@
-"""Moves what lives through all steps: optimizer state and parameters."""

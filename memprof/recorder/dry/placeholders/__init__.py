@@ -1,1 +1,0 @@
-"""Placeholders where Python or torch reads a value without an operator, or asserts one."""

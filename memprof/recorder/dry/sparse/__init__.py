@@ -1,1 +1,0 @@
-"""Dry runs of sparse tensors."""

@@ -1,0 +1,184 @@
+"""The allocators' own records: the CPU's count of bytes, and CUDA's ring of the last events."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import pickle
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.recorder.clock import clock_ns
+from memprof.recorder.device_sampling import describe_cuda
+from memprof.recorder.light.log import LightLog
+from memprof.recorder.profiler.torch_library import open_library
+from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
+from memprof.trace.files.whole_file import whole_file
+
+_LIBRARIES = ("libc10.so", "libc10.dylib")
+_ENTRY = "_ZN3c1025profiledCPUMemoryReporterEv"
+_WORDS = 20
+_TRIALS = (1_234_567, 765_431)
+_TRIES = 3
+_Storage: Any = torch.UntypedStorage  # not annotated in torch
+#: Entries of the history that torch keeps; each takes at most a few kB of host memory.
+_MOST_ENTRIES = 100_000
+#: A job that repeatedly runs out of memory and continues is not blocked by a snapshot each time.
+_BETWEEN_SNAPSHOTS_S = 10.0
+_PROTOCOL = 4
+_memory: Any = torch.cuda.memory  # not annotated in torch
+
+
+class AllocatorCount:
+    """The count, once found.
+
+    Attributes:
+        word: The counter itself, None before it is found.
+    """
+
+    def __init__(self) -> None:
+        """Starts without a counter."""
+        self.word: ctypes.c_size_t | None = None
+
+    def find(self) -> bool:
+        """Searches for the counter; the allocator's table must be enabled.
+
+        Returns:
+            Whether it was found; it may be missing in a torch built differently.
+        """
+        words = _words()
+        for _ in range(_TRIES if words else 0):  # another thread may allocate at the same moment
+            found = set(range(len(words)))
+            for size in _TRIALS:
+                found &= _moved_by(words, size)
+            if len(found) == 1:
+                self.word = words[found.pop()]
+                return True
+        return False
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the counter can be read."""
+        return self.word is not None
+
+    def read(self) -> int:
+        """Returns the bytes allocated now; 0 where the counter was not found."""
+        return 0 if self.word is None else self.word.value
+
+
+def _words() -> list[ctypes.c_size_t]:
+    library = open_library(_LIBRARIES)
+    if library is None or not hasattr(library, _ENTRY):
+        return []
+    entry = getattr(library, _ENTRY)
+    entry.restype = ctypes.c_void_p
+    start = entry()
+    size = ctypes.sizeof(ctypes.c_size_t)
+    return [ctypes.c_size_t.from_address(start + size * place) for place in range(_WORDS)]
+
+
+def _moved_by(words: list[ctypes.c_size_t], size: int) -> set[int]:
+    """Returns the indices of the words that rise by `size` with an allocation of that size, and fall back on free."""
+    before = [word.value for word in words]
+    trial = _Storage(size)  # not an operator, which a mode of the job's would see
+    during = [word.value for word in words]
+    del trial
+    after = [word.value for word in words]
+    return {
+        place
+        for place, (low, high, end) in enumerate(zip(before, during, after, strict=True))
+        if high - low == size and end == low
+    }
+
+
+@dataclass(frozen=True)
+class DeviceCount:
+    """Counters of the current device's allocator.
+
+    Attributes:
+        allocated_bytes: Allocated now.
+        reserved_bytes: Reserved in segments now.
+        new_peak_bytes: Its peak, if that has risen since the last call; else 0.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    new_peak_bytes: int
+
+
+class CudaHistory:
+    """The history of CUDA's allocator in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Stores the folder for snapshots; see `start`."""
+        self._folder = folder
+        self._peak = 0
+        self._snapshot_s = -_BETWEEN_SNAPSHOTS_S
+        self._is_own = False
+        self._is_over = False
+
+    @classmethod
+    def start(cls, log: LightLog) -> CudaHistory:
+        """Starts, once CUDA is in use. A history that the job itself keeps is left unchanged, and read."""
+        history = cls(log.main_folder)
+        log.record("counted_device", f"cuda:{torch.cuda.current_device()}")
+        log.record("device", describe_cuda(torch.cuda.current_device()))
+        is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if is_on is not None and is_on():
+            log.record("notes", "the job keeps CUDA's memory history itself: its settings were not changed")
+        elif hasattr(_memory, "_record_memory_history"):
+            options = {"context": "all", "stacks": "python", "max_entries": _MOST_ENTRIES}
+            if "global_record_annotations" in inspect.signature(_memory._record_memory_history).parameters:
+                options["global_record_annotations"] = True
+            _memory._record_memory_history("all", **options)
+            history._is_own = True
+        else:
+            log.record("notes", "this torch has no CUDA memory history: only counters were recorded")
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(history._observe)
+        log.turn()
+        log.record_in_ring("begin", {"step": 0, "time_ns": clock_ns()})
+        return history
+
+    def read(self) -> DeviceCount:
+        """Reads the current device's allocator; its peak is read, never reset."""
+        counts = torch._C._cuda_memoryStats(torch.cuda.current_device())
+        allocated = counts["allocated_bytes"]["all"]
+        peak = int(allocated["peak"])
+        is_new = peak > self._peak
+        self._peak = peak  # lower where the job has reset it
+        reserved = int(counts["reserved_bytes"]["all"]["current"])
+        return DeviceCount(int(allocated["current"]), reserved, peak if is_new else 0)
+
+    def finish(self) -> None:
+        """Writes the final snapshot, and stops the history if it was started here."""
+        self._is_over = True
+        self._write(SNAPSHOT_AT_END)
+        if self._is_own:
+            _memory._record_memory_history(None)
+
+    def _observe(self, device: int, requested: int, total: int, free: int) -> None:
+        """Called by the allocator when an allocation fails, before the job sees the error."""
+        try:
+            now = time.monotonic()
+            if not self._is_over and now - self._snapshot_s >= _BETWEEN_SNAPSHOTS_S:
+                self._snapshot_s = now
+                self._write(SNAPSHOT_AT_FAILURE)
+        except Exception:  # noqa: BLE001 - an exception in here would replace the job's own error
+            self._is_over = True
+
+    def _write(self, name: str) -> None:
+        """Writes a snapshot atomically.
+
+        Raises:
+            OutputError: The disk is full.
+        """
+        if not hasattr(_memory, "_snapshot"):
+            return
+        with whole_file(self._folder / name, is_private=True) as file:
+            pickle.dump(_memory._snapshot(), file, protocol=_PROTOCOL)

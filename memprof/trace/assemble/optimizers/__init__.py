@@ -1,1 +1,0 @@
-"""Optimizers and their state."""

@@ -1,1 +1,0 @@
-"""What the source code around recorded operators tells that the operators do not."""

@@ -1,1 +1,0 @@
-"""How the columns of a recording are coded in Parquet."""

@@ -1,1 +1,0 @@
-"""What imported allocations are for."""

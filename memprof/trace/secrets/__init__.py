@@ -1,1 +1,0 @@
-"""Detects and masks secrets in command lines and sentences."""
