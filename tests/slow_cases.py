@@ -101,7 +101,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/policies/test_swap_in_backward.py": ("leaves_them[gpt-both]",),
     "tests/policies/test_swap_together.py": ("[layers.*-layers.*]", "[layers.*-**]"),
     "tests/policies/test_swap_one_by_one.py": ("the_same[CountingOutside-policy1", "the_same[Further-policy1"),
-    "tests/real/test_real_scripts.py": (
+    "tests/lab/test_real_scripts.py": (
         "graph_net",
         "accelerate_loop",
         "on_a_card[lightning_net]",
@@ -118,7 +118,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "its_length[cuda-torch.no_grad",
         "real_run[40]",
     ),
-    "tests/recorder/test_zoo.py": (
+    "tests/lab/test_zoo.py": (
         "[activation_checkpointing]",
         "[custom_function]",
         "[dataloader_workers]",

@@ -46,7 +46,7 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         # Code that imports torch, and processes that multiprocessing spawns: those unpickle what needs torch.
         is_job = "import torch" in words[1] or "--multiprocessing-fork" in words[2:]
     elif is_module:
-        is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
+        is_own = words[1].startswith(("lab.", "tests.")) or os.path.isfile(f"{words[1]}.py")
         is_job = is_own or words[1] in ("pytest", "torch.distributed.run")
     else:
         is_job = bool(words) and words[0].endswith(".py") and os.path.isfile(words[0])
