@@ -51,7 +51,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     ),
     "tests/planners/test_promises.py": ("promises[checkmate-residual]", "promises[auto-residual]"),
     "tests/planners/test_scaling.py": ("of_a_third[shared", "of_a_third[lstm"),
-    "tests/planners/test_space.py": ("never_slower[resnet]",),
+    "tests/planners/test_space.py": ("never_slower[gpt]",),
     "tests/policies/test_accumulate.py": ("agree[unet",),
     "tests/policies/test_checkpoint.py": (
         "byte[vit",

@@ -21,7 +21,7 @@ from memprof_dashboard.whatif.draft import draft_of
 from memprof_dashboard.whatif.dry_frames import DryFrames
 from memprof_dashboard.whatif.planning import SearchForm, basis_for, find_plans
 
-pytestmark = pytest.mark.cold
+
 
 JOB = """
 import torch

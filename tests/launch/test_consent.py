@@ -14,7 +14,6 @@ import pytest
 
 from memprof.launch.consent import find_consent, state_folder
 
-pytestmark = pytest.mark.cold
 
 #: Each run leaves a line outside its folder, where isolation discards nothing.
 JOB = """

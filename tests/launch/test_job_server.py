@@ -22,7 +22,6 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.trace.store import Trace
 
-pytestmark = pytest.mark.cold
 
 JOB = """
 import os, sys, time
