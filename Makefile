@@ -26,7 +26,7 @@ GPU_VERSION ?= 3.12
 unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on torch's version: the recorder, dry runs with the names below torch.cuda, plans as applied, the launcher.
-OF_TORCH := tests/recorder tests/policies/test_draft.py tests/policies/test_plan_apply.py tests/policies/test_evict.py \
+OF_TORCH := tests/recorder tests/lab/test_zoo.py tests/policies/test_draft.py tests/policies/test_plan_apply.py tests/policies/test_evict.py \
     tests/policies/test_accumulate_gradients.py tests/policies/test_checkpoint_autograd.py tests/policies/test_optimizer.py \
     tests/policies/test_swap.py tests/launch/test_parent.py tests/launch/test_plan_record.py
 
@@ -96,13 +96,13 @@ test-extras: $(EXTRAS)/.ready ## Run the tests of notebooks, experiment trackers
 	    tests/docs/test_notebooks.py tests/test_release.py
 
 test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the table of docs/libraries.md.
-	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python tests/libraries/run.py $(LIBRARIES_ARGS)
+	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python lab/libraries/run.py $(LIBRARIES_ARGS)
 
 test-torch: $(TORCH_VENV)/.ready ## Run what depends on torch with another version of it: make test-torch TORCH=2.15.0
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(OF_TORCH)
 
 mutants: $(READY) ## Test the tests: sample changes of the source, and list those that no test detects in build/mutants.
-	$(BIN)/python -m tests.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)
+	$(BIN)/python -m lab.mutants --sample $(MUTANTS) $(MUTANTS_ARGS)
 
 check: $(COMPLETE) ## Run every check that reads the code: lint, format, types, import floors.
 	$(BIN)/ruff check
@@ -111,13 +111,13 @@ check: $(COMPLETE) ## Run every check that reads the code: lint, format, types, 
 	$(BIN)/lint-imports --no-cache
 
 bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
-	$(BIN)/python tests/benchmarks/run.py
+	$(BIN)/python lab/benchmarks/run.py
 
 docs: $(COMPLETE) ## Build the documentation into build/site; the commands in it are run.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 pictures: $(COMPLETE) ## Make the pictures of the README and the documentation from real recordings, with a Chromium.
-	$(BIN)/python -m tests.pictures.make
+	$(BIN)/python -m lab.pictures.make
 
 plot-bundle: ## Build the part of plotly.js that HTML reports hold, with node and npm, from the pinned release.
 	mkdir -p build/plot-bundle
@@ -127,10 +127,10 @@ plot-bundle: ## Build the part of plotly.js that HTML reports hold, with node an
 	cp build/plot-bundle/licences.txt $(EXPORT)/plotly.LICENSE.txt
 
 screenshots: $(COMPLETE) ## Take screenshots of every view of the dashboard, in both themes and three widths, into build/screenshots.
-	$(BIN)/python -m tests.pictures.screenshots
+	$(BIN)/python -m lab.pictures.screenshots
 
 gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is promised there (docs/gpu.md), into build/gpu.
-	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu --out build/gpu $(GPU_ARGS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m lab.gpu --out build/gpu $(GPU_ARGS)
 
 carry: $(READY) ## Gather in build/carried-VERSION what a machine with a GPU and without a network may lack.
 	$(BIN)/python -m pip install $(PIP_ARGS) -q --upgrade --target build/carried-$(GPU_VERSION) --no-deps --only-binary=:all: \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def test_a_circle_would_be_found() -> None:
     circle = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}
     with pytest.raises(AssertionError, match=r"\['b', 'c'\]"):
         test_there_is_no_import_circle(circle)
+
+
+def test_tests_use_the_lab_through_one_folder() -> None:
+    """What measures (lab/) stands on the tests, not the tests on it: tests/lab alone imports it."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent != ROOT / "tests" / "lab"]
+    users = [path for path in files if re.search(r"^\s*(from|import) lab\b", path.read_text("utf-8"), re.MULTILINE)]
+    assert not users
 
 
 def test_folders_have_few_files() -> None:

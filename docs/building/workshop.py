@@ -43,13 +43,13 @@ RECIPES = {
     ),
     "snapshot.memprof": "memprof import gpu.pickle -o snapshot.memprof",
     "stages.memprof": "memprof record --dry-run --device rtx4090 --ranks 4 -o stages.memprof stages.py 1f1b",
-    "leak.memprof": "memprof record --steps 8 -o leak.memprof tests/pictures/leaking_job.py",
-    "unet.memprof": "memprof record -o unet.memprof tests/zoo/unet.py",
-    "experts.memprof": "memprof record -o experts.memprof tests/zoo/mixture_of_experts.py",
-    "agent.memprof": "memprof record -o agent.memprof tests/zoo/actor_critic.py",
-    "denoiser.memprof": "memprof record --dry-run -o denoiser.memprof tests/benchmarks/jobs/compiled.py diffusion",
-    "lora.memprof": "memprof record --dry-run --device rtx4090 -o lora.memprof tests/pictures/lora_job.py",
-    "detector.memprof": "memprof record --dry-run --device rtx4090 -o detector.memprof tests/pictures/detector_job.py",
+    "leak.memprof": "memprof record --steps 8 -o leak.memprof lab/pictures/leaking_job.py",
+    "unet.memprof": "memprof record -o unet.memprof lab/zoo/unet.py",
+    "experts.memprof": "memprof record -o experts.memprof lab/zoo/mixture_of_experts.py",
+    "agent.memprof": "memprof record -o agent.memprof lab/zoo/actor_critic.py",
+    "denoiser.memprof": "memprof record --dry-run -o denoiser.memprof lab/benchmarks/jobs/compiled.py diffusion",
+    "lora.memprof": "memprof record --dry-run --device rtx4090 -o lora.memprof lab/pictures/lora_job.py",
+    "detector.memprof": "memprof record --dry-run --device rtx4090 -o detector.memprof lab/pictures/detector_job.py",
     "vit.memprof": "memprof record -o vit.memprof tests/policies/jobs/vit.py",
     "trace.json.gz": "python profiled.py",
 }
@@ -203,6 +203,6 @@ def _furnish(folder: Path) -> None:
     (folder / "package").mkdir()
     shutil.copy(job, folder / "package" / "train.py")
     (folder / "profiled.py").write_text(_PROFILED, encoding="utf-8")
-    for name in ("sample_traces", "tests"):
+    for name in ("lab", "sample_traces", "tests"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "lengths.txt").write_text("64\n128\n512, 96\n", encoding="utf-8")

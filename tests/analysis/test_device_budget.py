@@ -10,7 +10,7 @@ from memprof.analysis.plans.suggest import suggest
 from memprof.planners.search.explore import SearchRequest
 from tests.recorder.recorded import record
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "jobs" / "searched.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "lab" / "benchmarks" / "jobs" / "searched.py"
 
 
 def test_what_is_reserved_fits_a_device(tmp_path: Path) -> None:

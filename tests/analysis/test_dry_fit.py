@@ -119,7 +119,7 @@ def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
     assert "cuDNN" not in done.stderr
 
 
-_PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "published"
+_PUBLISHED = Path(__file__).parents[2] / "lab" / "benchmarks" / "published"
 
 
 @pytest.mark.slow

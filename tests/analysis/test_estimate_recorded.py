@@ -18,7 +18,7 @@ from memprof.trace.store import Trace
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
-JOB = ROOT / "tests" / "benchmarks" / "jobs" / "estimated.py"
+JOB = ROOT / "lab" / "benchmarks" / "jobs" / "estimated.py"
 
 GPT = "layers=4,width=128,heads=4,vocab=25,positions=128,tied=no"
 UNIT = "[{0}k3p1,bn,relu,{0}k3p1,bn],relu"

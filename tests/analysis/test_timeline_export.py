@@ -23,9 +23,9 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, TABLES, DeviceMemory, HostMemory, Ops, OutOfMemory, Steps
 from memprof.trace.store import Trace
 from tests.analysis import perfetto_query
-from tests.benchmarks.synthetic import make_synthetic
 from tests.browsing import find_browser
 from tests.building import Module, Op, Storage, make_tables, make_trace
+from tests.synthetic import make_synthetic
 
 _ROOT = Path(__file__).parents[2]
 SAMPLE = _ROOT / "sample_traces" / "gpt" / "run.memprof"

@@ -21,8 +21,6 @@ from memprof_dashboard.whatif.draft import draft_of
 from memprof_dashboard.whatif.dry_frames import DryFrames
 from memprof_dashboard.whatif.planning import SearchForm, basis_for, find_plans
 
-pytestmark = pytest.mark.cold
-
 JOB = """
 import torch
 model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(6)))

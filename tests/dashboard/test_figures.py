@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,9 +215,8 @@ def test_every_category_of_the_schema_has_a_look_of_its_own() -> None:
 def test_recording_is_drawn_as_it_was_counted() -> None:
     """On a sample: every operator's total is the allocator's own count."""
     from memprof.trace.schema import Memory
-    from tests.benchmarks.recording import SAMPLES
 
-    trace = Trace.open(SAMPLES / "gpt" / "run.memprof")
+    trace = Trace.open(Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof")
     history = History(trace)
     memory = trace.table(Memory)
     assert (history.total[memory.op_id] == memory.allocated_bytes).all()

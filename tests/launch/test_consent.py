@@ -14,8 +14,6 @@ import pytest
 
 from memprof.launch.consent import find_consent, state_folder
 
-pytestmark = pytest.mark.cold
-
 #: Each run leaves a line outside its folder, where isolation discards nothing.
 JOB = """
 import os
@@ -77,7 +75,8 @@ def memprof(user: Path, *words: str, folder: str = "job") -> subprocess.Complete
 def suggest(user: Path, *words: str, folder: str = "job") -> tuple[dict[str, Any], str, int]:
     """Returns the result, what was printed on stderr, and how often the job ran."""
     before = runs(user)
-    done = memprof(user, "suggest", "run.memprof", "--budget", "80%", "--json", *words, folder=folder)
+    search = ("suggest", "run.memprof", "--budget", "80%", "--allow", "swap", "--json")
+    done = memprof(user, *search, *words, folder=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr, runs(user) - before
 

@@ -31,7 +31,7 @@ from memprof.trace.usages import COMPILES_MODELS
 from tests.recorder.recorded import record
 
 _GPT = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
-_MODELS = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py")
+_MODELS = str(Path(__file__).parents[2] / "lab" / "benchmarks" / "jobs" / "compiled.py")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,6 @@ from memprof.errors import InconclusiveError
 from memprof.trace.schema import Modules, Steps
 from memprof.trace.store import Trace
 
-#: They install what they forbid before the recorder starts, or before it begins.
-pytestmark = pytest.mark.cold
-
 TRAINS = """
 import torch
 model = torch.nn.Linear(4, 4)
@@ -75,6 +72,7 @@ def _record(folder: Path, job: str, *options: str) -> subprocess.CompletedProces
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.cold  # they install what they forbid before the recorder starts, or before it begins
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=[] if number in (0, 3) else [pytest.mark.slow]) for number, each in enumerate(CASES)],
@@ -88,6 +86,7 @@ def test_the_job_trains_and_memprof_says_what_failed(name: str, tmp_path: Path) 
     assert said == [f"memprof: nothing was recorded: {reason} (it ended with status 0)."]
 
 
+@pytest.mark.cold
 def test_files_that_are_forbidden_at_the_end(tmp_path: Path) -> None:
     """What the recorder notes as Python ends is left out: nothing is printed, and the recording is whole."""
     done = _record(tmp_path, TRAINS + REPLACES + "train()\nreplace_all()")

@@ -349,7 +349,7 @@ def test_no_more_state_is_moved_than_is_needed() -> None:
 @pytest.mark.slow
 def test_a_lower_budget_has_no_faster_plan(tmp_path: Path) -> None:
     """Moving all of the optimizer's state is slower than another plan here, moving a part of it is not."""
-    script = str(Path(__file__).parents[1] / "benchmarks" / "jobs" / "searched.py")
+    script = str(Path(__file__).parents[2] / "lab" / "benchmarks" / "jobs" / "searched.py")
     words = ("--dry-run", "--device", "rtx4090", script, "unet", "--scale", "4", "--device", "cuda")
     step = record(tmp_path, *words).trace.fullest_step()
     peak = int(live_bytes(step).during.max())

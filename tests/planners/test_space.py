@@ -25,11 +25,11 @@ from tests.planners.promises import step_named
 
 @pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
 def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
-    """At budgets from 90 down to 40 % the best plan, replayed anew, is within the budget; less room, no less time."""
+    """At budgets from 85 down to 40 % the best plan, replayed anew, is within the budget; less room, no less time."""
     step = step_named(name)
     peak = int(live_bytes(step).during.max())
     before = 0.0
-    for percent in (90, 70, 55, 40):
+    for percent in (85, 60, 40):
         asked = SearchRequest(peak * percent // 100, ("checkpoint", "swap", "precision"), time_limit_s=280)
         answer = explore(step, asked)
         assert not answer.was_stopped
@@ -67,7 +67,7 @@ def test_a_simpler_plan_comes_first_only_where_no_smaller_budget_has_a_faster_on
 
 def test_answers_are_sorted_and_complete() -> None:
     """Plans that fit are in order of time; every other plan replayed is over the budget; none is in both."""
-    step = step_named("gpt")
+    step = step_named("resnet")
     peak = int(live_bytes(step).during.max())
     answer = explore(step, SearchRequest(peak // 2))
     times = [one.step_time_us for one in answer.fitting]
@@ -128,7 +128,7 @@ def test_remat_is_the_last_resort() -> None:
     assert all(one.policies[-1].name == "remat" for one in found.fitting)
     assert explore(step, dataclasses.replace(search_request, forbid=(*search_request.forbid, "remat"))).best is None
     assert explore(step, SearchRequest(search_request.budget_bytes, allow=("checkpoint",))).best is None
-    easy = explore(step, SearchRequest(int(peak * 0.6)))
+    easy = explore(step, SearchRequest(int(peak * 0.6), forbid=("swap", "precision")))
     assert not any(policy.name == "remat" for one in easy.fitting for policy in one.policies)
     named = explore(step, SearchRequest(int(peak * 0.6), allow=("remat",)))
     assert named.best is not None

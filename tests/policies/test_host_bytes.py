@@ -19,7 +19,7 @@ from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from tests.policies.faces import recorded, train
 from tests.recorder.recorded import record
 
-JOBS = Path(__file__).resolve().parents[1] / "benchmarks" / "jobs"
+JOBS = Path(__file__).resolve().parents[2] / "lab" / "benchmarks" / "jobs"
 
 
 def test_pinned_memory_comes_in_powers_of_two() -> None:

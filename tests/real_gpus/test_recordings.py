@@ -18,7 +18,7 @@ from memprof.cli.options.plan_options import chosen_plan
 from memprof.trace.schema import Floats
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from tests.gpu.reading import device_peak
+from tests.devices import device_peak
 
 HERE = Path(__file__).parent / "recordings"
 ROWS: list[dict[str, Any]] = json.loads((HERE / "measured.json").read_text(encoding="utf-8"))["rows"]

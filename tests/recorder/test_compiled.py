@@ -20,7 +20,7 @@ from memprof.trace.step import Step
 from tests.recorder.recorded import Ended, record_script
 
 #: Whether inductor caches graphs is read when it is imported.
-pytestmark = pytest.mark.cold
+_cold = pytest.mark.cold
 
 _needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
@@ -100,6 +100,7 @@ def test_buffers_of_products_have_the_modules_and_lines_of_the_dry_run(tmp_path:
     assert ("_orig_mod.layers.1.one", "12", "activation") in alive
 
 
+@_cold
 def test_operators_that_inductor_itself_runs_are_recorded(tmp_path: Path) -> None:
     """Its modules hold the recorder's functions, but are no generated code."""
     script = _JOB.format(
@@ -140,6 +141,7 @@ def test_a_recording_shows_the_modules_and_lines_that_its_dry_run_shows(tmp_path
         Swap(to="disk").transform(real.step)
 
 
+@_cold
 @_needs_compiler
 @pytest.mark.slow
 def test_recording_changes_no_loss(tmp_path: Path) -> None:
@@ -149,6 +151,7 @@ def test_recording_changes_no_loss(tmp_path: Path) -> None:
     assert recorded == skipped
 
 
+@_cold
 @_needs_compiler
 @pytest.mark.slow
 def test_graphs_that_inductor_has_in_its_cache_are_lowered_again(
@@ -165,6 +168,7 @@ def test_graphs_that_inductor_has_in_its_cache_are_lowered_again(
     assert inside >= {"_orig_mod.layers.0.two", "_orig_mod.layers.1.one"}
 
 
+@_cold
 @_needs_compiler
 @pytest.mark.slow
 def test_a_job_can_save_what_was_compiled_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +205,7 @@ def test_the_tag_of_cached_graphs_is_restored(monkeypatch: pytest.MonkeyPatch) -
     assert config.cache_key_tag == "later"
 
 
+@_cold
 @_needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(

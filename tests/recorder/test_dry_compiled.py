@@ -29,7 +29,7 @@ from memprof.recorder.compiled.origins import made_by
 from memprof.replay.live import live_bytes
 from tests.recorder.recorded import Ended, record, record_script
 
-_MODELS = Path(__file__).parents[1] / "benchmarks" / "jobs" / "compiled.py"
+_MODELS = Path(__file__).parents[2] / "lab" / "benchmarks" / "jobs" / "compiled.py"
 _HAS_COMPILER = bool(shutil.which("g++") or shutil.which("clang++"))
 _JOB = """
 import torch

@@ -62,7 +62,7 @@ _CONJUGATE = """
 def solve(matrix, right):
     found, residual = torch.zeros_like(right), right
     way, size = residual, residual.square().sum()
-    for _ in range(400):
+    for _ in range(60):
         product = matrix @ way
         rate = size / (way * product).sum()
         found, residual = found + rate * way, residual - rate * product
@@ -72,9 +72,9 @@ def solve(matrix, right):
         way, size = residual + now / size * way, now
     return found
 for _ in range(5):
-    root = net(torch.randn(48, 32))
-    matrix = root @ root.T + torch.eye(48)
-    loss = solve(matrix, torch.randn(48)).square().mean()
+    root = net(torch.randn(16, 32))
+    matrix = root @ root.T + torch.eye(16)
+    loss = solve(matrix, torch.randn(16)).square().mean()
 """
 #: Edges of points that are close to one another, of all pairs: all of them are edges where no value is known.
 _GRAPH = """

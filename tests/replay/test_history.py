@@ -10,8 +10,8 @@ import pytest
 from memprof.replay.history import History
 from memprof.replay.live import alive_at, live_bytes
 from memprof.trace.store import Trace
-from tests.benchmarks.synthetic import make_synthetic, write_synthetic
 from tests.building import Op, Storage, make_trace
+from tests.synthetic import make_synthetic, write_synthetic
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*/run.memprof"))
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.warm.relay import put_first
+
 _HERE = Path(__file__).parent
 _NAME, _PREFIX, _OTHER = "WARM_PYTHON", "WARM_PREFIX", "WARM_OTHER_MEMPROF"
 #: The servers that are started; that of jobs forks another one.
@@ -91,6 +93,7 @@ def install() -> None:
     if _client is None:
         _client = Client()
         sys.addaudithook(_client.start_with)
+        sys.addaudithook(put_first)
 
 
 def share() -> None:

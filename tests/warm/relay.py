@@ -18,6 +18,10 @@ _RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 #: What pip installs to be typed.
 _COMMAND = os.path.join(sys.prefix, "bin", "memprof")
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+#: What memprof sets for the process from which it forks dry runs (launch/dry/rank_processes.py).
+_FORK = "MEMPROF_FORK"
+
 #: What the servers have imported.
 _MEMPROF = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "memprof")
 
@@ -46,7 +50,7 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         # Code that imports torch, and processes that multiprocessing spawns: those unpickle what needs torch.
         is_job = "import torch" in words[1] or "--multiprocessing-fork" in words[2:]
     elif is_module:
-        is_own = words[1].startswith("tests.") or os.path.isfile(f"{words[1]}.py")
+        is_own = words[1].startswith(("lab.", "tests.")) or os.path.isfile(f"{words[1]}.py")
         is_job = is_own or words[1] in ("pytest", "torch.distributed.run")
     else:
         is_job = bool(words) and words[0].endswith(".py") and os.path.isfile(words[0])
@@ -54,6 +58,17 @@ def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
         return ""
     is_recorded = environment.get("MEMPROF_PACKAGE") == _MEMPROF and os.path.isdir(environment.get("MEMPROF_SPOOL", ""))
     return "recorded" if is_recorded else "job"
+
+
+def put_first(event: str, arguments: Sequence[object]) -> None:
+    """Lets a process that forks dry runs be handed over, too: an audit hook, which changes its ``PYTHONPATH``.
+
+    memprof's own folder stands first there, and would have imported torch before the relay is found.
+    """
+    if event == "subprocess.Popen" and isinstance(environment := arguments[3], dict):
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if _FORK in environment and _HERE in paths:
+            environment["PYTHONPATH"] = os.pathsep.join([_HERE, *(path for path in paths if path != _HERE)])
 
 
 def run_elsewhere(address: str) -> None:

@@ -288,6 +288,11 @@ def prepare(kind: str) -> None:
         _import_below("memprof.cli", "memprof.analysis", "memprof.planners", "memprof.trace", *of_launch)
         # Every command that records would measure the same machine, for 0.2 s.
         importlib.import_module("memprof.launch.parent.speed").machine_speed()
+        sys.path.insert(0, HERE)
+        from relay import put_first
+
+        sys.addaudithook(put_first)
+        sys.path.remove(HERE)
         # It runs as the main module, before which runpy must not find it.
         del sys.modules["memprof.cli.main"], sys.modules["memprof.cli"].main
     gc.collect()

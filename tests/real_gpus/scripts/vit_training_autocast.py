@@ -1,10 +1,10 @@
-"""Three steps of a job of tests/gpu/jobs from their first allocation on, as a GPU ran it."""
+"""Three steps of a job of lab/gpu/jobs from their first allocation on, as a GPU ran it."""
 
 import runpy
 import sys
 from pathlib import Path
 
-jobs = Path(__file__).parents[2] / "gpu" / "jobs"
+jobs = Path(__file__).parents[3] / "lab" / "gpu" / "jobs"
 arguments = ["--size", "base", "--precision", "bf16"]
 sys.argv = ["with_history.py", "gpu.pickle", str(jobs / "vit.py"), "--device", "cuda", "--steps", "3", *arguments]
 runpy.run_path(str(jobs / "with_history.py"), run_name="__main__")

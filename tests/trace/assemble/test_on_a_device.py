@@ -24,7 +24,7 @@ from memprof.trace.files.spool import read_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
 from memprof.trace.store import Trace
-from tests.gpu.replayed import compare_recording
+from tests.devices import compare_recording
 from tests.trace.assemble.device_twin import DEVICE, Twin
 
 

@@ -1,0 +1,129 @@
+"""Measures every published figure of memprof, prints them, and rewrites their tables in docs/benchmarks.md and others.
+
+python lab/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
+    [--job NAME]... [--results FOLDER]
+
+With --only, the other tables of the pages are unchanged; each table states when it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # so that lab.* is found however this file is started
+
+from rich.console import Console  # noqa: E402 - needs the path above
+
+from lab.benchmarks.machine import describe_machine  # noqa: E402
+from lab.benchmarks.section import Section  # noqa: E402
+
+DOCS = ROOT / "docs"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+NAMES = (
+    "peak_exactness",
+    "dry_run",
+    "compiled",
+    "compiled_time",
+    "snapshot_plans",
+    "published_peaks",
+    "blind_peaks",
+    "real_gpus",
+    "unknown_share",
+    "recording_cost",
+    "after_window",
+    "light_cost",
+    "fidelity",
+    "kills",
+    "trace_size",
+    "report_start",
+    "verb_start",
+    "two_faces",
+    "swap_disk",
+    "remat",
+    "sharding",
+    "transform_speed",
+    "planners",
+    "optimality",
+    "fits",
+    "unseen",
+    "intervals",
+    "rivals",
+    "search_time",
+    "regret",
+    "planted_changes",
+    "diff_speed",
+    "import_speed",
+    "large_recording",
+    "allocator_replay",
+    "static_planning",
+    "hard_placements",
+    "estimates",
+    "arrangements",
+    "dashboard_scale",
+    "ranks",
+)
+
+
+def main() -> None:
+    """Runs the selected benchmarks."""
+    parser = argparse.ArgumentParser(description="Measures the figures of docs/benchmarks.md on this machine.")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to see that everything works")
+    parser.add_argument("--only", action="append", choices=NAMES, help="run this one (repeatable)")
+    parser.add_argument("--no-write", action="store_true", help="leave the pages as they are")
+    parser.add_argument(
+        "--unseen", type=Path, metavar="FOLDER", help="checkouts of the scripts by others, as owner+name"
+    )
+    parser.add_argument("--job", action="append", default=[], help="of the unseen jobs, run this one (repeatable)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", help="keep the outcomes of each unseen job here, and go on from them"
+    )
+    args = parser.parse_args()
+    if args.unseen:
+        os.environ["UNSEEN_CHECKOUTS"] = str(args.unseen.resolve())
+    if args.results:
+        os.environ["UNSEEN_RESULTS"] = str(args.results.resolve())
+    if args.job:
+        os.environ["UNSEEN_JOBS"] = ",".join(args.job)
+    console, sections = Console(), []
+    console.print(describe_machine())
+    with tempfile.TemporaryDirectory(prefix="memprof-benchmarks-") as folder:
+        for name in args.only or NAMES:
+            start = time.monotonic()
+            benchmark = importlib.import_module(f"lab.benchmarks.{name}")
+            section: Section = benchmark.measure(Path(folder), quick=args.quick)
+            sections.append(section)
+            console.print(section.table())
+            console.print(f"({name}: {time.monotonic() - start:.0f} s)\n")
+    if not (args.no_write or args.quick):
+        write_pages(sections)
+        console.print(f"Written to {', '.join(sorted({f'docs/{section.page}' for section in sections}))}.")
+
+
+def write_pages(sections: list[Section]) -> None:
+    """Replaces the tables of these sections on their pages."""
+    for name in dict.fromkeys(section.page for section in sections):
+        write_page(DOCS / name, [section for section in sections if section.page == name])
+
+
+def write_page(page: Path, sections: list[Section]) -> None:
+    """Replaces the tables of these sections between the markers of a page, in the order of the others or behind."""
+    text = page.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    body, _, tail = rest.partition(END)
+    kept = {part.partition("\n")[0]: f"### {part.strip()}\n" for part in body.split("### ")[1:]}
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    for section in sections:
+        kept[section.title] = f"{section.markdown()}\nMeasured {day} on: {describe_machine()}\n"
+    page.write_text(f"{head}{BEGIN}\n" + "\n".join(kept.values()) + f"{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
