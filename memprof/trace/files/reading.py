@@ -12,7 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from memprof.errors import BadInputError, UsageError
 from memprof.units import format_bytes
