@@ -1,4 +1,8 @@
-"""What a process takes of a device outside tensors: the CUDA context, and areas whose size cuDNN and cuFFT choose."""
+"""What a process takes of a device outside tensors: the CUDA context, and areas whose size cuDNN and cuFFT choose.
+
+No rule for it is public; these are intervals of published figures, each with its source. Plans leave the upper end of
+LAZY free (`memprof.machines.catalogue.CONTEXT_BYTES`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The device allocator's own history while operators are recorded, as plain rows."""
+"""The device allocator's own history while operators are recorded, as plain rows.
+
+It is what a device's events are built from; the profiler's reports (`recorder.profiler.native`) add block sizes and
+nanoseconds. Recorded without stacks: those come from the operators. Semi-private, therefore feature-tested.
+"""
 
 from __future__ import annotations
 

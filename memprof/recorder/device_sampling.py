@@ -1,4 +1,8 @@
-"""Describes the devices a job uses, and samples the memory use of each, also from the driver (NVML)."""
+"""Describes the devices a job uses, and samples the memory use of each, also from the driver (NVML).
+
+NVML is called through ctypes, so that nothing is added to the job's modules; without it, or in a container that hides
+processes from the driver, only the device total is available.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Describes the recorded process for the manifest: its machine, and its rank in a distributed job."""
+"""Describes the recorded process for the manifest: its machine, and its rank in a distributed job.
+
+A DataLoader's worker has no rank.
+"""
 
 from __future__ import annotations
 

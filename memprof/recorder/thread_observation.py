@@ -1,4 +1,7 @@
-"""What every open recording shares: the observed thread and its end, the log, and remarks for the reader."""
+"""What every open recording shares: the observed thread and its end, the log, and remarks for the reader.
+
+A remark may be added before or after a recording begins; each recording of the process writes all of them.
+"""
 
 from __future__ import annotations
 

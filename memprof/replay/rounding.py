@@ -1,4 +1,9 @@
-"""Allocation rounding by device, and bounds of what CUDA's allocator adds to large blocks."""
+"""Allocation rounding by device, and bounds of what CUDA's allocator adds to large blocks.
+
+In large segments the allocator splits a free block only where more than 1 MiB would remain
+(c10/cuda/CUDACachingAllocator.cpp, ``should_split``): otherwise the request gets the whole block. Which free block
+serves it depends on everything before, so a plan changes these bytes in ways that its sizes alone do not determine.
+"""
 
 from __future__ import annotations
 

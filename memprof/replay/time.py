@@ -1,4 +1,11 @@
-"""Operator times of a step by stream, and estimates of them on another machine."""
+"""Operator times of a step by stream, and estimates of them on another machine.
+
+Each operator is assumed to be bound by memory or by products, on either machine; its recorded time is scaled by the
+ratio of the two bounds (the roofline: Williams, Waterman & Patterson 2009, Roofline: An Insightful Visual Performance
+Model, section 3; the ratio preserves an operator's efficiency, which they do not model). Where a bound is unknown, an
+operator keeps its time, and is counted. Limitation: launch latency is not modelled, so from a CPU to a GPU, small
+operators come out too fast.
+"""
 
 from __future__ import annotations
 

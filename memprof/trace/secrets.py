@@ -1,4 +1,8 @@
-"""Detects and masks secrets in command lines and sentences."""
+"""Detects and masks secrets in command lines and sentences.
+
+A value is masked because of its name (``--password``, ``HF_TOKEN=``, ``"api_key":``) or its own shape
+(``ghp_…``, a JSON web token, a long random string). Everything else is kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The summary of a recording: each phase's fullest moment, split every way; as JSON small enough to commit."""
+"""The summary of a recording: each phase's fullest moment, split every way; as JSON small enough to commit.
+
+The largest parts of each kind are listed one by one and the rest as one part, so that they still sum to the whole.
+"""
 
 from __future__ import annotations
 

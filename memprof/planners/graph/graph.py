@@ -1,4 +1,8 @@
-"""The planners' view of a step: values that can be recomputed, their operators and readers, and a lower bound."""
+"""The planners' view of a step: values that can be recomputed, their operators and readers, and a lower bound.
+
+A *value* is one version of a storage. An operator that changes a storage in place makes its next version, a separate
+value that reuses the memory of the previous one. Views are not values: an operator that reads a view reads its storage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What replaying a schedule comes to, values offloaded to host memory, and when idle ones are copied."""
+"""What replaying a schedule comes to, values offloaded to host memory, and when idle ones are copied.
+
+Leave and return are given in runs of a schedule, not in time, so live bytes never depend on copy speed. Only time does:
+the step waits for a copy out at the last run that may still hold the value's memory, and for a copy back at the run
+that reads it. Copies run concurrently with the computation, one at a time in one queue per direction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Where forward can be cut into segments, and schedules of nested ones, each recomputed as a whole."""
+"""Where forward can be cut into segments, and schedules of nested ones, each recomputed as a whole.
+
+The values that cross a cut are kept. Backward recomputes a segment from the last cut before it, and keeps what crosses
+the cuts within the segment, level by level, and all of the innermost segment.
+"""
 
 from __future__ import annotations
 

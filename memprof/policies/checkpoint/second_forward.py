@@ -1,4 +1,9 @@
-"""What a region's second forward needs: outputs that are kept, and arguments that the first one changed."""
+"""What a region's second forward needs: outputs that are kept, and arguments that the first one changed.
+
+A forward that runs again must find them as its first run did; otherwise the keys are appended twice. Lists,
+dictionaries and attributes are compared before and after the first run, and entries that it has changed are put back
+while the forward runs again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a job finds, until the step, in place of values that a step or an early update changes."""
+"""What a job finds, until the step, in place of values that a step or an early update changes.
+
+What a step changes are settings of a group or attributes of the optimizer: numbers, or tensors that the step writes to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Determines each operator's memory need while it runs, from its estimate and its properties."""
+"""Determines each operator's memory need while it runs, from its estimate and its properties.
+
+One session of torch's profiler runs at a time. While a recorder's session is active, the kernel's allocations are
+read from it when it ends or is cut; the estimate is used until then.
+"""
 
 from __future__ import annotations
 

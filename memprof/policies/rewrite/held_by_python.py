@@ -1,4 +1,8 @@
-"""What Python holds after forward: local variables, caches of keys and values, and what a step leaves behind."""
+"""What Python holds after forward: local variables, caches of keys and values, and what a step leaves behind.
+
+A cache of transformers begins as two empty tensors of the keys' type, to which the first keys and values are
+concatenated, one after the other. The recording has no storage for an empty tensor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a job does by itself: modules it compiles, parts it runs again in backward, hooks it disables."""
+"""What a job does by itself: modules it compiles, parts it runs again in backward, hooks it disables.
+
+torch refuses to disable saved-tensor hooks while any is active, since the tensors they keep would be lost. A policy's
+hooks are not the job's: they are skipped there, and autograd keeps saved tensors as usual.
+"""
 
 from __future__ import annotations
 

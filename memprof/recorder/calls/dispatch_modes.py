@@ -1,4 +1,13 @@
-"""Keeps a dispatch mode below those of the job, and passes numbers and higher-order operators through it."""
+"""Keeps a dispatch mode below those of the job, and passes numbers and higher-order operators through it.
+
+A number used by a traced or scripted function is a tensor on torch's C++ side. Modes receive it as a Python
+number, which most operators do not accept back: torch itself then fails under any mode.
+
+torch dispatches a higher-order operator to the modes of the stack one by one. The remainder is a Python function
+that runs ordinary operators with no mode on the stack. Here the modes are restored for it, so that they see those
+operators like any others. Some of these functions require an empty stack: for them the modes are restored when the
+first function passed to the operator is called, and stay until it returns.
+"""
 
 from __future__ import annotations
 

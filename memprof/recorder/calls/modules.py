@@ -1,4 +1,10 @@
-"""Observes every module call and every backward, by recompiling torch's own functions."""
+"""Observes every module call and every backward, by recompiling torch's own functions.
+
+Global forward hooks would do the same, but they route every call through another branch of torch's code: three
+more frames and other line numbers in each traceback, and a slower call. The recompiled method keeps torch's
+file name, line and column numbers, so a traceback through it is identical, character for character; the original
+code object is restored when the window closes.
+"""
 
 from __future__ import annotations
 

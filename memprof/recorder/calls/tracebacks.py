@@ -1,4 +1,8 @@
-"""Keeps the recorder out of the job's tracebacks, also in functions of torch that it recompiles."""
+"""Keeps the recorder out of the job's tracebacks, also in functions of torch that it recompiles.
+
+An operator that fails below the dispatch mode propagates through the mode's frame. Those frames are removed from the
+traceback where it can still be changed: on exit from each module call, and before Python prints it at the end.
+"""
 
 from __future__ import annotations
 

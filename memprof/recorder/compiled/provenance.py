@@ -1,4 +1,8 @@
-"""Which modules and source lines the buffers, kernels and operators of generated code come from."""
+"""Which modules and source lines the buffers, kernels and operators of generated code come from.
+
+What inductor and TorchDynamo keep with a graph is read when the graph has been lowered, and looked up by the line of
+generated code that is running.
+"""
 
 from __future__ import annotations
 

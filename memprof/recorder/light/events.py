@@ -1,4 +1,7 @@
-"""Records the CPU allocations of a stretch of the run: when it may, what, and where the thread was."""
+"""Records the CPU allocations of a stretch of the run: when it may, what, and where the thread was.
+
+torch's C++ profiler records both in about 0.1 µs each, and takes about 5 µs for each when read out.
+"""
 
 from __future__ import annotations
 

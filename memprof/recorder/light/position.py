@@ -1,4 +1,8 @@
-"""Where a followed thread is, and the peaks of the run there: of the step, and of each phase and module."""
+"""Where a followed thread is, and the peaks of the run there: of the step, and of each phase and module.
+
+A model makes most of its module calls inside another, in forward, while no events are recorded. For these, the
+allocator's count is compared and the position changed, and nothing else: no clock is read, no object made.
+"""
 
 from __future__ import annotations
 

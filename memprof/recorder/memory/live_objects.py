@@ -1,4 +1,8 @@
-"""Finds the live objects of a type, and follows storages by weak references."""
+"""Finds the live objects of a type, and follows storages by weak references.
+
+What is followed replaces native events if those are missing, and complements them for memory allocated before they
+started.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The memory of a tensor: the plain tensors that hold it, and the address and bytes of their storages."""
+"""The memory of a tensor: the plain tensors that hold it, and the address and bytes of their storages.
+
+Storages of other memory (numpy, mapped files, shared memory) cannot be resized, but not only they: `torch.load` and
+``Tensor.numpy`` fix the size of the allocator's own. What frees a storage's memory distinguishes them: its pointer's
+deleter, which no API returns. It is read from the storage itself, at the place that a storage just allocated shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""torch's shared libraries: their variables, and the process-wide state of Kineto."""
+"""torch's shared libraries: their variables, and the process-wide state of Kineto.
+
+Kineto has one trace at a time, whichever thread began it; torch's Python API shows only sessions of the calling
+thread, and none that is warming up. Kineto's own state (`ActivityProfilerProxy::isActive`) is read through ctypes, as
+are its log level and the thread of its configuration loader: nothing in a job needs that thread, and a forked child
+that exits normally waits for it forever, since threads do not cross a fork.
+
+Semi-private, therefore feature-tested: each entry is used only if the library exports it and its objects look as
+expected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Writes Chrome trace events, one per line, with operators' start and end in whole nanoseconds."""
+"""Writes Chrome trace events, one per line, with operators' start and end in whole nanoseconds.
+
+Source: the trace event format, "Trace Event Format" (N. Duca, D. Sinclair, 2016): complete events (X) on threads,
+counters (C), nestable asynchronous events (b, e), instant events (i) and metadata (M). Times are microseconds.
+"""
 
 from __future__ import annotations
 

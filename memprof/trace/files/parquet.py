@@ -1,4 +1,10 @@
-"""Parquet bytes of one table: encoded, and the unpacked size that their pages claim."""
+"""Parquet bytes of one table: encoded, and the unpacked size that their pages claim.
+
+The footer's figures are not binding: memory is allocated by the size in each page header. So a file of a few
+kilobytes could be made to allocate gigabytes; such files are rejected here.
+
+Source: parquet.thrift (PageHeader) and the compact protocol of Apache Thrift.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""torch's compiler for a virtual GPU: it generates code without one, and what the code calls is replaced."""
+"""torch's compiler for a virtual GPU: it generates code without one, and what the code calls is replaced.
+
+Inductor (torch/_inductor) writes one Python function for each graph. It allocates buffers, reuses and deletes them, and
+calls fused kernels and torch's operators. Run as it is, with fake buffers and kernels that do nothing, it allocates and
+frees what a real run does, in the same order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Places tensors of a dry run on a CUDA device, also those of older types, in a torch that may have no CUDA."""
+"""Places tensors of a dry run on a CUDA device, also those of older types, in a torch that may have no CUDA.
+
+To Python they are on ``cuda:0``, or on the device of their rank (``ordinals``). Torch's C++ side, which needs guards
+and streams from a CUDA device and a thread from its autograd engine, sees another device that needs none of these.
+Python's calls are translated on the way down (`down`), and what C++ creates itself on the way up (`up`). The dispatch
+keys stay CUDA's, so that autocasting and everything else based on keys behaves as on CUDA.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Follows what a rank does in its dry run, also in pipelines, to find ranks that do the same."""
+"""Follows what a rank does in its dry run, also in pipelines, to find ranks that do the same.
+
+Source: torch.distributed.pipelining. Before its first micro-batch a stage runs its module once, forward and backward,
+to learn the sizes that it exchanges, unless the job has given them. It runs one micro-batch forward or backward in a
+call of its own; the schedule contains the order of these calls on each rank.
+"""
 
 from __future__ import annotations
 

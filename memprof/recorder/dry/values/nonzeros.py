@@ -1,4 +1,9 @@
-"""How many elements of a tensor without values can differ from zero, and what indexing with them takes."""
+"""How many elements of a tensor without values can differ from zero, and what indexing with them takes.
+
+A mask is often made of zeros by writing ones at random places: what reads it has as many rows as there were places,
+not as the mask has elements. So the elements that can differ from zero are counted in tensors made in this way, in
+dense copies of sparse tensors, and in masks where a job has written as many values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Turns a stretch of a light recording into an ordinary raw recording, cut into module calls and backward."""
+"""Turns a stretch of a light recording into an ordinary raw recording, cut into module calls and backward.
+
+A region takes the place of an operator in an ordinary recording: it is the smallest part of a step that can be
+located.
+"""
 
 from __future__ import annotations
 

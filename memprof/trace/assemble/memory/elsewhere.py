@@ -1,4 +1,11 @@
-"""Memory without an event of its own: blocks another thread freed, and what the allocator counts besides."""
+"""Memory without an event of its own: blocks another thread freed, and what the allocator counts besides.
+
+Every event carries the allocator's own count. Where the count changes by more or less than the event itself, another
+thread allocated or freed memory. That memory becomes storages of its own, so that the replay matches the true count.
+
+A collective's own thread drops the last reference to a buffer that the training thread allocated. The allocator's count
+shows the free, except where recording began when blocks were in use that it does not count.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Which operators use which memory, without the recorder's own effects on it."""
+"""Which operators use which memory, without the recorder's own effects on it.
+
+A dispatch mode on the stack changes two things. Autograd treats every tensor as a subclass, and accumulates
+gradients that meet at one tensor out of place instead of into the first. And a number among an operator's
+arguments, wrapped as a tensor of a few bytes before the mode is called, is wrapped again below it.
+"""
 
 from __future__ import annotations
 

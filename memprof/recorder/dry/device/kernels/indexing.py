@@ -1,4 +1,12 @@
-"""What CUDA's kernels of indexed operators and sorts allocate beside their results."""
+"""What CUDA's kernels of indexed operators and sorts allocate beside their results.
+
+Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, cuda/Nonzero.cu and cuda/Indexing.cu of torch 2.11. CUB's sizes
+are those of snapshots of an H200 under CUDA 13, and of an RTX 4090 where so stated.
+
+Indices count as 8 bytes, keys as what they have: up to 4,096 elements are sorted in place, one row or rows of a million
+and more by CUB's radix sort row by row, fewer than 128 rows all at once with the number of their row, and 128 or more
+by CUB's segmented sort.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Operators whose results or saved tensors differ on CUDA, and sums of gradients."""
+"""Operators whose results or saved tensors differ on CUDA, and sums of gradients.
+
+A tensor with several uses has a gradient from each; autograd adds them up as they arrive
+(``InputBuffer::accumulate``, torch/csrc/autograd/input_buffer.cpp). It adds into the sum so far if it holds the last
+reference to it and to its storage, which a view shares with its base. Fake tensors are a subclass, for which it always
+allocates the sum.
+"""
 
 from __future__ import annotations
 
