@@ -24,7 +24,7 @@ from memprof.trace.files.coded import (
     metadata_of,
     stored_name,
 )
-from memprof.trace.files.parquet import ARROW_TYPES, encodable, rounded, to_arrow, write_parquet
+from memprof.trace.files.parquet import ARROW_TYPES, arrow_numbers, encodable, rounded, to_arrow, write_parquet
 from memprof.trace.schema import Bools, Column, Ints, Table
 
 #: Rows on which the codings of a column are compared.
@@ -136,7 +136,7 @@ class _Packer:
             values, new = distances(values)
             is_beyond = np.arange(self._rows) >= len(new)
             self._store(stored_name(name, NEW), _spread(new, is_beyond), "BYTE_STREAM_SPLIT")
-        stored = pa.array(values) if mask is None else _spread(values, mask)
+        stored = arrow_numbers(values) if mask is None else _spread(values, mask)
         self._store(stored_name(name, suffix), stored, "BYTE_STREAM_SPLIT")
 
     def _store(self, name: str, values: pa.Array[Any], encoding: str) -> None:
@@ -150,8 +150,7 @@ def _are_equal(mask: Bools | None, other: Bools | None) -> bool:
 
 def _spread(known: Ints, mask: Bools) -> pa.Array[Any]:
     """Returns a column with some nulls."""
-    values: Ints = _laid_out(known, ~mask)
-    return pa.array(values, mask=mask)
+    return arrow_numbers(_laid_out(known, ~mask), mask)
 
 
 def _size(values: Ints) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memprof.trace.files.coded import TICKS_PER_US, Coded
-from memprof.trace.schema import Column, Floats, Table
+from memprof.trace.schema import Bools, Column, Floats, Table
 
 _LEVEL = 9
 #: Arrow types by kind of column.
@@ -93,19 +93,39 @@ def write_parquet(
 
 def to_arrow(column: Column, values: Any) -> pa.Array[Any]:
     """Returns a column as it is stored in plain Parquet: times rounded, missing values null."""
-    kind = ARROW_TYPES[column.kind]
     if isinstance(values, Coded):
-        codes: Any = pa.array(values.codes, mask=(values.distinct == "")[values.codes])
-        return pa.DictionaryArray.from_arrays(codes, pa.array(map(encodable, values.distinct), type=kind))
+        codes: Any = arrow_numbers(values.codes, (values.distinct == "")[values.codes])
+        return pa.DictionaryArray.from_arrays(codes, _arrow_texts(values.distinct))
     if column.kind == "text":
-        try:
-            return pa.array(values, type=kind, mask=values == "")
-        except UnicodeEncodeError:  # a file name that is not valid UTF-8 appears in a stack as lone surrogates
-            return to_arrow(column, np.array([encodable(text) for text in values], dtype=object))
+        return _arrow_texts(values, values == "")
     if column.kind == "float":
-        return pa.array(rounded(values), type=kind, mask=np.isnan(values))
-    mask = None if column.missing is None else values == column.missing
-    return pa.array(values, type=kind, mask=mask)
+        return arrow_numbers(rounded(values), np.isnan(values))
+    return arrow_numbers(values, None if column.missing is None else values == column.missing)
+
+
+def arrow_numbers(values: Any, mask: Bools | None = None) -> pa.Array[Any]:
+    """Returns numbers or booleans as Arrow, with nulls where a mask is set.
+
+    ``pa.array`` would import pandas, which takes longer than to write a small recording.
+    """
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    kind: Any = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [_validity(mask), _buffer(data)])
+
+
+def _arrow_texts(texts: Any, mask: Bools | None = None) -> pa.Array[Any]:
+    encoded = [text.encode("utf-8", "backslashreplace") for text in texts]  # see encodable
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    large = pa.LargeStringArray.from_buffers(len(encoded), _buffer(ends), _buffer(b"".join(encoded)), _validity(mask))
+    return large.cast(ARROW_TYPES["text"])
+
+
+def _validity(mask: Bools | None) -> pa.Buffer | None:
+    return None if mask is None else _buffer(np.packbits(~mask, bitorder="little"))
+
+
+def _buffer(data: Any) -> pa.Buffer:
+    return pa.py_buffer(data)
 
 
 def rounded(times_us: Floats) -> Floats:
