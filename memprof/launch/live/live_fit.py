@@ -15,7 +15,7 @@ from memprof.errors import InconclusiveError, MemprofError, PolicyError, UsageEr
 from memprof.launch import child
 from memprof.launch.apply import apply_to
 from memprof.launch.fit.request import Measured, measure
-from memprof.launch.live import policies as policies_module
+from memprof.launch.live import sentences
 from memprof.launch.live.observed import DevicePeak, Observed, StepEnds
 from memprof.launch.live.policies import plan_for
 from memprof.machines.budget import parse_budget
@@ -92,10 +92,10 @@ class LiveFit:
         """Starts observing. On failure, prints the error and leaves the job unmodified."""
         global _at_work  # noqa: PLW0603 - one recorder per process
         if child.is_recording():
-            self._end(policies_module.LEFT_TO_MEMPROF)
+            self._end(sentences.LEFT_TO_MEMPROF)
             return
         if _at_work is not None:
-            raise UsageError(policies_module.AT_WORK_ALREADY)
+            raise UsageError(sentences.AT_WORK_ALREADY)
         _at_work = self
         atexit.register(self._at_exit)
         try:
@@ -121,7 +121,7 @@ class LiveFit:
         except Exception as error:  # a bug in memprof
             if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
                 raise
-            self._give_up(policies_module.our_fault(error))
+            self._give_up(sentences.our_fault(error))
         except BaseException:
             self._stop()  # the job is being interrupted
             raise
@@ -154,7 +154,7 @@ class LiveFit:
         self._recorded_bytes = self.measured_bytes = measured.peak_bytes
         self._budget_bytes = parse_budget(self._budget, measured.peak_bytes)
         if measured.peak_bytes <= self._budget_bytes:
-            self._end(policies_module.job_fits(measured.peak_bytes, self._budget_bytes, device.type))
+            self._end(sentences.job_fits(measured.peak_bytes, self._budget_bytes, device.type))
             return
         self._basis = basis
         search_request = SearchRequest(
@@ -195,12 +195,10 @@ class LiveFit:
             self.plan, self.job, self._chosen = plan, job, one
             self.predicted_bytes = one.peak_bytes
             recorded_us = self._basis.step.duration_us
-            self._say(policies_module.plan_applied(one, self._budget_bytes, self._recorded_bytes, recorded_us))
+            self._say(sentences.plan_applied(one, self._budget_bytes, self._recorded_bytes, recorded_us))
             self._observed = Observed()
             return
-        self._give_up(
-            policies_module.nothing_fits(self._budget_bytes, self._recorded_bytes, self._least, self._policies)
-        )
+        self._give_up(sentences.nothing_fits(self._budget_bytes, self._recorded_bytes, self._least, self._policies))
 
     def _compare(self, measured: Measured) -> None:
         """Compares the plan's prediction with the measurement."""
@@ -210,9 +208,9 @@ class LiveFit:
         self.measured_bytes = measured.peak_bytes
         if measured.peak_bytes <= self._budget_bytes:
             device_type = _device_of(self._model).type
-            self._end(policies_module.plan_held(measured.peak_bytes, one.peak_bytes, self._budget_bytes, device_type))
+            self._end(sentences.plan_held(measured.peak_bytes, one.peak_bytes, self._budget_bytes, device_type))
             return
-        _warn(policies_module.plan_did_not_hold(one, measured.peak_bytes, self._budget_bytes))
+        _warn(sentences.plan_did_not_hold(one, measured.peak_bytes, self._budget_bytes))
         self._least = min(self._least, (measured.peak_bytes, one.plan.describe()))
         self._take_back()
         self._queue.note_above(one, measured.peak_bytes)
@@ -228,7 +226,7 @@ class LiveFit:
     def _look_at_device(self, watch: DevicePeak) -> None:
         peak = watch.exceeded()
         if peak:
-            _warn(policies_module.later_step_took(peak, self.measured_bytes, self._budget_bytes))
+            _warn(sentences.later_step_took(peak, self.measured_bytes, self._budget_bytes))
 
     def _end(self, sentence: str) -> None:
         """Finishes: prints the result, and on a CUDA device keeps watching its counter."""
@@ -271,7 +269,7 @@ class LiveFit:
         if os.getpid() != self._process:
             return
         self._stop()
-        self._say(policies_module.ended_early(has_plan=self.plan is not None))
+        self._say(sentences.ended_early(has_plan=self.plan is not None))
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

@@ -52,7 +52,7 @@ def is_in_transform(step: Step) -> Bools:
 # Finds what ran in code that torch.compile generated, where only part of what a policy changes can be predicted.
 #
 # Such code fuses operators, saves tensors for backward when all of them have run, and reuses memory in between. A
-# recording shows its buffers and kernels, but not where they are allocated in C++. ``runtime.compiled_modules`` finds
+# recording shows its buffers and kernels, but not where they are allocated in C++. ``runtime.job_traits`` finds
 # which modules of a running job are compiled.
 
 #: Error where a policy would change which tensors generated code saves.

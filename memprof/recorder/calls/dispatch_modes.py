@@ -78,7 +78,7 @@ class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     #: torch passes it higher-order operators too, instead of raising that they have no rule.
     supports_higher_order_operators = True
-    #: Handled by `memprof.recorder.calls.higher_order`.
+    #: Marks the mode as memprof's.
     is_followed = True
     fake_type: type | None = None
 

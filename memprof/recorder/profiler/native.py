@@ -5,7 +5,7 @@ The allocator reports to torch's C++ profiler while one runs with memory events 
 for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
 
 CUDA's caching allocator reports to the same profiler. Of these reports torch hands out the time and the size of the
-block, not its address, which comes from the allocator's own history (`recorder.device.history`). Backward on a device
+block, not its address, which comes from the allocator's own history (`recorder.device_history`). Backward on a device
 runs in its own threads, to which the session is propagated.
 
 Semi-private, therefore feature-tested: `NativeEvents.is_available()`.

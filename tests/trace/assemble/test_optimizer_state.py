@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memprof.recorder.memory.failures import describe_optimizer
-from memprof.trace.assemble.optimizers import FORMULAS, full_state_bytes
+from memprof.trace.assemble.process import FORMULAS, full_state_bytes
 
 #: A matrix, an image kernel, a vector, a scalar, an empty one, and one whose rows do not lie one after the other.
 SHAPES = ((7, 5), (3, 2, 5, 1), (11,), (), (0, 4), (1, 1))
