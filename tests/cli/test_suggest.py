@@ -69,7 +69,7 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
 
 
 def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that fit come first, the fastest of them first; --write keeps the first, and replaying it gives the same."""
+    """Those that fit come first, the fastest of them first; --write keeps the first, which replaying repeats."""
     told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "60%", "--json", "--write", "plan.toml"))
     assert told["recorded"]["peak_allocated_bytes"] == PEAK
     assert told["budget_bytes"] == PEAK * 60 // 100
