@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("--shuffle") is not None:
         _shuffle(items, config.getoption("--shuffle"))
+    if items and getattr(config.option, "loadgroup", False) and not hasattr(items[0], "_nodeid"):
+        raise pytest.UsageError("this pytest ignores the groups of xdist: each worker would make every shared fixture")
     for item in items:
         if is_slow_case(item.nodeid):
             item.add_marker(pytest.mark.slow)

@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parents[2]
 _BASES = ("sample_traces/lstm/run.memprof", "tests/trace/golden/schema-1.memprof")
 
 #: Cases of a part of the fast tests, of which there are six, and of the slow test.
-_CASES, _PARTS, _SLOW_CASES = 140, 6, 4_000
+_CASES, _PARTS, _SLOW_CASES = 60, 6, 4_000
 
 
 @pytest.fixture(scope="module")

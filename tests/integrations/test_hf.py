@@ -22,7 +22,7 @@ from memprof.trace.store import Trace
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from memprof.integrations.hf import MemprofCallback  # noqa: E402 - it imports transformers
 
-LENGTH, VOCABULARY, LAYERS = 32, 256, 3
+LENGTH, VOCABULARY, LAYERS = 32, 256, 2
 
 
 @dataclass

@@ -73,7 +73,7 @@ RUNS = {
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
 }
 #: Runs of half a minute, or of a kind that another one has too.
-SLOW = ("decoder_inference", "gpt_training_autocast", "vit_training_autocast")
+SLOW = ("decoder_inference", "decoder_training", "decoder_updates", "gpt_training_autocast", "vit_training_autocast")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
