@@ -102,8 +102,11 @@ def import_compiler() -> None:
     The import leaves reference cycles that hold all frames below it, with their tensors: for good where the garbage
     collector is off. None of these frames may be the job's.
     """
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(importlib.import_module, "torch._dynamo").result()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(importlib.import_module, "torch._dynamo").result()
+    except RuntimeError:  # the job trains while the interpreter ends, when no thread can be started any more
+        importlib.import_module("torch._dynamo")
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

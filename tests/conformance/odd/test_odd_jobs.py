@@ -33,6 +33,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "exits exits_with_subclass": ("record",),
     "exits leaves_in_thread": ("record",),
     "exits at_exit": ("record",),
+    "exits trains_at_exit": ("remat",),
     "exits finalizers": ("record",),
     "exits except_hook_exits": ("record",),
     "children daemonises": ("record",),
