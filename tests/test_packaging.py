@@ -96,10 +96,10 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     needed = metadata.get_all("Requires-Dist", [])
     assert {_distribution(line) for line in needed if "extra ==" not in line} == {
-        "click", "numpy", "pandas", "psutil", "pyarrow", "rapidfuzz", "rich", "scipy", "tomlkit",
+        "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "mcp", "all", "dev", "docs", "extras", "integrations",
+        "torch", "dashboard", "remote", "distributed", "mcp", "compare", "all", "dev", "docs", "extras", "integrations",
         "libraries",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import numpy as np
-from rapidfuzz.distance import LCSseq
 
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
+from memprof.errors import UsageError
 from memprof.trace.schema import Ints
 
 #: Allocations by which the place of one sequence in another is found.
@@ -227,6 +228,16 @@ class Gap:
     dry_to: int
 
 
+def require_aligner() -> None:
+    """Checks that what aligns sequences is installed.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if find_spec("rapidfuzz") is None:
+        raise UsageError("Comparing allocations needs rapidfuzz: pip install 'torch-memprof[compare]'")
+
+
 def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
     """Returns where two sequences differ, in order; all else is equal, pair by pair.
 
@@ -234,6 +245,8 @@ def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
         real: Bytes of each allocation of the one, shape ``(allocations,)``.
         dry: The same of the other.
     """
+    from rapidfuzz.distance import LCSseq  # of an extra: see require_aligner
+
     gaps: list[Gap] = []
     at_real = at_dry = 0
     while at_real < len(real) or at_dry < len(dry):

@@ -63,9 +63,10 @@ def compare_allocations(
     if not rest:
         raise UsageError("There is nothing to compare with: give another snapshot, or --device NAME and -- train.py.")
     from memprof.analysis.compared.allocation_sequence import read_sequence
-    from memprof.analysis.compared.comparison import compare_sequences
+    from memprof.analysis.compared.comparison import compare_sequences, require_aligner
     from memprof.errors import GateFailedError
 
+    require_aligner()
     if in_dashboard:
         importlib.import_module("memprof_dashboard.command").require_dash()
     real = read_sequence(snapshot)
