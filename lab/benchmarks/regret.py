@@ -15,9 +15,10 @@ from lab.benchmarks.recording import JOBS, Job, run
 from lab.benchmarks.section import Section, verdict
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, changed_at_random, find_options
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.groups import around
 from memprof.planners.search.measure import measure_effects
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules

@@ -8,7 +8,8 @@ from pathlib import Path
 from lab.benchmarks.recording import run, sample
 from lab.benchmarks.section import Section, verdict
 from memprof.planners.find import find_plan
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

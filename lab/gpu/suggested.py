@@ -8,7 +8,7 @@ from lab.gpu.runs import Job, JobError, record, side_by_side, train
 from lab.gpu.section import Found, Place
 from memprof.analysis.plans.basis import basis_of, link_of
 from memprof.analysis.plans.suggest import describe_least, suggest
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

@@ -13,7 +13,7 @@ from rich.status import Status
 
 from memprof.analysis.plans.compare_planners import Point
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.units import format_count, format_us
 
 #: Seconds until the first line where stderr is not a terminal, and between two of them.

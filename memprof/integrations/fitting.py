@@ -15,7 +15,7 @@ from memprof.errors import UsageError
 from memprof.launch.fit.request import measure
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan

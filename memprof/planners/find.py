@@ -13,8 +13,9 @@ from memprof.planners.graph.moves import Moves
 from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.groups import find_groups
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import Ints

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from tests.recorder.recorded import record
 
 SCRIPT = Path(__file__).resolve().parents[2] / "lab" / "benchmarks" / "jobs" / "searched.py"

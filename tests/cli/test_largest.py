@@ -10,7 +10,8 @@ import pytest
 from memprof.cli.main import main
 from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.doubt import SEEN, step_with_errors
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes

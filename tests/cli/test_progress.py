@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.cli import progress
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.replay.live import live_bytes
 from tests.planners.promises import step_named
 

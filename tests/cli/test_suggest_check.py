@@ -17,7 +17,7 @@ from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.cli.main import main
 from memprof.cli.verbs.plans.dry_runs import check_plans, find_checks
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.store import Trace

@@ -15,7 +15,7 @@ from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import describe_short, verify_plan
 from memprof.launch.fit.request import measure
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan_file import read_plan, write_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace

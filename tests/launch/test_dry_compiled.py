@@ -18,7 +18,7 @@ from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, sh
 from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.job_server import DryRequest
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile

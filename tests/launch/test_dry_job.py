@@ -16,7 +16,7 @@ from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.machines.catalogue import find_machine
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Machine, Manifest, Window

@@ -16,8 +16,8 @@ import pytest
 from memprof.launch.fit.request import claim_outputs
 from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.plan_queue import Shortlist
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from memprof.errors import PolicyError
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.policies import registry
 from memprof.policies.accumulate import candidates as accumulate
 from memprof.policies.base import Candidates, Policy

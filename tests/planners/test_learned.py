@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.learned import SeenErrors, kinds_of
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.precision.policy import Precision

@@ -13,11 +13,12 @@ import pytest
 
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, Option, Windows, find_options, in_order, merged
-from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.groups import Group, around, find_groups
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import measure_effects
 from memprof.planners.search.mixture import Mixture
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.select import Selection
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy

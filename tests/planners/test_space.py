@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from memprof.errors import InvariantError
-from memprof.planners.search.explore import SearchRequest, _fast_enough, explore
+from memprof.planners.search.explore import _fast_enough, explore
 from memprof.planners.search.groups import are_apart, find_groups
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

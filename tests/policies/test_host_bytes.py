@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from memprof.errors import UsageError
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.swap.host_bytes import host_bytes

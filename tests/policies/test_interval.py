@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy

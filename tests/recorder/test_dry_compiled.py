@@ -16,7 +16,7 @@ from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
 from memprof.cli.pages.next_commands import next_commands
 from memprof.errors import PolicyError
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint

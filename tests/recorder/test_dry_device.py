@@ -11,7 +11,7 @@ import pytest
 from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
 from tests.recorder.recorded import Ended, record_script
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from memprof.analysis.ranks.rank_report import job_notes
-from memprof.planners.search.explore import SearchRequest, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan_file import write_plan
 from memprof.replay.live import live_bytes

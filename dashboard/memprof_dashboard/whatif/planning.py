@@ -19,7 +19,7 @@ from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
 from memprof.planners.base import planner_types
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_from_tables

@@ -11,7 +11,7 @@ from typing import Any
 from memprof.analysis.allocator.allocator_report import reserved_peak, settings_in_force
 from memprof.analysis.plans.basis import Basis
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.plan.plan import Plan

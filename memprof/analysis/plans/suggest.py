@@ -13,8 +13,9 @@ from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.unread import find_unread
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan

@@ -12,8 +12,7 @@ from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.machines.budget import ReadBudget, Room
-    from memprof.planners.search.explore import SearchRequest
-    from memprof.planners.search.request_maker import MakeSearchRequest
+    from memprof.planners.search.request import MakeSearchRequest, SearchRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +113,7 @@ def read_search_request(
         PolicyError: Unknown policy.
     """
     from memprof.machines.budget import no_room, split_budget
-    from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.request import SearchRequest
     from memprof.planners.search.workbench import allowed_names
     from memprof.policies.registry import default_policies
 

@@ -21,9 +21,8 @@ from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
 from memprof.planners.scaling.base import SizedStep
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.largest import Largest, find_largest, sized_step
-from memprof.planners.search.request_maker import MakeSearchRequest
+from memprof.planners.search.request import MakeSearchRequest, SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS

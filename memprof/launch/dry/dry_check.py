@@ -22,8 +22,8 @@ from memprof.launch.dry.job_server import DryRequest, JobServer
 from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
-from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.plan_queue import PlanQueue
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.trace.files.spool import DRY_RUN

@@ -11,7 +11,7 @@ from memprof.launch.fit.request import measure
 from memprof.launch.outcome.verdict import describe_status
 from memprof.launch.parent.recorded_job import Recorded
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

@@ -32,8 +32,8 @@ from memprof.launch.parent.recorded_job import Recorded, run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError
-from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.plan_queue import PlanQueue
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps

@@ -11,7 +11,7 @@ from pathlib import Path
 from memprof.launch.outcome.output import refuse_taken, spool_of
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError, Target
-from memprof.planners.search.request_maker import MakeSearchRequest
+from memprof.planners.search.request import MakeSearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step

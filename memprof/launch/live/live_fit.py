@@ -20,8 +20,9 @@ from memprof.launch.live.observed import DevicePeak, Observed, StepEnds
 from memprof.launch.live.policies import plan_for
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.explore import explore
 from memprof.planners.search.plan_queue import PlanQueue
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 

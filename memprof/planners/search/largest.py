@@ -14,7 +14,8 @@ from memprof.planners.scaling.doubt import step_with_errors
 from memprof.planners.scaling.samples import find_samples
 from memprof.planners.scaling.sized import scale_samples
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.explore import explore
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest, SearchResult
 from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank
 from memprof.policies.base import Policy
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.arrangements import ClusterRequest
     from memprof.analysis.plans.basis import Basis
     from memprof.machines.catalogue import Accelerator
-    from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.request import SearchRequest
     from memprof.trace.store import Trace
 
 

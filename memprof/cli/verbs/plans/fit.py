@@ -22,7 +22,7 @@ from memprof.launch.parent.target import find_target
 if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.launch.fit.request import FitResult
-    from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.request import SearchRequest
     from memprof.policies.plan.several_steps import DrySteps
     from memprof.trace.store import Trace
 

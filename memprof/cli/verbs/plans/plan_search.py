@@ -18,7 +18,7 @@ from memprof.errors import GateFailedError, MemprofError, UsageError
 from memprof.launch.dry.dry_check import DryChecks
 from memprof.launch.dry.dry_compiled import CompiledPlans
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.trace.store import Trace
 

@@ -21,7 +21,7 @@ from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
-    from memprof.planners.search.request_maker import MakeSearchRequest
+    from memprof.planners.search.request import MakeSearchRequest
     from memprof.trace.store import Trace
 
 
