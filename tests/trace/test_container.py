@@ -98,10 +98,11 @@ def test_no_half_file_when_a_table_cannot_be_written(tmp_path: Path, small_table
 
 
 def zipped(entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """The same bytes at any time of the day: all processes that run tests must name them alike."""
     sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", compression) as archive:
+    with zipfile.ZipFile(sink, "w") as archive:
         for name, content in entries.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, compression)
     return sink.getvalue()
 
 
@@ -168,6 +169,7 @@ def top(**changes: Any) -> bytes:
             f"was written by memprof 9.9 with trace schema {SCHEMA_VERSION + 1}; this is memprof",
         ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_bad_files_each_get_their_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     """A file that is not a trace is refused with one message that names the file and its format."""
