@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from memprof.analysis.allocator.reserved import reserved_of, with_room
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
@@ -19,7 +20,6 @@ from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.several_steps import NO_DRY_STEPS
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Stacks
@@ -30,6 +30,8 @@ from memprof.units import format_bytes, format_bytes_between
 
 #: Searches with a smaller budget, where the allocator would reserve more than a device has.
 _MOST_TIGHTER = 2
+#: Share of the time left that each of them, and the one before, may take.
+_SHARE = 0.5
 
 #: A search's result, and the plans to show.
 _Searched = tuple[SearchResult, tuple[Candidate, ...]]
@@ -120,10 +122,19 @@ def suggest(
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    search = partial(_searched, basis, trace.manifest, search_request, report, before)
-    answer, plans = search(search_request.budget_bytes)
-    if search_request.counts_reserved and not search_request.is_rough:
+    may_repeat = search_request.counts_reserved and not search_request.is_rough
+    end, share = time.monotonic() + search_request.time_limit_s, _SHARE if may_repeat else 1.0
+
+    def search(budget_bytes: int, tried: tuple[Candidate, ...]) -> _Searched:
+        left_s = max(0.0, share * (end - time.monotonic()))
+        limited = replace(search_request, time_limit_s=left_s)
+        return _searched(basis, trace.manifest, limited, report, before, budget_bytes, tried)
+
+    answer, plans = search(search_request.budget_bytes, ())
+    if may_repeat:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
+    whole = replace(answer.search_request, time_limit_s=search_request.time_limit_s)
+    answer = replace(answer, search_request=whole)
     fitting = {kinds_of(one.policies) for one in answer.fitting}
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
@@ -173,13 +184,17 @@ def _searched(
     report: Callable[[Candidate], None],
     before: Suggestion | None,
     budget_bytes: int,
+    tried: tuple[Candidate, ...],
 ) -> _Searched:
-    """Searches within a budget, which may be smaller than the one requested."""
+    """Searches within a budget, which may be smaller than the one requested.
+
+    Plans that were tried within a larger one are not replayed again, and are an answer if no time is left.
+    """
     smaller = replace(search_request, budget_bytes=budget_bytes)
-    known = () if before is None else (*before.answer.fitting, *before.answer.others)
-    known_steps = NO_DRY_STEPS if before is None else before.basis.dry_steps
-    was_whole = before is not None and not before.answer.search_request.is_rough
-    again = (*before.plans, *before.others) if before is not None and was_whole else ()
+    known, known_steps, again = tried, basis.dry_steps, tuple[Candidate, ...]()
+    if before is not None and not tried:
+        known, known_steps = (*before.answer.fitting, *before.answer.others), before.basis.dry_steps
+        again = () if before.answer.search_request.is_rough else (*before.plans, *before.others)
     answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, known_steps, again)
     if before is not None:
         earlier = before.answer
@@ -198,7 +213,7 @@ def _searched(
 def _within_device(
     basis: Basis,
     manifest: Manifest,
-    search: Callable[[int], _Searched],
+    search: Callable[[int, tuple[Candidate, ...]], _Searched],
     answer: SearchResult,
     plans: tuple[Candidate, ...],
 ) -> _Searched:
@@ -209,7 +224,7 @@ def _within_device(
         if not 0 < excess < budget:
             break
         for less in (excess, (excess + 1) // 2):
-            found = search(budget - less)
+            found = search(budget - less, (*answer.fitting, *answer.others))
             if found[0].best is not None:
                 break
         else:
