@@ -66,7 +66,7 @@ class Compile(Policy):
         """Returns that the measured run is one of other policies, where it is."""
         if not self.measured or not Path(self.measured).exists():
             return ""
-        recorded = self._module("measured").measured_policies(self.measured)
+        recorded = self._module("transform").measured_policies(self.measured)
         mine, its = _before_compiling(plan), _before_compiling(recorded or ())
         if recorded is None or mine == its:
             return ""
