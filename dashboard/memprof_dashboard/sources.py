@@ -118,10 +118,11 @@ class Source:
         with self._lock:
             if stamp == self._stamp:
                 return False
-            is_first, self._stamp = self._stamp is None, stamp
-            if is_first:
+            if self._stamp is None:
+                self._stamp = stamp
                 return False
             self.trace, self.is_snapshot = _open(self.path)
+            self._stamp = stamp  # not before: what cannot be read just now is read at the next look
             self._ranks, self._sequences, self._worst_rank = {}, {}, None
             self.version += 1
             return True

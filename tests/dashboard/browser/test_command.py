@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from werkzeug.serving import make_server
@@ -199,6 +199,24 @@ def test_a_recording_that_changed_is_read_again(small_file: Path) -> None:
     os.utime(small_file, (1, 1))
     assert source.refresh() is True
     assert source.rank(-1) is not before
+
+
+def test_a_recording_that_cannot_be_read_just_now_is_read_later(
+    small_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that failed counts for nothing: the next one reads the same file."""
+    (source,) = open_sources([small_file])
+    source.refresh()
+    os.utime(small_file, (1, 1))
+
+    def fail(path: Path) -> NoReturn:
+        raise BadInputError(f"{path} is being written.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("memprof_dashboard.sources._open", fail)
+        with pytest.raises(BadInputError, match="is being written"):
+            source.refresh()
+    assert source.refresh() is True
 
 
 def test_a_recording_that_is_gone_is_told(small_file: Path) -> None:
