@@ -38,7 +38,7 @@ def compare_recording(
         them, so of them only the bytes of the storages count.
 
     Raises:
-        ValueError: There are no events, or the segments are unknown.
+        ValueError: The recording has no allocator events or no segments.
     """
     is_event = events.index != NONE
     if not is_event.any() or not len(segments):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -46,15 +45,15 @@ def reserved_expandable(step: Step, manifest: Manifest) -> int | None:
     in_force = settings_in_force(manifest, step).settings
     if in_force.expandable_segments:
         return None
-    return reserved_peak(step, dataclasses.replace(in_force, expandable_segments=True))
+    return reserved_peak(step, replace(in_force, expandable_segments=True))
 
 
 def _with(manifest: Manifest, plan: Plan | None) -> Manifest:
     if plan is None:
         return manifest
     tables: Mapping[str, Any] = plan_to_tables(plan)
-    backend = dataclasses.replace(manifest.backend, name=PREDICTED)
-    return dataclasses.replace(manifest, plan=dict(tables), backend=backend)
+    backend = replace(manifest.backend, name=PREDICTED)
+    return replace(manifest, plan=dict(tables), backend=backend)
 
 
 def with_room(

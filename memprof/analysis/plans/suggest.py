@@ -127,14 +127,12 @@ def suggest(
 
     def search(budget_bytes: int, tried: tuple[Candidate, ...]) -> _Searched:
         left_s = max(0.0, share * (end - time.monotonic()))
-        limited = replace(search_request, time_limit_s=left_s)
-        return _searched(basis, trace.manifest, limited, report, before, budget_bytes, tried)
+        smaller = replace(search_request, budget_bytes=budget_bytes, time_limit_s=left_s)
+        return _searched(basis, trace.manifest, search_request, smaller, report, before, tried)
 
     answer, plans = search(search_request.budget_bytes, ())
     if may_repeat:
         answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
-    whole = replace(answer.search_request, time_limit_s=search_request.time_limit_s)
-    answer = replace(answer, search_request=whole)
     fitting = {kinds_of(one.policies) for one in answer.fitting}
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
@@ -181,16 +179,15 @@ def _searched(
     basis: Basis,
     manifest: Manifest,
     search_request: SearchRequest,
+    smaller: SearchRequest,
     report: Callable[[Candidate], None],
     before: Suggestion | None,
-    budget_bytes: int,
     tried: tuple[Candidate, ...],
 ) -> _Searched:
-    """Searches within a budget, which may be smaller than the one requested.
+    """Searches within a budget and a time limit, which may be smaller than those requested.
 
     Plans that were tried within a larger one are not replayed again, and are an answer if no time is left.
     """
-    smaller = replace(search_request, budget_bytes=budget_bytes)
     known, known_steps, again = tried, basis.dry_steps, tuple[Candidate, ...]()
     if before is not None and not tried:
         known, known_steps = (*before.answer.fitting, *before.answer.others), before.basis.dry_steps
@@ -204,10 +201,10 @@ def _searched(
         return _worth_their_policies(one_of_each_family(found.fitting))
 
     answer, plans = (answer, shown(answer)) if smaller.is_rough else with_room(basis, manifest, answer, shown)
-    if budget_bytes < search_request.budget_bytes:
+    if smaller.budget_bytes < search_request.budget_bytes:
         over = (one for one in answer.others if search_request.needed(one) > search_request.budget_bytes)
-        answer = replace(answer, search_request=search_request, others=tuple(over))
-    return answer, plans
+        answer = replace(answer, others=tuple(over))
+    return replace(answer, search_request=search_request), plans
 
 
 def _within_device(

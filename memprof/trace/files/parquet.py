@@ -125,6 +125,7 @@ def _validity(mask: Bools | None) -> pa.Buffer | None:
 
 
 def _buffer(data: Any) -> pa.Buffer:
+    """Wraps an array or bytes without a copy; pyarrow's stubs know of no numpy arrays."""
     return pa.py_buffer(data)
 
 
