@@ -11,7 +11,7 @@ from memprof.analysis.allocator.allocator_report import reserved_peak, settings_
 from memprof.analysis.plans.basis import Basis
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.request import SearchRequest, SearchResult
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.workbench import ReservedBytes, Workbench
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
@@ -78,7 +78,7 @@ def with_room(
     return replace(answer, fitting=fitting), tuple(changed[one] for one in plans)
 
 
-def reserved_of(basis: Basis, manifest: Manifest, plan: Plan) -> int | None:
+def reserved_of(basis: Basis, manifest: Manifest, plan: Plan, step: Step | None = None) -> int | None:
     """Returns the peak reserved bytes under a plan: as recorded without one, modelled otherwise; None on the CPU.
 
     The model starts with the step, so that it lacks what earlier steps left behind.
@@ -87,12 +87,32 @@ def reserved_of(basis: Basis, manifest: Manifest, plan: Plan) -> int | None:
         basis: The steps the plan was replayed on.
         manifest: The manifest of the recording.
         plan: The plan.
+        step: The fullest of the steps under it; None to obtain it.
     """
     if not plan.policies and basis.reserved_bytes and not basis.scaled_by:
         return basis.reserved_bytes
     if plan.policies not in basis.known_reserved:
-        basis.known_reserved[plan.policies] = reserved_under(basis.fullest_under(plan), manifest, plan)
+        step = basis.fullest_under(plan) if step is None else step
+        basis.known_reserved[plan.policies] = reserved_under(step, manifest, plan)
     return basis.known_reserved[plan.policies]
+
+
+def least_reserved(basis: Basis, manifest: Manifest, search_request: SearchRequest) -> ReservedBytes:
+    """Returns a function for the reserved bytes of plans: with expandable segments where they exceed the budget else.
+
+    Args:
+        basis: The steps the plans are replayed on.
+        manifest: The manifest of the recording.
+        search_request: The budget, and whether a plan may set the allocator.
+    """
+
+    def reserved(plan: Plan, step: Step) -> int:
+        in_force = reserved_of(basis, manifest, plan, step) or 0
+        if in_force <= search_request.budget_bytes or not _may(search_request) or _sets_allocator(plan):
+            return in_force
+        return min(in_force, reserved_expandable(step, manifest) or in_force)
+
+    return reserved
 
 
 def _may(search_request: SearchRequest) -> bool:
@@ -100,8 +120,12 @@ def _may(search_request: SearchRequest) -> bool:
     return name not in search_request.forbid and (not search_request.allow or name in search_request.allow)
 
 
+def _sets_allocator(plan: Plan) -> bool:
+    return any(isinstance(policy, Allocator) for policy in plan.policies)
+
+
 def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int) -> Candidate:
-    if any(isinstance(policy, Allocator) for policy in one.policies):
+    if _sets_allocator(one.plan):
         return one
     reserved = reserved_of(basis, manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memprof.analysis.allocator.reserved import reserved_of, with_room
+from memprof.analysis.allocator.reserved import least_reserved, reserved_of, with_room
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
@@ -27,14 +26,6 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_run_out
 from memprof.units import format_bytes, format_bytes_between
-
-#: Searches with a smaller budget, where the allocator would reserve more than a device has.
-_MOST_TIGHTER = 2
-#: Share of the time left that each of them, and the one before, may take.
-_SHARE = 0.5
-
-#: A search's result, and the plans to show.
-_Searched = tuple[SearchResult, tuple[Candidate, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,17 +113,7 @@ def suggest(
         BadInputError: The trace is damaged.
         PolicyError: Unknown policy.
     """
-    may_repeat = search_request.counts_reserved and not search_request.is_rough
-    end, share = time.monotonic() + search_request.time_limit_s, _SHARE if may_repeat else 1.0
-
-    def search(budget_bytes: int, tried: tuple[Candidate, ...]) -> _Searched:
-        left_s = max(0.0, share * (end - time.monotonic()))
-        smaller = replace(search_request, budget_bytes=budget_bytes, time_limit_s=left_s)
-        return _searched(basis, trace.manifest, search_request, smaller, report, before, tried)
-
-    answer, plans = search(search_request.budget_bytes, ())
-    if may_repeat:
-        answer, plans = _within_device(basis, trace.manifest, search, answer, plans)
+    answer, plans = _searched(basis, trace.manifest, search_request, report, before)
     fitting = {kinds_of(one.policies) for one in answer.fitting}
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
@@ -179,20 +160,18 @@ def _searched(
     basis: Basis,
     manifest: Manifest,
     search_request: SearchRequest,
-    smaller: SearchRequest,
     report: Callable[[Candidate], None],
     before: Suggestion | None,
-    tried: tuple[Candidate, ...],
-) -> _Searched:
-    """Searches within a budget and a time limit, which may be smaller than those requested.
-
-    Plans that were tried within a larger one are not replayed again, and are an answer if no time is left.
-    """
-    known, known_steps, again = tried, basis.dry_steps, tuple[Candidate, ...]()
-    if before is not None and not tried:
+) -> tuple[SearchResult, tuple[Candidate, ...]]:
+    """Returns the result of a search, added to that of the one before, and the plans to show."""
+    known, known_steps, again = tuple[Candidate, ...](), basis.dry_steps, tuple[Candidate, ...]()
+    if before is not None:
         known, known_steps = (*before.answer.fitting, *before.answer.others), before.basis.dry_steps
         again = () if before.answer.search_request.is_rough else (*before.plans, *before.others)
-    answer = explore(basis.step, smaller, report, basis.others, basis.dry_steps, known, known_steps, again)
+    reserved = least_reserved(basis, manifest, search_request)
+    answer = explore(
+        basis.step, search_request, report, basis.others, basis.dry_steps, known, known_steps, again, reserved
+    )
     if before is not None:
         earlier = before.answer
         answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)
@@ -200,43 +179,7 @@ def _searched(
     def shown(found: SearchResult) -> tuple[Candidate, ...]:
         return _worth_their_policies(one_of_each_family(found.fitting))
 
-    answer, plans = (answer, shown(answer)) if smaller.is_rough else with_room(basis, manifest, answer, shown)
-    if smaller.budget_bytes < search_request.budget_bytes:
-        over = (one for one in answer.others if search_request.needed(one) > search_request.budget_bytes)
-        answer = replace(answer, others=tuple(over))
-    return replace(answer, search_request=search_request), plans
-
-
-def _within_device(
-    basis: Basis,
-    manifest: Manifest,
-    search: Callable[[int, tuple[Candidate, ...]], _Searched],
-    answer: SearchResult,
-    plans: tuple[Candidate, ...],
-) -> _Searched:
-    """Searches with smaller budgets while the allocator would reserve more for the fastest plan than the device has."""
-    budget = answer.search_request.budget_bytes
-    for _ in range(_MOST_TIGHTER):
-        excess = _reserved_excess(basis, manifest, answer)
-        if not 0 < excess < budget:
-            break
-        for less in (excess, (excess + 1) // 2):
-            found = search(budget - less, (*answer.fitting, *answer.others))
-            if found[0].best is not None:
-                break
-        else:
-            break
-        budget -= less
-        answer, plans = found
-    return answer, plans
-
-
-def _reserved_excess(basis: Basis, manifest: Manifest, answer: SearchResult) -> int:
-    """Returns the bytes by which the segments of the fastest plan exceed the budget, as modelled; 0 on the CPU."""
-    if answer.best is None:
-        return 0
-    reserved = reserved_of(basis, manifest, answer.best.plan)
-    return 0 if reserved is None else reserved - answer.search_request.budget_bytes
+    return (answer, shown(answer)) if search_request.is_rough else with_room(basis, manifest, answer, shown)
 
 
 def describe_least(found: Suggestion) -> str:

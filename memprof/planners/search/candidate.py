@@ -31,6 +31,8 @@ class Candidate:
         peak_step: Number of the step with the peak.
         interval: Bounds of the peak, from the errors of its policies on other jobs.
         host_bytes: Pinned host memory that its copies take; 0 unless the search limits it.
+        reserved_bytes: Modelled peak of what the allocator reserves; 0 unless the search counts it and the plan nearly
+            fits.
         words: The effect of each policy on the job's numbers, of NUMERICS.
     """
 
@@ -44,6 +46,7 @@ class Candidate:
     peak_step: int = -1
     interval: Interval = field(default=Interval(0, 0), compare=False)
     host_bytes: int = field(default=0, compare=False)
+    reserved_bytes: int = field(default=0, compare=False)
     words: tuple[str, ...] = field(default=(), compare=False)
 
     @property

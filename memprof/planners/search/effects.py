@@ -44,6 +44,11 @@ class Option:
         return tuple(maker(modules) for maker in self.makers)
 
     @property
+    def family(self) -> tuple[object, ...]:
+        """What it shares with its other settings: the modules and the kinds of policies."""
+        return (self.members, *map(type, self.policies))
+
+    @property
     def policies(self) -> tuple[Policy, ...]:
         """The policies for all of them."""
         return self.make(self.group.pattern_for(self.members))

@@ -16,7 +16,7 @@ from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.request import ScheduleSummary, SearchRequest, SearchResult
 from memprof.planners.search.select import Selection
-from memprof.planners.search.workbench import Workbench, allowed_names, rank
+from memprof.planners.search.workbench import ReservedBytes, Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD, time_interval_of
@@ -40,6 +40,7 @@ def explore(
     known: Sequence[Candidate] = (),
     known_steps: DrySteps = NO_DRY_STEPS,
     again: Sequence[Candidate] = (),
+    reserved: ReservedBytes | None = None,
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
@@ -60,6 +61,7 @@ def explore(
         known_steps: That search's steps from dry runs.
         again: Those of them that are replayed on ``dry_steps`` first: nothing is searched for if one of them fits and
             is as fast as the fastest was.
+        reserved: Returns what the allocator reserves under a plan; needed where the request counts it.
 
     Raises:
         PolicyError: Unknown policy.
@@ -83,11 +85,13 @@ def explore(
         dry_steps=dry_steps,
         most_host_bytes=search_request.most_host_bytes,
         impossible=search_request.impossible,
+        reserved=reserved if search_request.counts_reserved and not search_request.is_rough else None,
+        counted_bytes=search_request.budget_bytes,
     )
     known = [one for one in known if not bench.refusals_of(one.policies)]
     before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
     bench.archive |= {
-        one.policies: one
+        one.policies: bench.counted(one)
         for one in known
         if split_dry_run(one.policies, (), dry_steps)[0] is split_dry_run(one.policies, (), known_steps)[0]
     }
@@ -140,7 +144,9 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     frames = find_frames(bench, allowed, world_size=search_request.world_size)
     if search_request.is_rough:
         frames = list(filter(frame_of, frames))
-    elif search_request.frames is not None:
+    else:
+        frames = selection.ordered(frames)
+    if search_request.frames is not None:
         frames = [frame for frame in frames if frame_of(frame) in search_request.frames]
     for frame in frames:
         base = bench.try_plan(*frame)

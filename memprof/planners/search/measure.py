@@ -23,7 +23,9 @@ from memprof.trace.step import Step
 _MOST_MOMENTS = 2048
 
 
-def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option]) -> Effects | None:
+def measure_effects(
+    bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option], budget_bytes: int = 0
+) -> Effects | None:
     """Replays each option for all of its modules at once, and divides the effects among them.
 
     A storage belongs to the module whose operators make it. What the operators that an option inserts hold at their own
@@ -33,21 +35,29 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
         bench: Replays plans.
         frame: Policies of the whole step, which stay the same.
         options: The options; those that do not apply are left out.
+        budget_bytes: The budget: of an option that frees nothing where more is live, settings that free less are left
+            out.
 
     Returns:
         The effects; None if no option applies.
     """
     base = bench.steps_under(frame)[0]
-    measured = []
+    live = live_bytes(base).during
+    is_over = live > budget_bytes
+    measured, useless = [], set()
     for option in options:
+        if option.family in useless:
+            continue
         policies = (*frame, *option.policies)
         if bench.try_plan(*policies) is not None:
-            measured.append((option, _Replayed.of(base, bench.steps_under(policies)[0])))
+            one = _Replayed.of(base, bench.steps_under(policies)[0])
+            measured.append((option, one))
+            if not (one.highest < live)[is_over].any() or (_is_alone(option, options) and one.peak > budget_bytes):
+                useless.add(option.family)
         if bench.is_late():
             break
     if not measured:
         return None
-    live = live_bytes(base).during
     moments = _moments([live, *(one.highest for _, one in measured)])
     names = {name: row for row, name in reversed(list(enumerate(module_names(base))))}
     freed, cost_us, out_us, in_us, host = [], [], [], [], []
@@ -76,6 +86,11 @@ def measure_effects(bench: Workbench, frame: tuple[Policy, ...], options: Sequen
         host_bytes=np.concatenate(host),
         windows=_windows(base, modules, names, cost, outs, ins),
     )
+
+
+def _is_alone(option: Option, options: Sequence[Option]) -> bool:
+    """Returns whether an option can be combined with no other: every other module is inside its only one."""
+    return all(option.members[0] in around(member) for other in options for member in other.members)
 
 
 def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
@@ -133,6 +148,11 @@ class _Replayed:
     is_inserted: Bools
     place: Ints
     highest: Ints
+
+    @property
+    def peak(self) -> int:
+        """Its peak bytes."""
+        return int(self.highest.max())
 
     @classmethod
     def of(cls, base: Step, step: Step) -> _Replayed:

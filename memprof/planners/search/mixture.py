@@ -70,6 +70,7 @@ class Mixture:
     def search(self, *, roughly: bool = False) -> Candidate | None:
         """Returns the fastest mixture found that fits, or roughly, the first; None if there is none."""
         best: tuple[Candidate, Ints] | None = None
+        nearest: tuple[Candidate, Ints] | None = None
         seen: set[tuple[int, ...]] = set()
         whole = iter(self._whole_options())
         for _ in range(_MOST_ROUNDS):
@@ -85,14 +86,17 @@ class Mixture:
                     break
                 continue
             self._learn(chosen, found)
-            if best is None:
-                found = self._fitting_variant(found)
+            if nearest is None or self._bench.needed(found) < self._bench.needed(nearest[0]):
+                nearest = found, chosen
             if self._fits(found) and (best is None or rank(found) < rank(best[0])):
                 best = found, chosen
             if best is not None and (
                 roughly or best[0].step_time_us <= self.least_us() + _SLACK * self._step.duration_us
             ):
                 break
+        if best is None and nearest is not None:
+            found = self._fitting_variant(nearest[0])
+            best = (found, nearest[1]) if self._fits(found) else None
         if best is None or roughly:
             return None if best is None else best[0]
         self._best = self._improved(*best)
@@ -171,7 +175,9 @@ class Mixture:
             self._margin += self._bench.needed(found) - self._budget
         else:
             self._live = live + self._effects.freed[:, chosen].sum(axis=1)
-            self._margin = float(self._bench.needed(found) - live.max())
+            margin = float(self._bench.needed(found) - live.max())
+            # What the allocator reserves beyond live bytes is only known of plans near the budget.
+            self._margin = margin if self._bench.is_counted(found) else max(self._margin, margin)
         if self._knapsack.host_room is not None:
             self._knapsack.host_room -= self._bench.host_excess(found)
         copy_us = self._effects.copy_us

@@ -56,9 +56,9 @@ class SearchRequest:
     frames: frozenset[tuple[Policy, ...]] | None = None
 
     def needed(self, one: Candidate) -> int:
-        """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked."""
+        """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked, or more reserved."""
         predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
-        return predicted + self.learned.expected(one.policies)
+        return max(predicted + self.learned.expected(one.policies), one.reserved_bytes)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, Option, find_options
 from memprof.planners.search.groups import are_apart
+from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import live_at, measure_effects
 from memprof.planners.search.mixture import Mixture
 from memprof.planners.search.workbench import Workbench, rank
@@ -20,6 +21,8 @@ from memprof.trace.schema import Ints
 
 #: Share of the step time by which another combination of policies has to be faster to be searched.
 _WORTH_TRYING = 2e-3
+#: Points between which lower bounds are interpolated to order combinations, and the step time where nothing fits.
+_ORDER_POINTS, _NEVER = 5, 1e3
 #: Changes of the best plan tried in the end: at most, and operators replayed for them at most.
 _MOST_REFINED, _REFINED_OPS = 200, 50_000
 
@@ -44,6 +47,32 @@ class Selection:
         self._measured: dict[tuple[Policy, ...], Effects | None] = {}
         self._searches: list[tuple[Candidate, Mixture]] = []
         self._refined: list[Mixture] = []
+
+    def ordered(self, frames: list[tuple[Policy, ...]]) -> list[tuple[Policy, ...]]:
+        """Sorts combinations by the step time to expect with modules chosen on top of each, shortest first.
+
+        What a combination takes and frees is added up from its policies; what the modules cost that free the rest is
+        the lower bound without other policies. This is an order only.
+
+        Args:
+            frames: The combinations, of which those about equal keep their order.
+        """
+        effects, archive = self._effects(()), self._bench.archive
+        if effects is None:
+            return frames
+        base = archive[()]
+        knapsack, cost_us = Knapsack(effects), np.maximum(effects.cost_us, 0.0)
+        freed = np.linspace(0.0, max(float(effects.live.max()) - self._budget, 0.0), _ORDER_POINTS)
+        bounds = [knapsack.relaxed_cost(cost_us, effects.live - bytes_ - self._budget) for bytes_ in freed]
+        bounds_us = np.minimum(bounds, _NEVER * base.step_time_us)
+
+        def expected_us(frame: tuple[Policy, ...]) -> float:
+            alone = [archive[(policy,)] for policy in frame]
+            less_bytes = sum(base.peak_bytes - one.peak_bytes for one in alone)
+            more_us = sum(one.step_time_us - base.step_time_us for one in alone)
+            return base.step_time_us + more_us + float(np.interp(less_bytes, freed, bounds_us))
+
+        return sorted(frames, key=expected_us)
 
     def choose(self, frame: tuple[Policy, ...], *, roughly: bool = False) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive.
@@ -172,13 +201,13 @@ class Selection:
         """
         first = tuple(policy for policy in frame if isinstance(policy, self._before))
         if first not in self._measured:
-            self._measured[first] = measure_effects(self._bench, first, self._options)
+            self._measured[first] = measure_effects(self._bench, first, self._options, self._budget)
         effects = self._measured[first]
         if effects is None or first == frame:
             return effects
         live = live_at(self._bench.steps_under(first)[0], self._bench.steps_under(frame)[0], effects.moments)
         if live is None:
-            return measure_effects(self._bench, frame, self._options)
+            return measure_effects(self._bench, frame, self._options, self._budget)
         return dataclasses.replace(effects, live=live)
 
     def _fits(self, one: Candidate | None) -> bool:

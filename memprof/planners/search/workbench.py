@@ -12,10 +12,16 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan, require_predictable
 from memprof.policies.plan.several_steps import DrySteps, Refusals, host_bytes_under, split_dry_run, transform_all
 from memprof.policies.registry import policy_types
+from memprof.replay.live import fullest_of
 from memprof.trace.step import Step
 
 #: Number of cached steps under plan prefixes, so that plans with equal prefixes share the work.
 _MOST_STEPS = 64
+#: Share of the budget by which a plan may exceed it for its reserved bytes to be modelled: the next one learns from it.
+_NEAR = 0.05
+
+#: Returns the most bytes that a device's allocator reserves for a plan, in the fullest of the steps under it.
+ReservedBytes = Callable[[Plan, Step], int]
 
 
 @dataclass(eq=False)
@@ -34,6 +40,8 @@ class Workbench:
         dry_steps: Steps from dry runs, which stand for predicted ones.
         most_host_bytes: Most bytes of pinned host memory that a plan may take; None for any.
         impossible: Why policies that change kernels cannot be applied; no plan that has all of one entry is tried.
+        reserved: Returns what the allocator reserves for plans whose peak is about ``counted_bytes`` or less.
+        counted_bytes: The budget in which reserved bytes must fit.
     """
 
     step: Step
@@ -47,6 +55,8 @@ class Workbench:
     dry_steps: DrySteps = field(default_factory=dict)
     most_host_bytes: int | None = None
     impossible: Refusals = field(default_factory=dict)
+    reserved: ReservedBytes | None = None
+    counted_bytes: int = 0
     _steps: dict[tuple[int, tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def refusals_of(self, policies: tuple[Policy, ...]) -> Refusals:
@@ -89,9 +99,19 @@ class Workbench:
             self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
         found = candidate_of(key, (self.step, *self.others), steps, fullest, self.dry_steps)
-        self.archive[key] = found = replace(found, host_bytes=host)
+        self.archive[key] = found = self.counted(replace(found, host_bytes=host))
         self.report(found)
         return found
+
+    def is_counted(self, one: Candidate) -> bool:
+        """Returns whether ``needed`` is all that a plan needs, with reserved bytes where the budget counts them."""
+        return self.reserved is None or one.reserved_bytes > 0
+
+    def counted(self, one: Candidate) -> Candidate:
+        """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below."""
+        if self.reserved is None or self.is_counted(one) or self.needed(one) > self.counted_bytes * (1 + _NEAR):
+            return one
+        return replace(one, reserved_bytes=self.reserved(one.plan, fullest_of(self.steps_under(one.policies))))
 
     def steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
         """Returns the steps under a plan, the one it is chosen on first.
