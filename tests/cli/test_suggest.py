@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,3 +270,23 @@ def test_options_that_became_verbs_name_them(
     message = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--maximum", status=2)
     assert "--maximum" in message
     assert "memprof largest" not in message
+
+
+def test_a_search_imports_no_published_planner() -> None:
+    """They are for `--planner`, `memprof planners` and the Python interface."""
+    words = [
+        "suggest",
+        str(SAMPLES / "gpt" / "run.memprof"),
+        "--budget",
+        "90%",
+        "--no-run",
+        "--json",
+        "--time-limit",
+        "5",
+    ]
+    script = (
+        f"import sys; from memprof.cli.main import main; code = main({words!r}); "
+        "print(code, [name for name in sys.modules if 'planners.published' in name], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.stderr.splitlines()[-1] == "0 []", result.stderr

@@ -78,7 +78,8 @@ Examples:
     group="Search",
     default="auto",
     metavar="NAME",
-    help="How modules are chosen; auto tries all planners.  [default: auto]",
+    help="How modules are chosen: by the search, or by a published planner's schedule (memprof planners).  "
+    "[default: auto]",
 )
 @option(
     "--compiled",
@@ -208,15 +209,17 @@ def suggest(
     from memprof.trace.store import Trace
     from memprof.trace.whole_steps import has_whole_step
 
-    named_planner(planner)
+    if planner != "auto":  # published planners are imported for none but themselves
+        named_planner(planner)
     opened = Trace.open(trace, rank)
     machine = find_machine(search_flags["machine"]) if search_flags["machine"] else None
     search_request = read_search_request(**search_flags)
     refuse_light(opened)
-    if compile_runs is not None and machine is not None and not is_recorded_on(machine, opened.manifest):
+    elsewhere = None if machine is None or is_recorded_on(machine, opened.manifest) else machine
+    if compile_runs is not None and elsewhere is not None:
         raise UsageError(
             "--compile dry-runs the job on the device that it was recorded on: leave out --machine, or record a dry "
-            f"run there (memprof record --dry-run --device {machine.name})."
+            f"run there (memprof record --dry-run --device {elsewhere.name})."
         )
     if lacks_operators(opened):
         refused = (written, explained, target, check, compile_runs, cluster_request, size.option, *compiled)
@@ -230,7 +233,7 @@ def suggest(
     if step_number is None and opened.recorded_steps and not has_whole_step(opened):
         return _show_partial(opened, search_request, is_json=is_json)
     basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-    is_other = bool(at) or machine is not None or step_number is not None or world_size > 1
+    is_other = bool(at) or elsewhere is not None or step_number is not None or world_size > 1
     is_as_recorded = not (is_other or explained is not None or cluster_request is not None)
     consent = find_consent(Path(trace)) if is_as_recorded and not no_run and check is None else None
     runs = check if check is not None else _RUNS if consent is not None and not consent.reason else 0
