@@ -18,6 +18,7 @@ from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import live_at
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
+from memprof.replay.live import live_bytes
 from memprof.trace.schema import Floats, Ints
 
 #: Mixtures replayed for one combination of other policies, before single choices are improved.
@@ -37,6 +38,7 @@ class Mixture:
 
     Attributes:
         frame: The combination.
+        is_hopeless: Whether the optimizer's update, which no choice of modules changes, exceeds the budget.
     """
 
     def __init__(self, bench: Workbench, frame: tuple[Policy, ...], effects: Effects, budget_bytes: int) -> None:
@@ -62,6 +64,7 @@ class Mixture:
         self._margin = 0.0
         self._cost_us = np.maximum(effects.cost_us, 0.0) + 1e-3
         self._best: tuple[Candidate, Ints] | None = None
+        self.is_hopeless = False
 
     def least_us(self) -> float:
         """Returns the step time if choices could be made in part, a lower bound as added up; infinite if none fits."""
@@ -85,6 +88,9 @@ class Mixture:
                 if not self._ban(chosen):
                     break
                 continue
+            self.is_hopeless = self._peaks_in_update(found)
+            if self.is_hopeless:
+                break
             self._learn(chosen, found)
             if nearest is None or self._bench.needed(found) < self._bench.needed(nearest[0]):
                 nearest = found, chosen
@@ -152,6 +158,13 @@ class Mixture:
         columns = map(self._effects.columns_of, range(len(self._effects.options)))
         near = [each for each in columns if self._effects.peak(each) <= self._budget * (1 + _OFF)]
         return sorted(near, key=lambda each: float(self._cost_us[each].sum()))
+
+    def _peaks_in_update(self, found: Candidate) -> bool:
+        """Returns whether a plan exceeds the budget in the optimizer's update, by as much as without its choices."""
+        if found.peak_bytes <= self._budget or found.peak_phase != "optimizer":
+            return False
+        during = live_bytes(self._step).during[self._step.ops.phase == "optimizer"]
+        return found.peak_bytes >= int(during.max(initial=0))
 
     def _fits(self, found: Candidate) -> bool:
         return self._bench.fits(found, self._budget)

@@ -101,7 +101,8 @@ class Selection:
             self._searches.append((mixture, search))
         kinds = effects.kinds
         is_best = mixture is not None and (best is None or mixture.step_time_us < best.step_time_us)
-        for kind in kinds if len(kinds) > 1 and frame in self._measured and (is_best or not frame) else ():
+        may_differ = len(kinds) > 1 and frame in self._measured and not search.is_hopeless
+        for kind in kinds if may_differ and (is_best or not frame) else ():
             alone = Mixture(self._bench, frame, effects.of_kind(kind), self._budget)
             found = alone.search()
             if found is not None:
