@@ -13,7 +13,8 @@ import numpy as np
 
 from lab.benchmarks import blind_peaks, published_peaks
 from lab.benchmarks.charts import Point, draw_scatter
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.recording import ROOT
+from lab.benchmarks.section import Section, signed_percent, verdict
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
 from memprof.analysis.compared.comparison import find_gaps
 from memprof.cli.pages.allocations_page import draw_timelines
@@ -24,14 +25,14 @@ from memprof.machines.catalogue import find_machine
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "real_gpus"
-FIGURES = Path(__file__).resolve().parents[2] / "docs" / "assets" / "how-true"
+FOLDER, FIGURES = ROOT / "tests" / "real_gpus", ROOT / "docs" / "assets" / "how-true"
 #: Steps that the GPU made before, where the script makes fewer to be quick: they leave segments behind.
 WARM = {"decoder_updates": {"WARM_STEPS": "10"}}
 #: Bars of reserved bytes: median of the errors' sizes and the largest, per cent.
 MEDIAN, LARGEST = 0.1, 1.0
 #: Runs of torch 2.9 to 2.11 that add a bias: it keeps a workspace of cuBLASLt.
 _WITH_LT_WORKSPACE = ("encoder_inference", "gpt_training", "gpt_training_autocast", "vit_training_autocast")
+_ALLOCATIONS = ("allocations", "equal, in order", "more in the dry run")
 #: The run that is drawn.
 DRAWN = "decoder_training"
 
@@ -125,19 +126,11 @@ def measure(folder: Path, *, quick: bool) -> Section:
         exact += dry.peak_bytes == run.peak_bytes
         by_version += dry.peak_bytes != run.peak_bytes and dry.peak_bytes - run.peak_bytes == version_bytes(run)
         reserved.append(100 * abs(dry.peak_reserved_bytes / run.peak_reserved_bytes - 1))
-        rows.append(
-            (
-                f"`{run.name}`",
-                f"{run.card}, torch {run.torch}",
-                f"{len(run.sizes):,}",
-                f"{len(run.sizes) - missing:,}",
-                f"{extra:,}",
-                format_bytes(run.peak_bytes),
-                _error(dry.peak_bytes, run.peak_bytes),
-                _error(dry.end_bytes, run.end_bytes),
-                _error(dry.peak_reserved_bytes, run.peak_reserved_bytes),
-            )
-        )
+        counts = (f"{count:,}" for count in (len(run.sizes), len(run.sizes) - missing, extra))
+        sizes = ("peak_bytes", "end_bytes", "peak_reserved_bytes")
+        errors = (_error(getattr(dry, size), getattr(run, size)) for size in sizes)
+        name = f"`{run.name}`", f"{run.card}, torch {run.torch}"
+        rows.append((*name, *counts, format_bytes(run.peak_bytes), *errors))
         if run.name == DRAWN and not quick:
             title = f"One training step on an RTX 4090, and its dry run: {len(run.sizes):,} allocations"
             marks = [(gap.real_from, gap.real_to) for gap in gaps]
@@ -148,18 +141,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "Allocations of real GPUs",
         "What a GPU wrote into a public memory snapshot (tests/real_gpus: sources and licences), beside a dry run of a "
         "script that does the same; requested bytes, rounded up to 512 on both sides.",
-        (
-            "run",
-            "GPU",
-            "allocations",
-            "equal, in order",
-            "more in the dry run",
-            "peak",
-            "error of the peak",
-            "of the end",
-            "of reserved",
-        ),
-        tuple(rows),
+        ("run", "GPU", *_ALLOCATIONS, "peak", "error of the peak", "of the end", "of reserved"),
+        rows,
         verdict(
             f"every peak equal to the byte ({exact} of {len(runs)}), but for workspaces that depend on torch's version "
             f"({by_version}, to the byte); reserved within {MEDIAN} % in the median "
@@ -188,7 +171,7 @@ def read_points() -> list[Point]:
 
 def _error(dry_bytes: int, real_bytes: int) -> str:
     error = dry_bytes - real_bytes
-    return f"{error:+,} B ({100 * error / real_bytes:+.2f} %)" if error else "0 B"
+    return f"{error:+,} B ({signed_percent(error / real_bytes)})" if error else "0 B"
 
 
 def _write(name: str, text: str) -> None:

@@ -147,7 +147,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
             "rewriting the step and of replaying the result, both on one core: median of many runs."
         ),
         columns=("Policy", "operators after", "transform, ms", "replay, ms", "bar"),
-        rows=tuple(_row(timing) for timing in timings),
+        rows=[_row(timing) for timing in timings],
         bar=verdict(
             f"transform and replay within {BAR_MS:.0f} ms", passed=all(t.passed for t in timings if not t.refusal)
         ),
