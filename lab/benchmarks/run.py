@@ -68,7 +68,7 @@ BENCHMARKS = {
     "estimates": "estimates",
     "arrangements": "dry_runs",
     "dashboard_scale": "dashboard_scale",
-    "ranks": "ranks",
+    "ranks": "large",
 }
 
 

@@ -183,6 +183,20 @@ def build(family, attention):
     return model, [BATCHES[kind](generator) for _ in range(STEPS)]
 
 
+def train(model, batches, *, clips=False):
+    """Trains a model's trainable parameters on each batch once, and prints the losses."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for step, batch in enumerate(batches):
+        loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
+        loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, loss.item())
+
+
 def _numbers(most, *shape, generator):
     return torch.randint(3, most, shape, generator=generator)
 
