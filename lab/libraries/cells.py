@@ -55,7 +55,7 @@ class Cell:
 def families() -> list[str]:
     """Returns the families of transformers, read from the script that builds them."""
     text = (SCRIPTS / "families.py").read_text(encoding="utf-8")
-    return re.findall(r'^    "([\w-]+)": \(', text.partition("FAMILIES = {")[2].partition("\n}")[0], re.MULTILINE)
+    return re.findall(r'^    "([\w-]+)": ', text.partition("FAMILIES = {")[2].partition("\n}")[0], re.MULTILINE)
 
 
 def cells() -> list[Cell]:

@@ -21,7 +21,7 @@ class Block(nn.Module):
         is_causal: No position attends to later ones.
         is_crossed: It attends to a memory too.
         mlp: Another channel mixing than the usual one.
-        dropout: Behind attention and MLP.
+        dropout: Behind attention and MLP; one of 0 is computed too.
         scores_dropout: The attention is written out, with this dropout of its weights.
     """
 
@@ -33,7 +33,7 @@ class Block(nn.Module):
         is_causal: bool = True,
         is_crossed: bool = False,
         mlp: nn.Module | None = None,
-        dropout: float = 0.0,
+        dropout: float | None = None,
         scores_dropout: float | None = None,
     ) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
             self.norm3 = nn.LayerNorm(width)
             self.query, self.memory, self.crossed = (nn.Linear(width, n * width) for n in (1, 2, 1))
         self.mlp = mlp or mlp_of(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
 
     def split(self, x: Tensor, count: int) -> Tensor:
         batch, length, width = x.shape
