@@ -103,7 +103,7 @@ class Unet(nn.Module):
         norm = (lambda n: nn.GroupNorm(8, n)) if is_denoiser else nn.BatchNorm2d
         self.down = nn.ModuleList([Residual(3, 16, 1, norm), Residual(16, 32, 2, norm)])
         self.bottom = Residual(32, 64, 2, norm)
-        self.attention = Block(64, 4, is_causal=False) if is_denoiser else None
+        self.attention = Block(64, 4, is_causal=False, dropout=0.0) if is_denoiser else None
         self.up = nn.ModuleList([Residual(96, 32, 1, norm), Residual(48, 16, 1, norm)])
         self.head = nn.Conv2d(16, 3, 1)
 
